@@ -1,0 +1,135 @@
+"""Flatten a model into one vector and back, and refuse what would leave a client un-noised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.errors import PrivacyError
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Names, shapes and slices of a model's trainable parameters inside one flat vector.
+
+    A layer is one trainable parameter tensor, in the order of ``named_parameters()``. Frozen
+    parameters (``requires_grad=False``) are public constants: they are never sent and have no place here.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> ParameterLayout:
+        """Describe ``module``, after :func:`validate_module` has accepted it.
+
+        Raises:
+            PrivacyError: the module holds something that no mechanism would randomise.
+        """
+        validate_module(module)
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        return cls(
+            names=tuple(name for name, _ in trainable),
+            shapes=tuple(tuple(p.shape) for _, p in trainable),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of scalar weights of each layer."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def dimension(self) -> int:
+        """Number d of scalar weights of the whole model."""
+        return sum(self.sizes)
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Where each layer lies in the flat vector."""
+        stops = list(accumulate(self.sizes))
+        starts = [0, *stops[:-1]]
+        return {name: slice(a, b) for name, a, b in zip(self.names, starts, stops, strict=True)}
+
+    def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Concatenate named tensors of shape (*batch, *shape) to one tensor of shape (*batch, d).
+
+        Raises:
+            PrivacyError: a layer is missing, unknown, or has another shape.
+        """
+        if set(parameters) != set(self.names):
+            odd = sorted(set(parameters) ^ set(self.names))
+            raise PrivacyError(f"layers do not match the model's layout: {', '.join(odd)}")
+        flat = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            tensor = parameters[name]
+            batch = tensor.shape[: tensor.dim() - len(shape)]
+            if tuple(tensor.shape[len(batch) :]) != shape:
+                raise PrivacyError(f"layer {name} has shape {tuple(tensor.shape)}, expected (*batch, {shape})")
+            flat.append(tensor.reshape(*batch, -1))
+        return torch.cat(flat, dim=-1)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Cut a tensor of shape (*batch, d) into named views of shape (*batch, *shape)."""
+        if vector.shape[-1] != self.dimension:
+            raise PrivacyError(f"vector has {vector.shape[-1]} weights, the model's layout has {self.dimension}")
+        pieces = vector.split(self.sizes, dim=-1)
+        batch = vector.shape[:-1]
+        return {
+            name: piece.reshape(*batch, *shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+
+def validate_module(module: nn.Module) -> None:
+    """Refuse a model that holds state which would leave a client un-noised, and say how to mend it.
+
+    Raises:
+        PrivacyError: naming each offending entry and its remedy.
+    """
+    problems = [*_buffer_problems(module), *_parameter_problems(module), *_dropout_problems(module)]
+    if problems:
+        raise PrivacyError(f"{type(module).__name__} cannot be trained privately: {'; '.join(problems)}")
+
+
+def _buffer_problems(module: nn.Module) -> list[str]:
+    persistent = set(module.state_dict(keep_vars=True)) - {name for name, _ in module.named_parameters()}
+    problems = []
+    for prefix, child in module.named_modules():
+        own = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
+        if not own:
+            continue
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            remedy = "it stores statistics of the private data, use torch.nn.GroupNorm instead"
+        else:
+            remedy = "register it with persistent=False if it is a public constant, else make it a parameter"
+        problems.append(f"buffers {', '.join(own)}: {remedy}")
+    return problems
+
+
+def _parameter_problems(module: nn.Module) -> list[str]:
+    problems = []
+    trainable = [(name, p) for name, p in module.named_parameters(remove_duplicate=True) if p.requires_grad]
+    for name, parameter in trainable:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            problems.append(f"parameter {name} is uninitialised: run one forward pass before")
+        elif parameter.dtype != torch.float32:
+            problems.append(f"parameter {name} is {parameter.dtype}: convert the model with .float()")
+        elif parameter.dim() == 0:
+            problems.append(f"parameter {name} is 0-d: give it the shape (1,)")
+        elif parameter.numel() == 0:
+            problems.append(f"parameter {name} is empty: remove it")
+    if not trainable:
+        problems.append("no trainable parameter: set requires_grad=True on what is to be learned")
+    return problems
+
+
+def _dropout_problems(module: nn.Module) -> list[str]:
+    active = [name for name, child in module.named_modules() if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0]
+    if not active:
+        return []
+    return [f"dropout {', '.join(active)} draws from a generator that all clients share: set p=0"]

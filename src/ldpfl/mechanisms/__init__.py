@@ -1,0 +1,35 @@
+"""Local randomisers: what a client's report is, what the server learns from it, and what it costs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.identity import Identity
+from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports
+from ldpfl.suggestions import did_you_mean
+
+_REGISTRY: dict[str, Callable[..., Mechanism]] = {"duchi": Duchi, "none": Identity}
+
+
+def names() -> tuple[str, ...]:
+    """Names that :func:`create` knows."""
+    return tuple(_REGISTRY)
+
+
+def create(name: str, **parameters: Any) -> Mechanism:
+    """Build the mechanism called ``name`` from its parameters, for instance ``create("duchi", epsilon=1.0)``.
+
+    Raises:
+        ConfigError: the name is unknown, a parameter is unknown or missing, or a value is out of range.
+    """
+    if name not in _REGISTRY:
+        raise ConfigError(f"unknown mechanism {name!r}: {did_you_mean(name, _REGISTRY)}")
+    try:
+        return _REGISTRY[name](**parameters)
+    except TypeError as error:
+        raise ConfigError(f"mechanism {name!r} does not take these parameters: {error}") from None
+
+
+__all__ = ["BitReports", "DenseReports", "Duchi", "Identity", "Mechanism", "Reports", "create", "names"]

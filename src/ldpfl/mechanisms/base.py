@@ -1,0 +1,105 @@
+"""What every mechanism offers, and the checks that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.reports import Reports
+from ldpfl.privacy import Guarantee
+from ldpfl.randomness import RandomSource
+from ldpfl.ranges import LayerRanges
+
+COORDINATE_BLOCK = 1 << 15
+"""Coordinates handled at once: their working set stays inside a core's cache. Even, so that a seeded
+stream, which yields two 32-bit values a word, gives the same bits whatever the block size."""
+
+
+class Mechanism(ABC):
+    """A local randomiser and the estimator that belongs to it.
+
+    ``values`` is always (K, d) float32, one client a row; ``ranges`` is public.
+    """
+
+    name: str
+
+    @abstractmethod
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
+        """Clamp ``values`` to ``ranges``, randomise them, and return the clients' reports.
+
+        Raises:
+            PrivacyError: values that must not leave (NaN, infinity, another dtype or shape).
+        """
+
+    @abstractmethod
+    def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
+        """Return the (K, d) unbiased estimates that the reports stand for, one row a client."""
+
+    @abstractmethod
+    def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
+        """Return the (d,) mean over all reports, without building the dense (K, d) matrix."""
+
+    @abstractmethod
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the (K, d) variance of one client's estimate, in closed form."""
+
+    @abstractmethod
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        """Return an unbiased estimate (d,) of the noise variance of the mean of ``clients`` reports.
+
+        It is computed from the released ``mean`` alone, so the server may use it.
+        """
+
+    @abstractmethod
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        """Return the largest standard deviation (L,) of the mean's noise in each layer."""
+
+    @abstractmethod
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        """Bits that one client sends in one round, before rounding up to bytes."""
+
+    @abstractmethod
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        """State what one report protects."""
+
+    def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
+        """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""
+        return self.decode(self.encode(values, ranges, generator), ranges)
+
+
+def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
+    """Return ``values`` on the CPU if a mechanism may randomise them; otherwise stop, without repeating any value.
+
+    Raises:
+        PrivacyError: wrong dtype or shape, or a value that is NaN or infinite.
+    """
+    if values.dtype != torch.float32:
+        raise PrivacyError(f"values have dtype {values.dtype}, expected torch.float32; nothing was sent")
+    if values.dim() != 2 or values.shape[1] != ranges.dimension:
+        raise PrivacyError(f"values have shape {tuple(values.shape)}, expected (clients, {ranges.dimension}); nothing was sent")
+    values = values.detach().cpu()
+    for row in values:
+        low, high = row.aminmax()  # NaN propagates through both
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise PrivacyError("a client's values contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
+    return values
+
+
+def total_clients(reports: Sequence[Reports], ranges: LayerRanges) -> int:
+    """Count the clients behind ``reports`` and check that all fit ``ranges``.
+
+    Raises:
+        PrivacyError: no report at all, or one of another dimension.
+    """
+    for batch in reports:
+        if batch.dimension != ranges.dimension:
+            raise PrivacyError(f"a report covers {batch.dimension} weights, the ranges cover {ranges.dimension}")
+    clients = sum(batch.clients for batch in reports)
+    if clients == 0:
+        raise PrivacyError("there is no report to aggregate")
+    return clients

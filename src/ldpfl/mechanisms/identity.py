@@ -1,0 +1,65 @@
+"""The non-private reference: values leave as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.privacy import Guarantee
+from ldpfl.randomness import RandomSource
+from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True)
+class Identity(Mechanism):
+    """Send float32 values unchanged, neither clamped nor randomised: federated averaging.
+
+    Guarantee: none, epsilon is infinite. It exists to measure what privacy costs.
+    """
+
+    name: ClassVar[str] = "none"
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        return DenseReports(require_finite(values, ranges).clone())
+
+    def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
+        return reports.values.clone()
+
+    def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
+        clients = total_clients(reports, ranges)
+        total = torch.zeros(ranges.dimension, dtype=torch.float64)
+        for batch in reports:
+            for row in batch.values:  # client by client, so that the sum does not depend on how they were batched
+                total += row
+        return (total / clients).float()
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        return torch.zeros_like(values)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        return torch.zeros_like(mean)
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        return torch.zeros_like(ranges.radius)
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return 32 * ranges.dimension
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        return Guarantee(
+            epsilon=inf,
+            delta=0.0,
+            unit="weight",
+            units_per_round=ranges.dimension,
+            adjacency="replace one client's value",
+            trust_model="local",
+            status="proved",
+            assumptions=("nothing is protected",),
+        )

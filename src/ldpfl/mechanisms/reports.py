@@ -1,0 +1,120 @@
+"""Reports: what leaves the clients, in memory and on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.errors import ProtocolError
+
+
+class Reports(Protocol):
+    """The reports of ``clients`` clients about ``dimension`` weights."""
+
+    @property
+    def clients(self) -> int: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def bytes_per_client(self) -> int: ...
+
+    def payloads(self) -> Iterable[bytes]: ...
+
+
+@dataclass(frozen=True)
+class BitReports:
+    """One bit a weight and client, packed: bit j of a client stands in byte j // 8 at position j % 8 (lowest first).
+
+    Attributes:
+        packed: (clients, ceil(dimension / 8)) uint8; the unused bits of the last byte are 0.
+        dimension: number d of weights.
+    """
+
+    packed: NDArray[np.uint8]
+    dimension: int
+
+    @property
+    def clients(self) -> int:
+        return int(self.packed.shape[0])
+
+    @property
+    def bytes_per_client(self) -> int:
+        return packed_size(self.dimension)
+
+    def payloads(self) -> Iterable[bytes]:
+        """Yield what each client puts on the wire."""
+        return (row.tobytes() for row in self.packed)
+
+    @classmethod
+    def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> BitReports:
+        """Read reports off the wire.
+
+        Raises:
+            ProtocolError: a payload has the wrong length or sets a bit beyond ``dimension``.
+        """
+        size, spare = packed_size(dimension), -dimension % 8
+        for payload in payloads:
+            if len(payload) != size:
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {dimension} weights")
+            if spare and payload[-1] >> (8 - spare):
+                raise ProtocolError(f"a report sets a bit beyond its {dimension} weights")
+        packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
+        return cls(packed, dimension)
+
+    def unpack(self, row: int) -> NDArray[np.uint8]:
+        """Return the (d,) bits of one row."""
+        return np.unpackbits(self.packed[row], count=self.dimension, bitorder="little")
+
+
+@dataclass(frozen=True)
+class DenseReports:
+    """Un-randomised float32 values, (clients, d): the wire format of the non-private reference."""
+
+    values: Tensor
+
+    @property
+    def clients(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.values.shape[1])
+
+    @property
+    def bytes_per_client(self) -> int:
+        return 4 * self.dimension
+
+    def payloads(self) -> Iterable[bytes]:
+        """Yield what each client puts on the wire."""
+        return (row.numpy().tobytes() for row in self.values)
+
+
+def packed_size(dimension: int) -> int:
+    """Bytes that hold ``dimension`` bits."""
+    return (dimension + 7) // 8
+
+
+def count_ones(reports: Sequence[BitReports]) -> Tensor:
+    """Return how many reports set each bit, (d,) int32, one unpacked row in memory at a time."""
+    dimension = reports[0].dimension
+    total = np.zeros(dimension, dtype=np.int32)
+    partial = np.zeros(dimension, dtype=np.uint8)
+    pending = 0
+    for batch in reports:
+        for row in range(batch.clients):
+            partial += batch.unpack(row)
+            pending += 1
+            if pending == 255:  # the most that a uint8 counter holds
+                total += partial
+                partial[:] = 0
+                pending = 0
+    total += partial
+    return torch.from_numpy(total)

@@ -1,0 +1,81 @@
+"""Explicit randomness: one seeded stream a client, round and purpose, or the operating system's secure source.
+
+Simulated clients draw from streams that depend only on (run seed, purpose, round, client), so a result does not
+depend on how many clients are handled together. A deployed client draws from :class:`SecureSource`, never from a seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a stream is drawn for; keeps the streams of one client and round independent."""
+
+    PARTITION = 1
+    COHORT = 2
+    BATCH_ORDER = 3
+    MECHANISM = 4
+    MIXING = 5
+    HOLDOUT = 6
+    MODEL = 7
+
+
+def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
+    """Return the generator for ``(seed, purpose, *key)``; equal arguments give equal streams."""
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(int(purpose), *key))
+    return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+
+class RandomSource(Protocol):
+    """Where a mechanism gets its random bits from."""
+
+    def int32(self, row: int, count: int) -> Tensor:
+        """Return ``count`` int32 values, uniform over all 2**32, for the client in ``row``."""
+        ...
+
+
+class SeededStreams:
+    """Reproducible bits for simulated clients: row i draws from its own stream. Not for deployment."""
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        self._generators = tuple(generators)
+
+    @classmethod
+    def for_clients(cls, seed: int, round_number: int, clients: Sequence[int]) -> SeededStreams:
+        """One stream for each of ``clients`` in ``round_number``, whatever the order they come in."""
+        return cls([stream(seed, Purpose.MECHANISM, round_number, int(client)) for client in clients])
+
+    def int32(self, row: int, count: int) -> Tensor:
+        words = self._generators[row].bit_generator.random_raw((count + 1) // 2)
+        return torch.from_numpy(words.view(np.int32)[:count])
+
+
+class SecureSource:
+    """Bits from the operating system's cryptographic generator; what a deployed client uses."""
+
+    def int32(self, row: int, count: int) -> Tensor:
+        return torch.frombuffer(bytearray(os.urandom(4 * count)), dtype=torch.int32)
+
+
+class _TorchSource:
+    """A single torch.Generator shared by all rows, for notebooks and tests. Not for deployment."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def int32(self, row: int, count: int) -> Tensor:
+        words = torch.empty(count, dtype=torch.int32)
+        return words.random_(-(2**31), 2**31, generator=self._generator)
+
+
+def as_source(generator: RandomSource | torch.Generator) -> RandomSource:
+    """Accept a CPU ``torch.Generator`` wherever a :class:`RandomSource` is wanted."""
+    return _TorchSource(generator) if isinstance(generator, torch.Generator) else generator

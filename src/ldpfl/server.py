@@ -1,0 +1,55 @@
+"""The server: its state, and the one transition that a round makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ldpfl.mechanisms import Mechanism
+from ldpfl.ranges import LayerRanges, RangeRule
+from ldpfl.shuffling import ReportPool
+
+Perturbed = Literal["weights", "update"]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server knows after a round; all of it is public.
+
+    Attributes:
+        round: rounds completed.
+        weights: (d,) float32 global vector.
+        ranges: what the clients of the next round clamp to.
+    """
+
+    round: int
+    weights: Tensor
+    ranges: LayerRanges
+
+
+def client_values(trained: Tensor, state: ServerState, perturbed: Perturbed) -> Tensor:
+    """Return what clients put into the mechanism, (K, d): trained weights, or their change since the broadcast."""
+    return trained if perturbed == "weights" else trained - state.weights
+
+
+def advance(
+    state: ServerState,
+    pool: ReportPool,
+    mechanism: Mechanism,
+    *,
+    perturbed: Perturbed,
+    rule: RangeRule,
+    learning_rate: float = 1.0,
+) -> ServerState:
+    """Return the state after a round whose shuffled reports are ``pool``.
+
+    Every client counts the same, as in LDP-FL Algorithm 1, line 11: weights by data size would tell data sizes.
+    ``learning_rate`` scales the mean update and applies to ``perturbed="update"`` only.
+    """
+    mean = mechanism.aggregate([pool.reports], state.ranges)
+    ranges = rule.update(state.ranges, mean, mechanism.mean_variance(mean, state.ranges, pool.clients))
+    weights = mean if perturbed == "weights" else torch.add(state.weights, mean, alpha=learning_rate)
+    return ServerState(state.round + 1, weights, ranges)

@@ -1,0 +1,77 @@
+"""Parameter shuffling: split reports into (parameter id, report), pool them over the cohort, order them at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, count_ones
+
+
+@dataclass(frozen=True)
+class ReportPool:
+    """All (parameter id, report) pairs of a round, in an order that says nothing about clients.
+
+    Column j of ``reports`` holds the values received for parameter j, in an order drawn for that column alone; a row
+    is no client. This is the only thing that server code gets to see of a round.
+    """
+
+    reports: Reports
+
+    @property
+    def clients(self) -> int:
+        """How many reports each parameter received."""
+        return self.reports.clients
+
+
+def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPool:
+    """Pool the reports of a cohort and reorder them within every parameter id, uniformly and independently.
+
+    Simulates an ideal shuffler (LDP-FL, section 3.1 and Figure 2 (2)): what a network observer or a colluding relay
+    could still see is not part of it. Time and memory: a few nanoseconds and one bit a weight and client for one-bit
+    reports.
+
+    Raises:
+        PrivacyError: no reports, or reports of different kinds or dimensions.
+    """
+    if not reports or sum(batch.clients for batch in reports) == 0:
+        raise PrivacyError("there is no report to shuffle")
+    if len({(type(batch), batch.dimension) for batch in reports}) != 1:
+        raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
+    bits = [batch for batch in reports if isinstance(batch, BitReports)]
+    if bits:
+        return ReportPool(_mix_bits(bits, generator))
+    dense = [batch for batch in reports if isinstance(batch, DenseReports)]
+    return ReportPool(_mix_dense(dense, generator))
+
+
+def _mix_bits(reports: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
+    """Draw a uniformly random arrangement of each column's bits from its count alone.
+
+    Row by row, a 1 is placed with probability (ones left) / (rows left): drawing without replacement, which is what
+    a uniformly random permutation does to a column of bits. Nothing but the counts enters.
+    """
+    ones_left = count_ones(reports).numpy().astype(np.uint32)
+    clients = sum(batch.clients for batch in reports)
+    packed = np.empty((clients, reports[0].bytes_per_client), dtype=np.uint8)
+    for row in range(clients):
+        rows_left = clients - row
+        bits = generator.integers(0, rows_left, size=ones_left.size, dtype=np.uint32) < ones_left
+        ones_left -= bits
+        packed[row] = np.packbits(bits, bitorder="little")
+    return BitReports(packed, reports[0].dimension)
+
+
+def _mix_dense(reports: Sequence[DenseReports], generator: np.random.Generator) -> DenseReports:
+    values = torch.cat([batch.values for batch in reports])
+    mixed = torch.empty_like(values)
+    width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))
+    for start in range(0, values.shape[1], width):
+        block = values[:, start : start + width].numpy()
+        mixed[:, start : start + width] = torch.from_numpy(generator.permuted(block, axis=0))
+    return DenseReports(mixed)
