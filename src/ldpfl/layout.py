@@ -77,12 +77,9 @@ class ParameterLayout:
         """Cut a tensor of shape (*batch, d) into named views of shape (*batch, *shape)."""
         if vector.shape[-1] != self.dimension:
             raise PrivacyError(f"vector has {vector.shape[-1]} weights, the model's layout has {self.dimension}")
-        pieces = vector.split(self.sizes, dim=-1)
+        pieces = vector.split_with_sizes(list(self.sizes), dim=-1)
         batch = vector.shape[:-1]
-        return {
-            name: piece.reshape(*batch, *shape)
-            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
-        }
+        return {name: piece.reshape(*batch, *shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
 
 
 def validate_module(module: nn.Module) -> None:

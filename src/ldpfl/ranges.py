@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -71,7 +72,7 @@ class LayerRanges:
 
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
         """
-        layers = vector.detach().double().cpu().split(list(sizes))
+        layers = vector.detach().double().cpu().split_with_sizes(list(sizes))
         center = torch.stack([(layer.max() + layer.min()) / 2 for layer in layers])
         radius = torch.stack([(layer.max() - layer.min()) / 2 for layer in layers])
         return cls(center, (radius * margin).clamp_min(floor), tuple(sizes))
@@ -130,7 +131,9 @@ class Denoised:
 
     def update(self, ranges: LayerRanges, mean: Tensor, mean_variance: Tensor) -> LayerRanges:
         centers, radii = [], []
-        layers = zip(mean.double().split(ranges.sizes), mean_variance.double().split(ranges.sizes), strict=True)
+        layers = zip(
+            mean.double().split_with_sizes(list(ranges.sizes)), mean_variance.double().split_with_sizes(list(ranges.sizes)), strict=True
+        )
         for layer, (values, variance) in enumerate(layers):
             center, radius = float(ranges.center[layer]), float(ranges.radius[layer])
             centers.append(self._center(center, values, variance))
@@ -146,9 +149,9 @@ class Denoised:
         if values.numel() < 2:
             return radius
         noise = float(variance.mean())
-        doubt = self.confidence * noise * (2 / (values.numel() - 1)) ** 0.5
+        doubt = self.confidence * noise * math.sqrt(2 / (values.numel() - 1))
         signal = max(0.0, float(values.var()) - noise - doubt)
-        wanted = self.spread * signal**0.5
+        wanted = self.spread * math.sqrt(signal)
         return max(self.floor, min(max(wanted, radius / 2), radius * 2))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Mechanism(ABC):
     ``values`` is always (K, d) float32, one client a row; ``ranges`` is public.
     """
 
-    name: str
+    name: ClassVar[str]
 
     @abstractmethod
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:

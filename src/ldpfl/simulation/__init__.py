@@ -1,0 +1,23 @@
+"""Train many simulated clients fast on one machine, round by round, resumable at any moment."""
+
+from ldpfl.simulation.checkpoint import Checkpoint
+from ldpfl.simulation.cohort import sample_cohort
+from ldpfl.simulation.local_training import LocalTask, LoopTrainer, Trainer, VectorizedTrainer
+from ldpfl.simulation.metrics import RoundMetrics
+from ldpfl.simulation.run import Federation, initial_checkpoint, simulate
+from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
+
+__all__ = [
+    "BatchSchedule",
+    "Checkpoint",
+    "Federation",
+    "LocalTask",
+    "LoopTrainer",
+    "RoundMetrics",
+    "Trainer",
+    "VectorizedTrainer",
+    "batch_schedule",
+    "initial_checkpoint",
+    "sample_cohort",
+    "simulate",
+]

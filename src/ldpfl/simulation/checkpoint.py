@@ -1,0 +1,61 @@
+"""What a run needs to go on after a crash: public server state and the metrics so far, in one file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ldpfl.errors import DataError
+from ldpfl.files import replace_atomically
+from ldpfl.ranges import LayerRanges
+from ldpfl.server import ServerState
+from ldpfl.simulation.metrics import RoundMetrics
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server's state after a round and the metrics of all rounds so far.
+
+    Random streams need no place here: they follow from the seed and the round.
+    """
+
+    state: ServerState
+    history: tuple[RoundMetrics, ...]
+
+    def save(self, path: Path) -> None:
+        """Write to ``path`` so that a crash leaves this checkpoint or the one before."""
+        tensors = {
+            "weights": self.state.weights.contiguous(),
+            "center": self.state.ranges.center,
+            "radius": self.state.ranges.radius,
+        }
+        metadata = {
+            "round": str(self.state.round),
+            "sizes": json.dumps(self.state.ranges.sizes),
+            "history": json.dumps([asdict(metrics) for metrics in self.history]),
+        }
+        with replace_atomically(path) as temporary:
+            save_file(tensors, temporary, metadata)
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read a checkpoint.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        try:
+            with safe_open(path, framework="pt") as handle:
+                metadata = handle.metadata()
+                tensors = {name: handle.get_tensor(name) for name in ("weights", "center", "radius")}
+            ranges = LayerRanges(tensors["center"], tensors["radius"], tuple(json.loads(metadata["sizes"])))
+            history = tuple(RoundMetrics(**entry) for entry in json.loads(metadata["history"]))
+            state = ServerState(int(metadata["round"]), tensors["weights"].to(torch.float32), ranges)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"checkpoint {path} is damaged: {error}") from error
+        return cls(state, history)

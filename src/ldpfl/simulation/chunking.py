@@ -1,0 +1,73 @@
+"""How many clients to train together: as memory allows, and as a short probe finds fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import psutil
+import torch
+from torch import Tensor
+
+from ldpfl.simulation.local_training import Trainer
+from ldpfl.simulation.schedule import BatchSchedule
+
+MEMORY_SHARE = 0.5
+"""Part of the free memory that training may take."""
+
+_PROBED_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SLOWER = 1.1
+
+
+def split_evenly(count: int, largest: int) -> Iterator[slice]:
+    """Cut ``count`` clients into runs of nearly equal length, none above ``largest``."""
+    pieces = -(-count // largest)
+    bounds = [count * piece // pieces for piece in range(pieces + 1)]
+    return (slice(a, b) for a, b in pairwise(bounds))
+
+
+def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
+    """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
+
+    Two steps of growing chunks are timed until one is clearly slower a client than the best so far, or until the
+    memory that a client was seen to need says stop. Takes a second or two; the choice changes speed, never results.
+    """
+    probe = schedule.head(2)
+    fitting = min(schedule.clients, _fitting(trainer, weights, probe, device))
+    best, best_seconds = 1, float("inf")
+    for size in (*(s for s in _PROBED_SIZES if s < fitting), fitting):
+        chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
+        trainer.train(weights, chunk.head(1))
+        seconds = min(_seconds(trainer, weights, chunk, device) for _ in range(2)) / size
+        if seconds < best_seconds:
+            best, best_seconds = size, seconds
+        elif seconds > _SLOWER * best_seconds:
+            break
+    return best
+
+
+def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+    started = time.perf_counter()
+    trainer.train(weights, schedule)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def _fitting(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: torch.device) -> int:
+    """Clients whose training fits into ``MEMORY_SHARE`` of the free memory, from what two of them keep for backward."""
+    kept = 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1)).head(1)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        trainer.train(weights, pair)
+    parameters = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
+    a_client = kept / 2 + parameters
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return max(1, int(MEMORY_SHARE * free / a_client))

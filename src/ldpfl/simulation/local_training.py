@@ -1,0 +1,131 @@
+"""Local SGD: many clients at once by ``torch.func.vmap``, and one after another as the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from ldpfl.data.images import Images, normalise
+from ldpfl.layout import ParameterLayout
+from ldpfl.simulation.client_conv import PatchConvolutions
+from ldpfl.simulation.schedule import BatchSchedule
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """What local training needs to know: the model, the images that schedules point into, and the optimiser.
+
+    Plain SGD, w <- w - learning_rate * gradient (LDP-FL, Algorithm 1, line 21), with classical momentum if wanted.
+    """
+
+    module: nn.Module
+    layout: ParameterLayout
+    images: Images
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    learning_rate: float
+    momentum: float = 0.0
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised pixels (..., C, H, W) and labels (...) at ``index`` (...)."""
+        return normalise(self.images.pixels[index], self.mean, self.std), self.images.labels[index]
+
+    def loss(self, parameters: dict[str, Tensor], pixels: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean cross-entropy over the samples that ``mask`` (B,) lets count; 0 where none does."""
+        logits = functional_call(self.module, parameters, (pixels,))
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        return (losses * mask).sum() / mask.sum().clamp_min(1)
+
+
+class Trainer(Protocol):
+    """Turns a broadcast vector and the clients' schedules into the clients' trained vectors."""
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        """Return (K, d) trained weights, every client starting from ``weights`` (d,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class VectorizedTrainer:
+    """All clients of a schedule at once: every parameter gets a leading client dimension.
+
+    A client's result does not depend on who else is in the schedule.
+    """
+
+    task: LocalTask
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        if schedule.clients == 1:  # a batch of one takes other kernels, whose rounding differs: train it beside a twin
+            twin = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
+            return self.train(weights, twin)[:1]
+        task = self.task
+        start = task.layout.unflatten(weights.to(task.images.pixels.device))
+        names = list(start)
+        parameters = [start[name].expand(schedule.clients, *start[name].shape).clone().requires_grad_() for name in names]
+        velocity = [torch.zeros_like(p) for p in parameters] if task.momentum else []
+        client_losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
+        for step in range(schedule.steps):
+            pixels, labels = task.batch(schedule.index[:, step])
+            mask = schedule.mask[:, step]
+            with PatchConvolutions():
+                total = client_losses(parameters, pixels, labels, mask).sum()
+            # Clients share no parameter, so the gradient of the sum is every client's own gradient.
+            gradients = torch.autograd.grad(total, parameters)
+            _descend(parameters, gradients, velocity, task, active=mask.amax(dim=1))
+        trained = dict(zip(names, (p.detach() for p in parameters), strict=True))
+        return task.layout.flatten(trained)
+
+
+@torch.no_grad()
+def _descend(parameters: list[Tensor], gradients: tuple[Tensor, ...], velocity: list[Tensor], task: LocalTask, *, active: Tensor) -> None:
+    """Take one step. A client that has finished has a zero gradient; its momentum must not carry it on either."""
+    if not velocity:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient, alpha=task.learning_rate)
+        return
+    for parameter, gradient, speed in zip(parameters, gradients, velocity, strict=True):
+        speed.mul_(task.momentum).add_(gradient)
+        parameter.sub_(speed * active.view(-1, *[1] * (speed.dim() - 1)), alpha=task.learning_rate)
+
+
+@dataclass(frozen=True)
+class LoopTrainer:
+    """One client after another with ``torch.optim.SGD``: the reference for :class:`VectorizedTrainer`."""
+
+    task: LocalTask
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        clients = (BatchSchedule(i[None], m[None]) for i, m in zip(schedule.index, schedule.mask, strict=True))
+        return torch.stack([self._train_one(weights, client) for client in clients])
+
+    def _train_one(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        task = self.task
+        start = task.layout.unflatten(weights.to(task.images.pixels.device))
+        parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
+        optimiser = torch.optim.SGD(parameters.values(), lr=task.learning_rate, momentum=task.momentum)
+        for index, mask in zip(schedule.index[0], schedule.mask[0], strict=True):
+            chosen = index[mask > 0]
+            if chosen.numel() == 0:
+                break
+            pixels, labels = task.batch(chosen)
+            optimiser.zero_grad()
+            F.cross_entropy(functional_call(task.module, parameters, (pixels,)), labels).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        return task.layout.flatten({name: value.detach() for name, value in parameters.items()})
+
+
+@torch.no_grad()
+def accuracy(task: LocalTask, weights: Tensor, images: Images, *, batch_size: int = 1000) -> float:
+    """Return the share of ``images`` that the model with ``weights`` (d,) classifies correctly."""
+    parameters = task.layout.unflatten(weights.to(images.pixels.device))
+    correct = 0
+    for start in range(0, len(images), batch_size):
+        pixels = normalise(images.pixels[start : start + batch_size], task.mean, task.std)
+        predicted = functional_call(task.module, parameters, (pixels,)).argmax(dim=1)
+        correct += int((predicted == images.labels[start : start + batch_size]).sum())
+    return correct / len(images)

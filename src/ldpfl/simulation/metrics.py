@@ -1,0 +1,65 @@
+"""What is recorded of a round."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """Figures of one finished round.
+
+    ``clipped_fraction`` is computed from values that never leave a real client: only a simulation can know it.
+
+    Attributes:
+        accuracy: share of the evaluation images that the new global model classifies correctly.
+        clients: cohort size.
+        uplink_bytes_per_client: measured length of one client's message.
+        clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to.
+        noise_std: by layer, largest standard deviation of the noise in the mean.
+        radius: by layer, radius of the range used in this round.
+        seconds: wall time of the round.
+    """
+
+    round: int
+    accuracy: float
+    clients: int
+    uplink_bytes_per_client: int
+    clipped_fraction: dict[str, float]
+    noise_std: dict[str, float]
+    radius: dict[str, float]
+    seconds: float
+
+    def reproducible(self) -> dict[str, Any]:
+        """Return the figures that a second run of the same config repeats exactly."""
+        figures = asdict(self)
+        del figures["seconds"]
+        return figures
+
+
+class ClippedCounter:
+    """Counts, layer by layer, the values that lie outside their range."""
+
+    def __init__(self, ranges: LayerRanges) -> None:
+        center, radius = ranges.expand()
+        self._low, self._high = (center - radius).float(), (center + radius).float()
+        self._sizes = ranges.sizes
+        self._outside = torch.zeros(len(ranges.sizes), dtype=torch.int64)
+        self._clients = 0
+
+    def add(self, values: Tensor) -> None:
+        """Count ``values`` (K, d)."""
+        for row in values:
+            outside = (row < self._low) | (row > self._high)
+            self._outside += torch.stack([layer.sum() for layer in outside.split_with_sizes(list(self._sizes))])
+            self._clients += 1
+
+    def fractions(self) -> list[float]:
+        """Return the clipped share of each layer."""
+        return [int(count) / (size * max(self._clients, 1)) for count, size in zip(self._outside, self._sizes, strict=True)]

@@ -1,0 +1,140 @@
+"""The rounds of a simulated federation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data.images import Images
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms import Mechanism, Reports
+from ldpfl.randomness import Purpose, SeededStreams, stream
+from ldpfl.ranges import LayerRanges, RangeRule
+from ldpfl.server import Perturbed, ServerState, advance, client_values
+from ldpfl.shuffling import mix
+from ldpfl.simulation.checkpoint import Checkpoint
+from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
+from ldpfl.simulation.cohort import sample_cohort
+from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
+from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
+from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
+
+ClientsDone = Callable[[int, int], None]
+"""Called with (clients trained so far, cohort size) while a round goes on."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same over the rounds of a run.
+
+    Attributes:
+        samples: for each client the positions of its samples in the task's images.
+        evaluation: images that the global model is measured on after each round.
+        fraction: part of the clients that takes part in a round.
+        chunk_size: clients trained at once; ``None`` lets a probe choose. It changes speed, never results.
+    """
+
+    seed: int
+    task: LocalTask
+    trainer: Trainer
+    samples: tuple[NDArray[np.int64], ...]
+    evaluation: Images
+    mechanism: Mechanism
+    perturbed: Perturbed
+    rule: RangeRule
+    server_learning_rate: float
+    fraction: float
+    epochs: int
+    batch_size: int
+    chunk_size: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.task.images.pixels.device
+
+
+def simulate(
+    federation: Federation, start: Checkpoint, rounds: int, clients_done: ClientsDone = lambda done, total: None
+) -> Iterator[Checkpoint]:
+    """Yield the checkpoint after each round, from ``start`` up to ``rounds`` rounds in all.
+
+    Raises:
+        PrivacyError: a client's values must not leave (NaN for instance). The round is lost, earlier ones are not.
+    """
+    checkpoint, chunk_size = start, federation.chunk_size
+    while checkpoint.state.round < rounds:
+        began = time.perf_counter()
+        number = checkpoint.state.round + 1
+        cohort = sample_cohort(federation.seed, number, len(federation.samples), federation.fraction)
+        if chunk_size is None:
+            chunk_size = _probe_chunk_size(federation, checkpoint.state, cohort)
+        reports, clipped = _collect(federation, checkpoint.state, cohort, chunk_size, clients_done)
+        # From here on nothing knows which client sent what.
+        pool = mix(reports, stream(federation.seed, Purpose.MIXING, number))
+        state = advance(
+            checkpoint.state,
+            pool,
+            federation.mechanism,
+            perturbed=federation.perturbed,
+            rule=federation.rule,
+            learning_rate=federation.server_learning_rate,
+        )
+        metrics = RoundMetrics(
+            round=number,
+            accuracy=accuracy(federation.task, state.weights, federation.evaluation),
+            clients=pool.clients,
+            uplink_bytes_per_client=pool.reports.bytes_per_client,
+            clipped_fraction=_by_layer(federation, clipped.fractions()),
+            noise_std=_by_layer(federation, federation.mechanism.noise_std(checkpoint.state.ranges, pool.clients).tolist()),
+            radius=_by_layer(federation, checkpoint.state.ranges.radius.tolist()),
+            seconds=time.perf_counter() - began,
+        )
+        checkpoint = Checkpoint(state, (*checkpoint.history, metrics))
+        yield checkpoint
+
+
+def initial_checkpoint(weights: Tensor, ranges: LayerRanges) -> Checkpoint:
+    """Return the state before the first round."""
+    return Checkpoint(ServerState(0, weights, ranges), ())
+
+
+def _collect(
+    federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int, clients_done: ClientsDone
+) -> tuple[list[Reports], ClippedCounter]:
+    """Train the cohort and return its reports; trained weights of a chunk are dropped as soon as it has reported."""
+    reports: list[Reports] = []
+    clipped = ClippedCounter(state.ranges)
+    for piece in split_evenly(len(cohort), chunk_size):
+        clients = cohort[piece]
+        trained = federation.trainer.train(state.weights, _schedule(federation, state, clients))
+        values = client_values(trained.cpu(), state, federation.perturbed)
+        streams = SeededStreams.for_clients(federation.seed, state.round + 1, clients.tolist())
+        try:
+            reports.append(federation.mechanism.encode(values, state.ranges, streams))
+        except PrivacyError as error:
+            raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error
+        clipped.add(values)
+        clients_done(piece.stop, len(cohort))
+    return reports, clipped
+
+
+def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
+    generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
+    samples = [federation.samples[client] for client in clients]
+    schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_size)
+    return schedule.to(federation.device)
+
+
+def _probe_chunk_size(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
+    schedule = _schedule(federation, state, cohort[:1024])
+    return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)
+
+
+def _by_layer(federation: Federation, figures: list[float]) -> dict[str, float]:
+    return dict(zip(federation.task.layout.names, figures, strict=True))
