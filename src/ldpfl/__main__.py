@@ -1,0 +1,5 @@
+"""``python -m ldpfl``."""
+
+from ldpfl.cli import main
+
+main()

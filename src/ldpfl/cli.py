@@ -1,0 +1,161 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ldpfl import __version__
+from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recipe_names
+from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.recipes import DEFAULT
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.runner import Observer, Silent
+from ldpfl.report.console import ProgressDisplay, layer_table, result_table
+from ldpfl.report.plots import draw_accuracy_curve
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated learning under local differential privacy.")
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def main() -> None:
+    """Run the command line; a caller's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except LdpflError as error:
+        _stop(str(error))
+
+
+def _stop(message: str) -> None:
+    line = " ".join(message.split())
+    print(f"ldpfl: {line}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ldpfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Federated learning under local differential privacy."""
+
+
+@app.command()
+def run(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or a config file (*.toml).", show_default=DEFAULT)] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar="LDPFL_DATA_DIR", help="Folder with data sets; else the hub.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random streams.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    twin: Annotated[bool, typer.Option("--twin/--no-twin", help="Also train without noise, to compare (cached).")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
+) -> None:
+    """Train a model over simulated clients and write a run folder."""
+    overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
+    chosen_device = choose_device(device)
+    config, folder = _config_and_folder(recipe, overrides, out, resume=resume)
+    torch.set_num_threads(_cores())
+    errors = Console(stderr=True)
+    try:
+        if as_json:
+            result = _run(config, folder, data_dir, chosen_device, Silent(), resume=resume, twin=twin)
+            print(json.dumps(result, indent=2))
+        else:
+            with ProgressDisplay(errors) as display:
+                result = _run(config, folder, data_dir, chosen_device, display, resume=resume, twin=twin)
+            _print_result(folder, result)
+    except KeyboardInterrupt:
+        errors.print(
+            f"interrupted; finished rounds are kept, go on with: ldpfl run --resume --out {folder.path}", highlight=False, soft_wrap=True
+        )
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _run(
+    config: RunConfig, folder: RunFolder, data_dir: Path | None, device: torch.device, observer: Observer, *, resume: bool, twin: bool
+) -> dict[str, Any]:
+    return Runner(data_dir, device, observer, draw_accuracy_curve).run(config, folder, resume=resume, twin=twin)
+
+
+def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | None, *, resume: bool) -> tuple[RunConfig, RunFolder]:
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    if resume and out is not None and recipe is None:
+        folder = RunFolder(out)
+        folder.config()  # says so if there is no run
+        return read_config(folder.config_path, overrides), folder
+    name = recipe or DEFAULT
+    config = read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
+    folder = RunFolder(out or _default_folder(config))
+    if resume and not folder.config_path.exists():
+        raise ConfigError(f"{folder.path} holds no run to resume")
+    return config, folder
+
+
+def _default_folder(config: RunConfig) -> Path:
+    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.name.replace('/', '-')}-seed{config.seed}-{moment}"
+
+
+def _cores() -> int:
+    """Cores that this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that ``ldpfl run`` knows."""
+    table = Table(title="recipes", title_justify="left")
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("what it runs")
+    for name in recipe_names():
+        table.add_row(name + (" (default)" if name == DEFAULT else ""), load_recipe(name).description)
+    Console().print(table)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
+) -> None:
+    """Show a run: its result, or how far it got."""
+    run_folder = RunFolder(folder)
+    config = run_folder.config()
+    result = run_folder.result()
+    if result is not None:
+        print(json.dumps(result, indent=2)) if as_json else _print_result(run_folder, result)
+        return
+    checkpoint = run_folder.checkpoint()
+    done = checkpoint.state.round if checkpoint else 0
+    reached = f", accuracy {checkpoint.history[-1].accuracy:.2%}" if checkpoint else ""
+    if as_json:
+        print(json.dumps({"name": config.name, "finished": False, "rounds_done": done, "rounds": config.training.rounds}, indent=2))
+        return
+    print(f"{config.name}: not finished, {done} of {config.training.rounds} rounds done{reached}")
+    print(f"go on with: ldpfl run --resume --out {folder}")
+
+
+def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
+    console = Console()
+    console.print(result_table(result))
+    console.print(layer_table(result))
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,120 @@
+"""Turn a config into the objects of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl import mechanisms, models
+from ldpfl.data import Images, ImageTask, load, partition
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RangesConfig, RunConfig
+from ldpfl.layout import ParameterLayout
+from ldpfl.randomness import Purpose, stream
+from ldpfl.ranges import LayerRanges, range_rule
+from ldpfl.simulation import Checkpoint, Federation, LocalTask, VectorizedTrainer, initial_checkpoint
+from ldpfl.suggestions import did_you_mean
+
+_HOLDOUT = 0.1
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: CUDA is asked for and not there, or the name is unknown.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("CUDA was asked for, but PyTorch finds no CUDA device; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def build(config: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[Federation, Checkpoint, ImageTask]:
+    """Return the federation that ``config`` describes, its state before the first round, and its data.
+
+    Raises:
+        ConfigError, DataError, PrivacyError: what is wrong with the config, the data, or the model.
+    """
+    task = load(config.data.name, data_dir)
+    train, evaluation = _evaluation_split(config, task)
+    module = models.create(config.model.name, task.shape, task.classes, seed=_model_seed(config.seed), options=config.model.options)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
+    parts = partition(
+        train.labels.numpy(),
+        config.clients.count,
+        stream(config.seed, Purpose.PARTITION),
+        scheme=config.data.partition,
+        alpha=config.data.alpha,
+        labels_per_client=config.data.labels_per_client,
+    )
+    local = LocalTask(
+        module.to(device),
+        layout,
+        train.to(device),
+        task.mean,
+        task.std,
+        config.training.learning_rate,
+        config.training.momentum,
+    )
+    parameters = {} if config.mechanism.name == "none" else {"epsilon": config.mechanism.epsilon}
+    federation = Federation(
+        seed=config.seed,
+        task=local,
+        trainer=VectorizedTrainer(local),
+        samples=parts,
+        evaluation=evaluation.to(device),
+        mechanism=mechanisms.create(config.mechanism.name, **parameters),
+        perturbed=config.mechanism.perturbed,
+        rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
+        server_learning_rate=config.training.server_learning_rate,
+        fraction=config.clients.fraction,
+        epochs=config.training.epochs,
+        batch_size=config.training.batch_size,
+    )
+    return federation, initial_checkpoint(weights, _initial_ranges(config, layout, weights)), task
+
+
+def _model_seed(seed: int) -> int:
+    return int(stream(seed, Purpose.MODEL).integers(2**63))
+
+
+def _evaluation_split(config: RunConfig, task: ImageTask) -> tuple[Images, Images]:
+    if config.data.evaluate_on == "test":
+        return task.train, task.test
+    order = torch.from_numpy(stream(config.seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
+    held_out = int(len(task.train) * _HOLDOUT)
+    return task.train.take(order[held_out:]), task.train.take(order[:held_out])
+
+
+def _initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
+    ranges = config.ranges
+    if ranges.radius == "initial":
+        _check_initial(config)
+        return LayerRanges.covering(weights, layout.sizes, margin=ranges.margin, floor=ranges.floor)
+    return LayerRanges(_per_layer("center", ranges.center, layout), _per_layer("radius", ranges.radius, layout), layout.sizes)
+
+
+def _check_initial(config: RunConfig) -> None:
+    if config.mechanism.perturbed == "update":
+        raise ConfigError("ranges.radius = 'initial' covers weights, but mechanism.perturbed is 'update': give a number")
+    if config.ranges.center != RangesConfig().center:
+        raise ConfigError("ranges.radius = 'initial' sets the center as well: leave ranges.center out")
+
+
+def _per_layer(key: str, value: float | Mapping[str, float], layout: ParameterLayout) -> Tensor:
+    if not isinstance(value, Mapping):
+        return torch.full((len(layout.names),), float(value), dtype=torch.float64)
+    for name in value:
+        if name not in layout.names:
+            raise ConfigError(f"ranges.{key} names no layer {name!r}: {did_you_mean(name, layout.names)}")
+    missing = [name for name in layout.names if name not in value]
+    if missing:
+        raise ConfigError(f"ranges.{key} lacks the layers {', '.join(missing)}")
+    return torch.tensor([value[name] for name in layout.names], dtype=torch.float64)

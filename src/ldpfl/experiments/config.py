@@ -1,0 +1,195 @@
+"""The config of a run: what a person writes in TOML or gives with ``--set``, checked before anything starts."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from ldpfl.data.partition import Scheme
+from ldpfl.errors import ConfigError
+from ldpfl.server import Perturbed
+from ldpfl.suggestions import did_you_mean
+
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataConfig(_Section):
+    """Which images, and how they are divided over the clients."""
+
+    name: str = "mnist"
+    partition: Scheme = "iid"
+    alpha: Positive = 0.5
+    labels_per_client: Count = 2
+    evaluate_on: Literal["test", "holdout"] = "test"
+    """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+
+
+class ModelConfig(_Section):
+    """The model: a name, or ``package.module:Class`` with its ``options``."""
+
+    name: str = "two-layer-cnn"
+    options: dict[str, bool | int | float | str] = {}
+
+
+class ClientsConfig(_Section):
+    """How many clients there are (n), and which part of them takes part in a round (f_r)."""
+
+    count: Count = 100
+    fraction: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+
+
+class TrainingConfig(_Section):
+    """Rounds on the server, epochs of SGD on the client."""
+
+    rounds: Count = 10
+    epochs: Count = 5
+    batch_size: Count = 10
+    learning_rate: Positive = 0.03
+    momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    server_learning_rate: Positive = 1.0
+    """Scales the mean update; for ``mechanism.perturbed = "update"`` only."""
+
+
+class MechanismConfig(_Section):
+    """What clients do to their values before they leave."""
+
+    name: Literal["duchi", "none"] = "duchi"
+    epsilon: Positive = 1.0
+    """Budget of one weight in one round."""
+    perturbed: Perturbed = "weights"
+    """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast."""
+
+
+class RangesConfig(_Section):
+    """The range (center, radius) that each layer's values are clamped to."""
+
+    rule: Literal["fixed", "noisy-minmax", "denoised"] = "fixed"
+    center: FiniteFloat | dict[str, FiniteFloat] = 0.0
+    """One value, or one for each layer by its name."""
+    radius: Positive | dict[str, Positive] | Literal["initial"] = 0.075
+    """One value, one for each layer, or ``initial``: cover each layer of the (public) initial model."""
+    margin: Positive = 1.5
+    """Factor on the initial model's spread, for ``radius = "initial"``."""
+    floor: Positive = 0.005
+    """Smallest radius that an adaptive rule may choose."""
+
+
+class RunConfig(_Section):
+    """A complete run. Two runs of equal configs on the same machine end in the same model, bit by bit."""
+
+    name: str = "run"
+    description: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    clients: ClientsConfig = ClientsConfig()
+    training: TrainingConfig = TrainingConfig()
+    mechanism: MechanismConfig = MechanismConfig()
+    ranges: RangesConfig = RangesConfig()
+
+    def to_toml(self) -> str:
+        """Return the whole config, defaults included, as TOML."""
+        return tomli_w.dumps(self.model_dump())
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs."""
+        ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
+        return [f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}" for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+
+
+def read_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a TOML file and apply ``key=value`` overrides.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, or a value does not fit; one line, naming the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    return parse_config(text, overrides, origin=str(path))
+
+
+def parse_config(text: str, overrides: Iterable[str], *, origin: str) -> RunConfig:
+    """Turn TOML ``text`` and ``key=value`` overrides into a config; ``origin`` is named in errors."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origin)) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r} is not of the form key=value")
+    parts = key.split(".")
+    node = tree
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {key}: {part!r} is a value, not a section")
+        node = child
+    node[parts[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """Read ``text`` as a TOML value, and as a plain string where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if str(part) in _known_parts())
+    if first["type"] == "extra_forbidden":
+        key = ".".join(str(part) for part in first["loc"])
+        return f"unknown setting {key!r} in {origin}: {_suggest(key)}"
+    return f"setting {key!r} in {origin}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+
+
+def _suggest(key: str) -> str:
+    known = known_keys()
+    section, _, leaf = key.rpartition(".")
+    siblings = [name for name in known if section and name.startswith(f"{section}.")]
+    hint = did_you_mean(key, known)
+    if hint.startswith("known"):
+        hint = did_you_mean(leaf, known)
+    return did_you_mean(key, siblings) if hint.startswith("known") and siblings else hint
+
+
+def known_keys() -> tuple[str, ...]:
+    """All settings in dotted form."""
+    return tuple(_flat(RunConfig().model_dump()))
+
+
+def _known_parts() -> set[str]:
+    return {part for key in known_keys() for part in key.split(".")}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,169 @@
+"""Run a config to its end, in a folder, with its noise-free twin beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy
+import torch
+
+import ldpfl
+from ldpfl.data import ImageTask
+from ldpfl.data.loading import cache_dir
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import MechanismConfig, RangesConfig, RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.server import Perturbed
+from ldpfl.simulation import Checkpoint, Federation, RoundMetrics, simulate
+
+
+class Observer(Protocol):
+    """Is told how a run gets on; draws the progress bar."""
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
+
+    def clients_done(self, done: int, total: int) -> None: ...
+
+    def round_done(self, metrics: RoundMetrics) -> None: ...
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
+
+    def clients_done(self, done: int, total: int) -> None: ...
+
+    def round_done(self, metrics: RoundMetrics) -> None: ...
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where runs happen: the data folder, the device, and who watches.
+
+    Attributes:
+        draw_curve: called with (path, result) to draw the accuracy curve.
+    """
+
+    data_dir: Path | None
+    device: torch.device
+    observer: Observer
+    draw_curve: Callable[[Path, dict[str, Any]], None]
+
+    def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, twin: bool = True) -> dict[str, Any]:
+        """Run ``config`` in ``folder`` and return what ``result.json`` holds.
+
+        A finished run is returned as it is. After each round the folder can be resumed from; a resumed run ends in the
+        same model, metrics and config as one that was never interrupted.
+
+        Raises:
+            LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
+        """
+        federation, start, task = build(config, self.data_dir, self.device)
+        folder.open(config, resume=resume)
+        with folder.locked():
+            finished = folder.result() if resume else None
+            if finished is not None:
+                return finished
+            last = self._rounds(
+                federation, folder.checkpoint() or start, config, folder, "private" if config.mechanism.name != "none" else "run"
+            )
+            reference = self._twin(config, task) if twin and config.mechanism.name != "none" else None
+            result = self._result(config, federation, task, last, reference)
+            self.draw_curve(folder.curve_path, result)
+            folder.save_result(last, federation.task.layout, result)
+        return result
+
+    def _rounds(self, federation: Federation, start: Checkpoint, config: RunConfig, folder: RunFolder, label: str) -> Checkpoint:
+        self.observer.started(label, config.training.rounds, start.history)
+        last = start
+        for last in simulate(federation, start, config.training.rounds, self.observer.clients_done):
+            folder.save_round(last)
+            self.observer.round_done(last.history[-1])
+        return last
+
+    def _twin(self, config: RunConfig, task: ImageTask) -> list[float]:
+        """Return the accuracy after each round of the same training without noise; run once, then cached by its config."""
+        twin = noise_free(config)
+        key = hashlib.sha256(
+            f"{twin.to_toml()}{task.fingerprint}{self.device.type}{ldpfl.__version__}{torch.__version__}".encode()
+        ).hexdigest()[:16]
+        folder = RunFolder(cache_dir() / "twins" / key)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.locked(wait=True):
+            result = folder.result()
+            if result is not None:
+                return list(result["accuracy_per_round"])
+            folder.open(twin, resume=folder.config_path.exists())
+            federation, start, _ = build(twin, self.data_dir, self.device)
+            last = self._rounds(federation, folder.checkpoint() or start, twin, folder, "noise-free twin")
+            folder.save_result(last, federation.task.layout, self._result(twin, federation, task, last, None))
+        return [metrics.accuracy for metrics in last.history]
+
+    def _result(
+        self, config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, twin: list[float] | None
+    ) -> dict[str, Any]:
+        history = last.history
+        guarantee = federation.mechanism.guarantee(last.state.ranges)
+        private = config.mechanism.name != "none"
+        return {
+            "name": config.name,
+            "seed": config.seed,
+            "accuracy": history[-1].accuracy,
+            "accuracy_per_round": [metrics.accuracy for metrics in history],
+            "noise_free_accuracy": twin[-1] if twin else None,
+            "noise_free_accuracy_per_round": twin,
+            "evaluated_on": config.data.evaluate_on,
+            "mechanism": config.mechanism.name,
+            "perturbed": config.mechanism.perturbed,
+            "epsilon_per_weight": guarantee.epsilon if private else None,
+            "epsilon_local_pure_per_client": guarantee.pure_total(len(history)) if private else None,
+            "clients": config.clients.count,
+            "clients_per_round": history[-1].clients,
+            "rounds": len(history),
+            "weights": federation.task.layout.dimension,
+            "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
+            "uplink_bytes_per_client_round": history[-1].uplink_bytes_per_client,
+            "layers": {
+                name: {
+                    "weights": size,
+                    "radius": history[-1].radius[name],
+                    "noise_std": history[-1].noise_std[name],
+                    "clipped_fraction": history[-1].clipped_fraction[name],
+                }
+                for name, size in zip(federation.task.layout.names, federation.task.layout.sizes, strict=True)
+            },
+            "seconds": sum(metrics.seconds for metrics in history),
+            "seconds_per_round": [metrics.seconds for metrics in history],
+            "device": self.device.type,
+            "data_fingerprint": task.fingerprint,
+            "versions": {
+                "ldpfl": ldpfl.__version__,
+                "torch": torch.__version__,
+                "numpy": numpy.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+
+def noise_free(config: RunConfig) -> RunConfig:
+    """Return the config without noise, with all that then has no effect put to its default, so that recipes share it."""
+    training = config.training
+    if config.mechanism.perturbed == "weights":
+        training = training.model_copy(update={"server_learning_rate": 1.0})
+    # Without noise, the mean of trained weights is the old vector plus the mean update, at server learning rate 1.
+    perturbed: Perturbed = "weights" if training.server_learning_rate == 1.0 else "update"
+    return config.model_copy(
+        update={
+            "name": "noise-free",
+            "description": "",
+            "training": training,
+            "mechanism": MechanismConfig(name="none", perturbed=perturbed),
+            "ranges": RangesConfig(),
+        }
+    )

@@ -1,0 +1,123 @@
+"""Terminal output: progress while a run goes on, and its closing table."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl.simulation import RoundMetrics
+
+
+class _SecondsLeft(ProgressColumn):
+    """Time left at the mean speed since this process began; a resumed run does not count what was there before."""
+
+    def render(self, task: Task) -> Text:
+        worked = task.completed - float(task.fields["already"])
+        if worked <= 0 or task.total is None:
+            return Text("--:-- left", style="cyan")
+        left = (task.total - task.completed) * (time.monotonic() - float(task.fields["began"])) / worked
+        minutes, seconds = divmod(round(max(left, 0.0)), 60)
+        return Text(f"{minutes}:{seconds:02d} left", style="cyan")
+
+
+class ProgressDisplay:
+    """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("round {task.fields[current]}/{task.total:.0f}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            _SecondsLeft(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._rounds = 0
+        self._label = ""
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+        self._label, self._rounds = label, rounds
+        self._task = self._progress.add_task(
+            label,
+            total=rounds,
+            completed=len(done),
+            current=min(len(done) + 1, rounds),
+            accuracy=f"{done[-1].accuracy:.2%}" if done else "-",
+            already=len(done),
+            began=time.monotonic(),
+        )
+        self._finished = len(done)
+
+    def clients_done(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=self._finished + 0.999 * done / total)
+
+    def round_done(self, metrics: RoundMetrics) -> None:
+        self._finished = metrics.round
+        self._progress.update(
+            self._task, completed=metrics.round, current=min(metrics.round + 1, self._rounds), accuracy=f"{metrics.accuracy:.2%}"
+        )
+        if not self._console.is_terminal:
+            seconds = f"{metrics.seconds:.1f} s"
+            self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, accuracy {metrics.accuracy:.2%}, {seconds}")
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """Return the closing table: accuracy, privacy, communication, time."""
+    table = Table(title=f"{result['name']}, seed {result['seed']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row(f"accuracy ({result['evaluated_on']} images)", f"{result['accuracy']:.2%}")
+    twin = result["noise_free_accuracy"]
+    if twin is not None:
+        table.add_row("noise-free twin", f"{twin:.2%}  (noise costs {100 * (twin - result['accuracy']):.2f} points)")
+    for row in _privacy_rows(result):
+        table.add_row(*row)
+    cohort = result["clients_per_round"]
+    of_all = "" if cohort == result["clients"] else f", {cohort} a round"
+    table.add_row("clients, rounds", f"{result['clients']}{of_all}; {result['rounds']}")
+    bits, size = result["uplink_bits_per_client_round"], result["uplink_bytes_per_client_round"]
+    table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
+    table.add_row("time", f"{result['seconds']:.1f} s on {result['device']}")
+    return table
+
+
+def _privacy_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    if result["epsilon_per_weight"] is None:
+        return [("privacy", "[red]none: values leave as they are[/red]")]
+    return [
+        ("epsilon, one weight of one round", f"{result['epsilon_per_weight']:g}  (local, pure)"),
+        (
+            "epsilon, one client's whole run",
+            f"{result['epsilon_local_pure_per_client']:,.0f}  (local, pure, if all its reports are linked)",
+        ),
+    ]
+
+
+def layer_table(result: dict[str, Any]) -> Table:
+    """Return the table of layers: range, noise, clipping in the last round."""
+    table = Table(title="layers, last round", title_justify="left")
+    table.add_column("layer")
+    for heading in ("weights", "radius", "noise std of the mean", "clipped*"):
+        table.add_column(heading, justify="right")
+    for name, layer in result["layers"].items():
+        table.add_row(
+            name, f"{layer['weights']:,}", f"{layer['radius']:.4g}", f"{layer['noise_std']:.4g}", f"{layer['clipped_fraction']:.2%}"
+        )
+    table.caption = "* known to a simulation only; a server never sees it"
+    table.caption_justify = "left"
+    return table
