@@ -167,13 +167,11 @@ def _explain(error: ValidationError, origin: str) -> str:
 
 
 def _suggest(key: str) -> str:
-    known = known_keys()
-    section, _, leaf = key.rpartition(".")
-    siblings = [name for name in known if section and name.startswith(f"{section}.")]
-    hint = did_you_mean(key, known)
-    if hint.startswith("known"):
-        hint = did_you_mean(leaf, known)
-    return did_you_mean(key, siblings) if hint.startswith("known") and siblings else hint
+    """Look among the settings of the same section first, then everywhere, sections included."""
+    section = key.rpartition(".")[0]
+    siblings = [name for name in known_keys() if section and name.startswith(f"{section}.")]
+    everywhere = [*known_keys(), *RunConfig.model_fields]
+    return did_you_mean(key, siblings) if siblings else did_you_mean(key, everywhere)
 
 
 def known_keys() -> tuple[str, ...]:
