@@ -70,13 +70,15 @@ class ParameterLayout:
             batch = tensor.shape[: tensor.dim() - len(shape)]
             if tuple(tensor.shape[len(batch) :]) != shape:
                 raise PrivacyError(f"layer {name} has shape {tuple(tensor.shape)}, expected (*batch, {shape})")
-            flat.append(tensor.reshape(*batch, -1))
+            flat.append(tensor.reshape(*batch, prod(shape)))
+        if len({piece.shape[:-1] for piece in flat}) != 1:
+            raise PrivacyError(f"layers have different batch shapes: {sorted({tuple(piece.shape[:-1]) for piece in flat})}")
         return torch.cat(flat, dim=-1)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut a tensor of shape (*batch, d) into named views of shape (*batch, *shape)."""
-        if vector.shape[-1] != self.dimension:
-            raise PrivacyError(f"vector has {vector.shape[-1]} weights, the model's layout has {self.dimension}")
+        if vector.shape[-1:] != (self.dimension,):
+            raise PrivacyError(f"vector has shape {tuple(vector.shape)}, the model's layout has {self.dimension} weights")
         pieces = vector.split_with_sizes(list(self.sizes), dim=-1)
         batch = vector.shape[:-1]
         return {name: piece.reshape(*batch, *shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
@@ -100,7 +102,7 @@ def _buffer_problems(module: nn.Module) -> list[str]:
         own = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
         if not own:
             continue
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+        if isinstance(child, nn.modules.batchnorm._NormBase):
             remedy = "it stores statistics of the private data, use torch.nn.GroupNorm instead"
         else:
             remedy = "register it with persistent=False if it is a public constant, else make it a parameter"
@@ -126,7 +128,12 @@ def _parameter_problems(module: nn.Module) -> list[str]:
 
 
 def _dropout_problems(module: nn.Module) -> list[str]:
-    active = [name for name, child in module.named_modules() if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0]
-    if not active:
-        return []
-    return [f"dropout {', '.join(active)} draws from a generator that all clients share: set p=0"]
+    problems = []
+    for name, child in module.named_modules():
+        # Recurrent and attention modules keep the probability in an attribute of their own.
+        probability = child.p if isinstance(child, nn.modules.dropout._DropoutNd) else getattr(child, "dropout", 0.0)
+        if isinstance(probability, int | float) and probability > 0:
+            problems.append(f"dropout in {name or type(child).__name__} draws from a generator that all clients share: set it to 0")
+        elif isinstance(child, nn.RReLU):
+            problems.append(f"{name or 'RReLU'} draws from a generator that all clients share: use LeakyReLU")
+    return problems

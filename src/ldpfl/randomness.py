@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ldpfl.errors import PrivacyError
+
 
 class Purpose(IntEnum):
     """What a stream is drawn for; keeps the streams of one client and round independent."""
@@ -79,3 +81,20 @@ class _TorchSource:
 def as_source(generator: RandomSource | torch.Generator) -> RandomSource:
     """Accept a CPU ``torch.Generator`` wherever a :class:`RandomSource` is wanted."""
     return _TorchSource(generator) if isinstance(generator, torch.Generator) else generator
+
+
+def draw(source: RandomSource, row: int, count: int) -> Tensor:
+    """Return ``count`` int32 values for ``row``, and stop if the source gives anything else.
+
+    A source that returns too few would otherwise be broadcast: many weights would share their noise.
+
+    Raises:
+        PrivacyError: the source ran out, or returned another shape or dtype.
+    """
+    try:
+        words = source.int32(row, count)
+    except IndexError:
+        raise PrivacyError(f"the random source has no stream for client row {row}; nothing was sent") from None
+    if words.dtype != torch.int32 or words.shape != (count,):
+        raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
+    return words

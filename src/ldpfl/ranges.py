@@ -14,7 +14,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.suggestions import did_you_mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerRanges:
     """The box [center - radius, center + radius] that each layer's values are clamped to.
 
@@ -34,7 +34,9 @@ class LayerRanges:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        if not self.sizes or not all(isinstance(size, int) and size >= 1 for size in self.sizes):
+            raise ConfigError(f"layer sizes must be positive whole numbers, got {self.sizes!r}")
+        object.__setattr__(self, "sizes", tuple(self.sizes))
         for name in ("center", "radius"):
             value = torch.as_tensor(getattr(self, name), dtype=torch.float64).detach().cpu()
             value = value.expand(len(self.sizes)).clone() if value.dim() == 0 else value.clone()
@@ -45,8 +47,6 @@ class LayerRanges:
             object.__setattr__(self, name, value)
         if not bool((self.radius > 0).all()):
             raise ConfigError(f"range radius must be positive, got {self.radius.tolist()}")
-        if not self.sizes or min(self.sizes) < 1:
-            raise ConfigError(f"layer sizes must be positive, got {self.sizes}")
 
     @property
     def dimension(self) -> int:
@@ -72,6 +72,8 @@ class LayerRanges:
 
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
         """
+        if vector.shape != (sum(sizes),):
+            raise ConfigError(f"a vector of shape {tuple(vector.shape)} does not fit layers of {sum(sizes)} weights in all")
         layers = vector.detach().double().cpu().split_with_sizes(list(sizes))
         center = torch.stack([(layer.max() + layer.min()) / 2 for layer in layers])
         radius = torch.stack([(layer.max() - layer.min()) / 2 for layer in layers])
@@ -119,46 +121,51 @@ class Denoised:
     kappa decides whether the loop is stable. The noise of a round stays in the global model that the next one starts
     from, so sigma^2 becomes sigma^2 (c(kappa) + kappa^2 a), where c(kappa) = E[min(z^2, kappa^2)] is what clipping
     leaves and a = (noise variance of the mean) / radius^2. kappa is the largest value, at most ``widest``, for which
-    that factor is at most ``contraction``: 2.1 at epsilon 10 and n = 500, 0.8 at epsilon 0.3 and n = 100. Subtracting
-    noise alone, with a fixed kappa of 3 or 4, lets sigma grow by half a round and more.
+    that factor is at most ``contraction``: 1.54 at epsilon 10 and n = 500, 0.89 at epsilon 0.3 and n = 100. To
+    subtract noise and keep kappa at 3 or 4 lets the noise of earlier rounds pass for signal, and the range diverges.
 
-    The step is damped (square root of the wanted ratio, at most a factor of 2), because a layer of ten biases tells
-    its own spread poorly. A layer of a single weight keeps its radius. The center moves to the layer's mean as far as
-    that stands out of its noise by two standard deviations.
+    The step is damped (square root of the wanted factor, between 1/2 and 2). A layer of few weights tells its own
+    spread poorly, so its step is averaged with that of the whole model as if the model lent it ``borrowed`` weights.
+    The center moves to the layer's mean as far as that stands out of its noise by two standard deviations.
 
     Attributes:
         floor: smallest radius.
         contraction: largest growth of sigma^2 in a round without training.
         widest: largest radius in units of sigma.
+        borrowed: weights at which a layer's own step counts as much as the model's.
     """
 
     floor: float
-    contraction: float = 0.95
+    contraction: float = 0.8
     widest: float = 4.0
+    borrowed: float = 100.0
 
     def update(self, ranges: LayerRanges, mean: Tensor, mean_variance: Tensor) -> LayerRanges:
-        centers, radii = [], []
         sizes = list(ranges.sizes)
-        layers = zip(mean.double().split_with_sizes(sizes), mean_variance.double().split_with_sizes(sizes), strict=True)
-        for layer, (values, variance) in enumerate(layers):
-            noise = float(variance.mean())
-            centers.append(self._center(float(ranges.center[layer]), values, noise))
-            radii.append(self._radius(float(ranges.radius[layer]), values, noise))
-        return replace(ranges, center=torch.tensor(centers), radius=torch.tensor(radii))
+        layers = list(zip(mean.double().split_with_sizes(sizes), mean_variance.double().split_with_sizes(sizes), strict=True))
+        centers = [self._center(float(ranges.center[i]), values, variance) for i, (values, variance) in enumerate(layers)]
+        steps = [self._log_step(float(ranges.radius[i]), values, variance) for i, (values, variance) in enumerate(layers)]
+        step = torch.tensor(steps, dtype=torch.float64)
+        size = torch.tensor(sizes, dtype=torch.float64)
+        common = (step * (size - 1)).sum() / (size - 1).sum().clamp_min(1)
+        trust = (size - 1) / (size - 1 + self.borrowed)
+        factor = torch.exp((trust * step + (1 - trust) * common).clamp(-math.log(2), math.log(2)))
+        return replace(ranges, center=torch.tensor(centers, dtype=torch.float64), radius=(ranges.radius * factor).clamp_min(self.floor))
 
-    def _center(self, center: float, values: Tensor, noise: float) -> float:
+    def _center(self, center: float, values: Tensor, variance: Tensor) -> float:
         shift = float(values.mean()) - center
-        visible = max(0.0, abs(shift) - 2 * math.sqrt(noise / values.numel()))
+        visible = max(0.0, abs(shift) - 2 * math.sqrt(float(variance.mean()) / values.numel()))
         return center + math.copysign(visible, shift)
 
-    def _radius(self, radius: float, values: Tensor, noise: float) -> float:
+    def _log_step(self, radius: float, values: Tensor, variance: Tensor) -> float:
+        """Return the logarithm of the factor that the layer on its own would put on its radius."""
         if values.numel() < 2:
-            return radius
-        signal = max(0.0, float(values.var()) - noise) / radius**2
+            return 0.0
+        noise = float(variance.mean()) / radius**2
+        signal = max(0.0, float(values.var()) / radius**2 - noise)
         clipped_at = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RATIOS)
-        kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise / radius**2, 0.0, self.widest)
-        step = math.sqrt(kappa / clipped_at)
-        return max(self.floor, radius * min(max(step, 0.5), 2.0))
+        kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise, 0.0, self.widest)
+        return math.log(kappa / clipped_at) / 2
 
 
 _RATIOS = (0.05, 20.0)

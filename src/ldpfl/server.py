@@ -15,7 +15,7 @@ from ldpfl.shuffling import ReportPool
 Perturbed = Literal["weights", "update"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServerState:
     """What the server knows after a round; all of it is public.
 

@@ -50,9 +50,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """Return an unbiased estimate (d,) of the noise variance of the mean of ``clients`` reports.
+        """Return an estimate (d,) of the noise variance of the mean of ``clients`` reports.
 
-        It is computed from the released ``mean`` alone, so the server may use it.
+        It is computed from the released ``mean`` alone, so the server may use it. Unbiased where all clients hold the
+        same value; otherwise too large by their own spread over (clients - 1), because the two cannot be told apart.
         """
 
     @abstractmethod
@@ -90,13 +91,15 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
     return values
 
 
-def total_clients(reports: Sequence[Reports], ranges: LayerRanges) -> int:
-    """Count the clients behind ``reports`` and check that all fit ``ranges``.
+def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -> int:
+    """Count the clients behind ``reports`` and check that all are of this ``kind`` and fit ``ranges``.
 
     Raises:
-        PrivacyError: no report at all, or one of another dimension.
+        PrivacyError: no report at all, or one of another kind or dimension.
     """
     for batch in reports:
+        if not isinstance(batch, kind):
+            raise PrivacyError(f"a report is a {type(batch).__name__}, expected {kind.__name__}")
         if batch.dimension != ranges.dimension:
             raise PrivacyError(f"a report covers {batch.dimension} weights, the ranges cover {ranges.dimension}")
     clients = sum(batch.clients for batch in reports)

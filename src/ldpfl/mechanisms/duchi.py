@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from math import isfinite, log, sqrt
+from fractions import Fraction
+from math import ceil, isfinite, log, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
 from ldpfl.privacy import Guarantee
-from ldpfl.randomness import RandomSource, as_source
+from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
 BITS = 32
@@ -31,17 +32,22 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     the realised budget stays at 22.18.
 
     Raises:
-        ConfigError: epsilon is not a positive finite number.
+        ConfigError: epsilon is not a positive finite number, or below about 1e-9.
     """
-    if not (isfinite(epsilon) and epsilon > 0):
+    try:
+        usable = not isinstance(epsilon, bool) and isfinite(epsilon) and epsilon > 0
+    except (TypeError, OverflowError):
+        usable = False
+    if not usable:
         raise ConfigError(f"epsilon must be a positive finite number, got {epsilon}")
     if epsilon > BITS:  # lo is 1 from here on; spares a huge exponential
         return 1, (1 << BITS) - 1
-    context = Context(prec=60)
-    # exp is correctly rounded; one step down makes it a lower bound.
-    growth = Decimal(epsilon).exp(context).next_minus(context)
-    exact_one_plus = int((growth * 10**50).to_integral_value(rounding="ROUND_FLOOR", context=context)) + 10**50
-    lo = -(-((1 << BITS) * 10**50) // exact_one_plus)
+    context = Context(prec=60, traps=[])
+    # exp is correctly rounded; one step down makes it a lower bound. The caller's own decimal context plays no part.
+    growth = Fraction(Decimal(epsilon).exp(context).next_minus(context))
+    lo = ceil((1 << BITS) / (1 + growth))
+    if 2 * lo >= 1 << BITS:
+        raise ConfigError(f"epsilon {epsilon} is too small to tell + from - with {BITS} random bits")
     return lo, (1 << BITS) - lo
 
 
@@ -71,7 +77,7 @@ class Duchi(Mechanism):
     def epsilon_realised(self) -> float:
         """The budget that the integer thresholds really spend; never above ``epsilon``."""
         lo, hi = thresholds(self.epsilon)
-        return log(hi) - log(lo)
+        return min(self.epsilon, log(hi) - log(lo))  # the difference itself may round up
 
     @property
     def gain(self) -> float:
@@ -89,20 +95,21 @@ class Duchi(Mechanism):
             center, radius = ranges.slice(start, stop)
             slope = self._half / radius
             for row in range(clients):
-                bits = scratch.randomise(values[row, start:stop], center, slope, self._half, source.int32(row, stop - start))
+                uniform = draw(source, row, stop - start)
+                bits = scratch.randomise(values[row, start:stop], center, slope, self._half, uniform)
                 packed[row, start // 8 : packed_size(stop)] = np.packbits(bits.numpy(), bitorder="little")
         return BitReports(packed, dimension)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges)
+        total_clients([reports], ranges, BitReports)
         center, radius = ranges.expand()
         rows = [torch.from_numpy(reports.unpack(row)).double() for row in range(reports.clients)]
         return (center + radius * self.gain * (2 * torch.stack(rows) - 1)).float()
 
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
-        clients = total_clients(reports, ranges)
+        clients = total_clients(reports, ranges, BitReports)
         ones = count_ones(reports)
-        mean = torch.empty(ranges.dimension)
+        mean = torch.empty(ranges.dimension, dtype=torch.float32)
         for start in range(0, ranges.dimension, COORDINATE_BLOCK):
             stop = min(start + COORDINATE_BLOCK, ranges.dimension)
             center, radius = ranges.slice(start, stop)

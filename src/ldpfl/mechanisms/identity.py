@@ -30,10 +30,11 @@ class Identity(Mechanism):
         return DenseReports(require_finite(values, ranges).clone())
 
     def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
+        total_clients([reports], ranges, DenseReports)
         return reports.values.clone()
 
     def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
-        clients = total_clients(reports, ranges)
+        clients = total_clients(reports, ranges, DenseReports)
         total = torch.zeros(ranges.dimension, dtype=torch.float64)
         for batch in reports:
             for row in batch.values:  # client by client, so that the sum does not depend on how they were batched

@@ -29,7 +29,7 @@ class Reports(Protocol):
     def payloads(self) -> Iterable[bytes]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BitReports:
     """One bit a weight and client, packed: bit j of a client stands in byte j // 8 at position j % 8 (lowest first).
 
@@ -40,6 +40,10 @@ class BitReports:
 
     packed: NDArray[np.uint8]
     dimension: int
+
+    def __post_init__(self) -> None:
+        if self.packed.dtype != np.uint8 or self.packed.ndim != 2 or self.packed.shape[1] != packed_size(self.dimension):
+            raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
 
     @property
     def clients(self) -> int:
@@ -74,7 +78,7 @@ class BitReports:
         return np.unpackbits(self.packed[row], count=self.dimension, bitorder="little")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseReports:
     """Un-randomised float32 values, (clients, d): the wire format of the non-private reference."""
 

@@ -13,7 +13,7 @@ from ldpfl.mechanisms.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, count_ones
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReportPool:
     """All (parameter id, report) pairs of a round, in an order that says nothing about clients.
 

@@ -1,0 +1,93 @@
+"""The packed codec: every honest report survives the wire, every malformed one is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ldpfl import ProtocolError
+from ldpfl.mechanisms import BitReports, DenseReports
+from ldpfl.mechanisms.reports import count_ones, packed_size
+
+
+def pack(bits: NDArray[np.uint8]) -> BitReports:
+    """Pack by the documented rule alone: bit j stands in byte j // 8 at position j % 8, lowest first."""
+    clients, dimension = bits.shape
+    packed = np.zeros((clients, -(-dimension // 8)), dtype=np.uint8)
+    for row, column in zip(*np.nonzero(bits), strict=True):
+        packed[row, column // 8] |= 1 << (column % 8)
+    return BitReports(packed, dimension)
+
+
+@st.composite
+def bit_matrices(draw: st.DrawFn) -> NDArray[np.uint8]:
+    clients, dimension = draw(st.integers(1, 6)), draw(st.integers(1, 40))
+    flat = draw(st.lists(st.integers(0, 1), min_size=clients * dimension, max_size=clients * dimension))
+    return np.array(flat, dtype=np.uint8).reshape(clients, dimension)
+
+
+@given(bit_matrices())
+def test_reports_survive_the_wire(bits: NDArray[np.uint8]) -> None:
+    clients, dimension = bits.shape
+    payloads = list(pack(bits).payloads())
+    received = BitReports.from_payloads(payloads, dimension)
+    assert (received.clients, received.dimension, received.bytes_per_client) == (clients, dimension, packed_size(dimension))
+    assert {len(payload) for payload in payloads} == {packed_size(dimension)}
+    assert list(received.payloads()) == payloads
+    for row in range(clients):
+        np.testing.assert_array_equal(received.unpack(row), bits[row])
+
+
+@given(bit_matrices(), st.data())
+def test_a_payload_of_another_length_is_refused(bits: NDArray[np.uint8], data: st.DataObject) -> None:
+    dimension, payloads = bits.shape[1], list(pack(bits).payloads())
+    victim = data.draw(st.integers(0, len(payloads) - 1))
+    length = data.draw(st.integers(0, 8).filter(lambda n: n != packed_size(dimension)))
+    payloads[victim] = bytes(length)
+    with pytest.raises(ProtocolError, match=f"has {length} bytes, expected {packed_size(dimension)} for {dimension} weights"):
+        BitReports.from_payloads(payloads, dimension)
+
+
+def test_lengths_that_only_add_up_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="bytes"):
+        BitReports.from_payloads([bytes(1), bytes(3)], 16)
+
+
+@given(bit_matrices().filter(lambda bits: bits.shape[1] % 8 != 0), st.data())
+def test_a_bit_beyond_the_last_weight_is_refused(bits: NDArray[np.uint8], data: st.DataObject) -> None:
+    # A stray bit is a covert channel of up to seven bits a report.
+    dimension, payloads = bits.shape[1], [bytearray(payload) for payload in pack(bits).payloads()]
+    victim = data.draw(st.integers(0, len(payloads) - 1))
+    payloads[victim][-1] |= 1 << data.draw(st.integers(dimension % 8, 7))
+    with pytest.raises(ProtocolError, match="beyond"):
+        BitReports.from_payloads([bytes(payload) for payload in payloads], dimension)
+
+
+@pytest.mark.parametrize("dimension", [8, 16])
+def test_a_full_last_byte_has_no_padding_to_check(dimension: int) -> None:
+    received = BitReports.from_payloads([b"\xff" * (dimension // 8)], dimension)
+    assert received.unpack(0).tolist() == [1] * dimension
+
+
+@given(bit_matrices(), st.integers(0, 6))
+def test_count_ones_counts_over_batches(bits: NDArray[np.uint8], cut: int) -> None:
+    reports = pack(bits)
+    parts = [BitReports(reports.packed[:cut], reports.dimension), BitReports(reports.packed[cut:], reports.dimension)]
+    assert count_ones(parts).tolist() == bits.sum(axis=0, dtype=np.int64).tolist()
+
+
+@pytest.mark.parametrize("clients", [255, 256, 510, 511, 1021])
+def test_count_ones_does_not_wrap(clients: int) -> None:
+    reports = BitReports(np.full((clients, 1), 0b101, dtype=np.uint8), 3)
+    assert count_ones([reports]).tolist() == [clients, 0, clients]
+    assert count_ones([reports, reports]).tolist() == [2 * clients, 0, 2 * clients]
+
+
+def test_dense_reports_state_their_size() -> None:
+    reports = DenseReports(torch.zeros(3, 5))
+    assert (reports.clients, reports.dimension, reports.bytes_per_client) == (3, 5, 20)
+    assert [len(payload) for payload in reports.payloads()] == [20, 20, 20]

@@ -1,0 +1,132 @@
+"""The one transition of a round: it knows only what shuffled reports tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ldpfl
+from ldpfl import LayerRanges, SeededStreams
+from ldpfl.mechanisms import BitReports, DenseReports, Reports
+from ldpfl.ranges import Denoised, Fixed, NoisyMinMax, RangeRule
+from ldpfl.server import Perturbed, ServerState, advance, client_values
+from ldpfl.shuffling import ReportPool, mix
+
+SIZES = (40, 9)
+DIMENSION = sum(SIZES)
+CLIENTS = 300
+DUCHI = ldpfl.mechanisms.create("duchi", epsilon=1.0)
+NONE = ldpfl.mechanisms.create("none")
+
+
+def start() -> ServerState:
+    weights = torch.linspace(-0.3, 0.3, DIMENSION)
+    return ServerState(round=4, weights=weights, ranges=LayerRanges(torch.tensor([0.0, 0.1]), torch.tensor([0.4, 0.3]), SIZES))
+
+
+def one_bit_reports() -> BitReports:
+    values = torch.empty(CLIENTS, DIMENSION).uniform_(-0.3, 0.3, generator=torch.Generator().manual_seed(6))
+    reports = DUCHI.encode(values, start().ranges, SeededStreams.for_clients(1, 5, range(CLIENTS)))
+    assert isinstance(reports, BitReports)
+    return reports
+
+
+def rearranged(reports: BitReports, seed: int) -> BitReports:
+    """Permute the clients within every parameter id, independently of the code under test."""
+    bits = np.unpackbits(reports.packed, axis=1, count=DIMENSION, bitorder="little")
+    moved = np.random.default_rng(seed).permuted(bits, axis=0)
+    assert not np.array_equal(moved, bits)
+    return BitReports(np.packbits(moved, axis=1, bitorder="little"), DIMENSION)
+
+
+def mixed(reports: Reports, seed: int) -> ReportPool:
+    return mix([reports], np.random.default_rng(seed))
+
+
+def same(left: ServerState, right: ServerState) -> bool:
+    pairs = [
+        (left.weights, right.weights),
+        (left.ranges.center, right.ranges.center),
+        (left.ranges.radius, right.ranges.radius),
+    ]
+    return left.round == right.round and all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("perturbed", ["weights", "update"])
+@pytest.mark.parametrize("rule", [Fixed(), NoisyMinMax(1e-3), Denoised(1e-3)], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2)], ids=["same mixing", "other mixing"])
+def test_who_sent_what_leaves_no_trace_in_the_next_state(perturbed: Perturbed, rule: RangeRule, first: int, second: int) -> None:
+    reports = one_bit_reports()
+    expected = advance(start(), mixed(reports, first), DUCHI, perturbed=perturbed, rule=rule)
+    for seed in (10, 11):
+        state = advance(start(), mixed(rearranged(reports, seed), second), DUCHI, perturbed=perturbed, rule=rule)
+        assert same(state, expected)
+    flipped = replace(reports, packed=reports.packed ^ np.eye(CLIENTS, reports.bytes_per_client, dtype=np.uint8))
+    assert not same(advance(start(), mixed(flipped, first), DUCHI, perturbed=perturbed, rule=rule), expected)
+
+
+def test_one_bit_rounds_are_the_same_with_and_without_a_shuffler() -> None:
+    reports = one_bit_reports()
+    shuffled = advance(start(), mixed(reports, 0), DUCHI, perturbed="weights", rule=Denoised(1e-3))
+    assert same(advance(start(), ReportPool(reports), DUCHI, perturbed="weights", rule=Denoised(1e-3)), shuffled)
+
+
+def test_perturbed_weights_replace_the_model_and_updates_are_added() -> None:
+    state, pool = start(), ReportPool(DenseReports(torch.stack([torch.full((DIMENSION,), 1.0), torch.full((DIMENSION,), 0.5)])))
+    weights = advance(state, pool, NONE, perturbed="weights", rule=Fixed())
+    assert torch.equal(weights.weights, torch.full((DIMENSION,), 0.75))
+    update = advance(state, pool, NONE, perturbed="update", rule=Fixed())
+    torch.testing.assert_close(update.weights, state.weights + 0.75)
+    slow = advance(state, pool, NONE, perturbed="update", rule=Fixed(), learning_rate=0.1)
+    torch.testing.assert_close(slow.weights, state.weights + 0.075)
+    assert torch.equal(advance(state, pool, NONE, perturbed="weights", rule=Fixed(), learning_rate=0.1).weights, weights.weights)
+
+
+def test_client_values_are_what_the_transition_undoes() -> None:
+    """Without noise, clients that all trained to the same weights move the server exactly there."""
+    state, trained = start(), torch.full((3, DIMENSION), 0.125)
+    assert torch.equal(client_values(trained, state, "weights"), trained)
+    assert torch.equal(client_values(trained, state, "update"), trained - state.weights)
+    for perturbed in ("weights", "update"):
+        chosen: Perturbed = "weights" if perturbed == "weights" else "update"
+        values = client_values(trained, state, chosen)
+        pool = mixed(NONE.encode(values, state.ranges, SeededStreams.for_clients(0, 0, range(3))), 0)
+        after = advance(state, pool, NONE, perturbed=chosen, rule=Fixed())
+        torch.testing.assert_close(after.weights, trained[0])
+
+
+def test_a_round_counts_up_and_leaves_the_old_state_alone() -> None:
+    state = start()
+    kept, center, radius = state.weights.clone(), state.ranges.center.clone(), state.ranges.radius.clone()
+    after = advance(state, ReportPool(one_bit_reports()), DUCHI, perturbed="update", rule=Denoised(1e-3))
+    assert (state.round, after.round) == (4, 5)
+    assert torch.equal(state.weights, kept)
+    assert torch.equal(state.ranges.center, center)
+    assert torch.equal(state.ranges.radius, radius)
+    assert after.weights.dtype == torch.float32
+
+
+@dataclass
+class Recording:
+    """A range rule that remembers what it was told."""
+
+    told: list[tuple[LayerRanges, Tensor, Tensor]] = field(default_factory=list)
+
+    def update(self, ranges: LayerRanges, mean: Tensor, mean_variance: Tensor) -> LayerRanges:
+        self.told.append((ranges, mean, mean_variance))
+        return replace(ranges, radius=ranges.radius / 2)
+
+
+@pytest.mark.parametrize("perturbed", ["weights", "update"])
+def test_the_range_rule_sees_released_aggregates_only(perturbed: Perturbed) -> None:
+    state, rule, reports = start(), Recording(), one_bit_reports()
+    after = advance(state, mixed(reports, 0), DUCHI, perturbed=perturbed, rule=rule)
+    [(ranges, mean, variance)] = rule.told
+    assert ranges is state.ranges
+    assert torch.equal(mean, DUCHI.aggregate([reports], state.ranges))
+    assert torch.equal(variance, DUCHI.mean_variance(mean, state.ranges, CLIENTS))
+    assert torch.equal(after.ranges.radius, state.ranges.radius / 2)
