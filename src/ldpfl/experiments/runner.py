@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy
 import torch
 
 import ldpfl
@@ -17,6 +15,7 @@ from ldpfl.data import ImageTask
 from ldpfl.data.loading import cache_dir
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import MechanismConfig, RangesConfig, RunConfig
+from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.server import Perturbed
 from ldpfl.simulation import Checkpoint, Federation, RoundMetrics, simulate
@@ -58,23 +57,23 @@ class Runner:
     def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, twin: bool = True) -> dict[str, Any]:
         """Run ``config`` in ``folder`` and return what ``result.json`` holds.
 
-        A finished run is returned as it is. After each round the folder can be resumed from; a resumed run ends in the
+        A finished run is returned as it is, with its twin added if that is wanted and missing. After each round the folder can be resumed from; a resumed run ends in the
         same model, metrics and config as one that was never interrupted.
 
         Raises:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
         """
         federation, start, task = build(config, self.data_dir, self.device)
+        private = config.mechanism.name != "none"
+        wants_twin = twin and private
         folder.open(config, resume=resume)
         with folder.locked():
             finished = folder.result() if resume else None
-            if finished is not None:
+            if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_twin):
                 return finished
-            last = self._rounds(
-                federation, folder.checkpoint() or start, config, folder, "private" if config.mechanism.name != "none" else "run"
-            )
-            reference = self._twin(config, task) if twin and config.mechanism.name != "none" else None
-            result = self._result(config, federation, task, last, reference)
+            last = self._rounds(federation, folder.checkpoint() or start, config, folder, "private" if private else "not private")
+            reference = self._twin(config, task) if wants_twin else None
+            result = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, result)
             folder.save_result(last, federation.task.layout, result)
         return result
@@ -102,53 +101,9 @@ class Runner:
             folder.open(twin, resume=folder.config_path.exists())
             federation, start, _ = build(twin, self.data_dir, self.device)
             last = self._rounds(federation, folder.checkpoint() or start, twin, folder, "noise-free twin")
-            folder.save_result(last, federation.task.layout, self._result(twin, federation, task, last, None))
-        return [metrics.accuracy for metrics in last.history]
-
-    def _result(
-        self, config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, twin: list[float] | None
-    ) -> dict[str, Any]:
-        history = last.history
-        guarantee = federation.mechanism.guarantee(last.state.ranges)
-        private = config.mechanism.name != "none"
-        return {
-            "name": config.name,
-            "seed": config.seed,
-            "accuracy": history[-1].accuracy,
-            "accuracy_per_round": [metrics.accuracy for metrics in history],
-            "noise_free_accuracy": twin[-1] if twin else None,
-            "noise_free_accuracy_per_round": twin,
-            "evaluated_on": config.data.evaluate_on,
-            "mechanism": config.mechanism.name,
-            "perturbed": config.mechanism.perturbed,
-            "epsilon_per_weight": guarantee.epsilon if private else None,
-            "epsilon_local_pure_per_client": guarantee.pure_total(len(history)) if private else None,
-            "clients": config.clients.count,
-            "clients_per_round": history[-1].clients,
-            "rounds": len(history),
-            "weights": federation.task.layout.dimension,
-            "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
-            "uplink_bytes_per_client_round": history[-1].uplink_bytes_per_client,
-            "layers": {
-                name: {
-                    "weights": size,
-                    "radius": history[-1].radius[name],
-                    "noise_std": history[-1].noise_std[name],
-                    "clipped_fraction": history[-1].clipped_fraction[name],
-                }
-                for name, size in zip(federation.task.layout.names, federation.task.layout.sizes, strict=True)
-            },
-            "seconds": sum(metrics.seconds for metrics in history),
-            "seconds_per_round": [metrics.seconds for metrics in history],
-            "device": self.device.type,
-            "data_fingerprint": task.fingerprint,
-            "versions": {
-                "ldpfl": ldpfl.__version__,
-                "torch": torch.__version__,
-                "numpy": numpy.__version__,
-                "python": platform.python_version(),
-            },
-        }
+            result = summarise(twin, federation, task, last, None)
+            folder.save_result(last, federation.task.layout, result)
+            return list(result["accuracy_per_round"])
 
 
 def noise_free(config: RunConfig) -> RunConfig:

@@ -89,7 +89,7 @@ def simulate(
             round=number,
             accuracy=accuracy(federation.task, state.weights, federation.evaluation),
             clients=pool.clients,
-            uplink_bytes_per_client=pool.reports.bytes_per_client,
+            uplink_bytes_per_client=len(next(iter(pool.reports.payloads()))),
             clipped_fraction=_by_layer(federation, clipped.fractions()),
             noise_std=_by_layer(federation, federation.mechanism.noise_std(checkpoint.state.ranges, pool.clients).tolist()),
             radius=_by_layer(federation, checkpoint.state.ranges.radius.tolist()),

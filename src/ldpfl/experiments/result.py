@@ -1,0 +1,73 @@
+"""The figures of a finished run: what ``result.json`` holds."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy
+import torch
+
+import ldpfl
+from ldpfl.data import ImageTask
+from ldpfl.experiments.config import RunConfig
+from ldpfl.simulation import Checkpoint, Federation
+
+
+def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, twin: list[float] | None) -> dict[str, Any]:
+    """Return the figures of a run that ended in ``last``, beside its noise-free ``twin`` (accuracy per round)."""
+    history = last.history
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "accuracy": history[-1].accuracy,
+        "accuracy_per_round": [metrics.accuracy for metrics in history],
+        "noise_free_accuracy": twin[-1] if twin else None,
+        "noise_free_accuracy_per_round": twin,
+        "evaluated_on": config.data.evaluate_on,
+        **_privacy(config, federation, last),
+        "clients": config.clients.count,
+        "clients_per_round": history[-1].clients,
+        "rounds": len(history),
+        "weights": federation.task.layout.dimension,
+        "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
+        "uplink_bytes_per_client_round": history[-1].uplink_bytes_per_client,
+        "layers": _layers(federation, last),
+        "seconds": sum(metrics.seconds for metrics in history),
+        "seconds_per_round": [metrics.seconds for metrics in history],
+        "device": federation.device.type,
+        "threads": torch.get_num_threads(),
+        "data_fingerprint": task.fingerprint,
+        "versions": {
+            "ldpfl": ldpfl.__version__,
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+    """Return epsilon of one weight of one round, and of all that a client sends if it takes part in every round."""
+    private = config.mechanism.name != "none"
+    guarantee = federation.mechanism.guarantee(last.state.ranges)
+    return {
+        "mechanism": config.mechanism.name,
+        "perturbed": config.mechanism.perturbed,
+        "epsilon_per_weight": guarantee.epsilon if private else None,
+        "epsilon_local_pure_per_client": guarantee.pure_total(len(last.history)) if private else None,
+    }
+
+
+def _layers(federation: Federation, last: Checkpoint) -> dict[str, dict[str, float]]:
+    """Return weights, radius, noise and clipping of each layer in the last round."""
+    layout, metrics = federation.task.layout, last.history[-1]
+    return {
+        name: {
+            "weights": size,
+            "radius": metrics.radius[name],
+            "noise_std": metrics.noise_std[name],
+            "clipped_fraction": metrics.clipped_fraction[name],
+        }
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    }
