@@ -106,8 +106,6 @@ def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | Non
     name = recipe or DEFAULT
     config = read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
     folder = RunFolder(out or _default_folder(config))
-    if resume and not folder.config_path.exists():
-        raise ConfigError(f"{folder.path} holds no run to resume")
     return config, folder
 
 

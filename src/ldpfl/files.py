@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_SUFFIX = ".partial"
+
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success, flush it to disk and put it in place of ``path``."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -23,6 +25,12 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left half written in ``folder``; no other process may be writing there."""
+    for leftover in folder.glob(f".*{_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.files import replace_atomically, write_text
+from ldpfl.files import remove_leftovers, replace_atomically, write_text
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation import Checkpoint
 
@@ -54,12 +54,12 @@ class RunFolder:
         return self.path / "curve.svg"
 
     def open(self, config: RunConfig, *, resume: bool) -> None:
-        """Make the folder ready for ``config``.
+        """Make the folder ready for ``config``; with ``resume``, one that was never begun is begun.
 
         Raises:
             ConfigError: the folder holds something else, or a run of another config; nothing is written then.
         """
-        if not resume:
+        if not resume or not self.config_path.exists():
             self._create(config)
             return
         stored = self.config()
@@ -68,7 +68,7 @@ class RunFolder:
             raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
 
     def _create(self, config: RunConfig) -> None:
-        if self.path.exists() and (not self.path.is_dir() or any(entry.name != _LOCK for entry in self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(not entry.name.startswith(".") for entry in self.path.iterdir())):
             advice = "give --resume to go on with it, or another --out" if self.config_path.exists() else "give another --out"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
         try:
@@ -90,6 +90,7 @@ class RunFolder:
         except Timeout:
             raise ConfigError(f"another process is working in {self.path}") from None
         try:
+            remove_leftovers(self.path)
             yield
         finally:
             lock.release()

@@ -57,8 +57,9 @@ class Runner:
     def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, twin: bool = True) -> dict[str, Any]:
         """Run ``config`` in ``folder`` and return what ``result.json`` holds.
 
-        A finished run is returned as it is, with its twin added if that is wanted and missing. After each round the folder can be resumed from; a resumed run ends in the
-        same model, metrics and config as one that was never interrupted.
+        A finished run is returned as it is, with its twin added if that is wanted and missing. After each round the
+        folder can be resumed from; a resumed run ends in the same model, metrics and config as one that was never
+        interrupted.
 
         Raises:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
@@ -98,7 +99,7 @@ class Runner:
             result = folder.result()
             if result is not None:
                 return list(result["accuracy_per_round"])
-            folder.open(twin, resume=folder.config_path.exists())
+            folder.open(twin, resume=True)
             federation, start, _ = build(twin, self.data_dir, self.device)
             last = self._rounds(federation, folder.checkpoint() or start, twin, folder, "noise-free twin")
             result = summarise(twin, federation, task, last, None)
