@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--grouped", action="store_true", help="leave convolutions over few channels as vmap makes them")
     parser.add_argument("--whole", action="store_true", help="let the loop train every client too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -57,7 +58,7 @@ def main() -> None:
     orders = [stream(0, Purpose.BATCH_ORDER, 1, client) for client in range(options.clients)]
     schedule = batch_schedule(parts, orders, epochs=1, batch_size=BATCH_SIZE)
 
-    fast, plain = VectorizedTrainer(local), LoopTrainer(local)
+    fast, plain = VectorizedTrainer(local, patches=not options.grouped), LoopTrainer(local)
     chunk = choose_chunk_size(fast, weights, schedule, torch.device("cpu"))
     some = schedule if options.whole else rows(schedule, slice(None, None, 10))
     few = rows(schedule, slice(0, 8)).head(20)

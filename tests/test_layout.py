@@ -228,6 +228,11 @@ def test_active_dropout_is_refused(dropout: nn.Module) -> None:
     assert "set it to 0" in message
 
 
+def test_batch_normalisation_without_buffers_is_refused_too() -> None:
+    # It mixes the samples of a batch, so padding would change what a client learns.
+    assert "GroupNorm" in refusal(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False)))
+
+
 def test_inactive_dropout_is_allowed() -> None:
     validate_module(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
 

@@ -179,6 +179,14 @@ def test_denoised_neither_diverges_nor_collapses_where_noisy_minmax_does(shape: 
         assert STD / 3 < float(layer.min()) <= float(layer.max()) < 2 * WIDE
 
 
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_denoised_does_not_run_away_with_hardly_any_clients(clients: int) -> None:
+    # A single report has no sample variance; to take its noise for signal would double the radius every round.
+    sizes = (4000, 50)
+    history = radii(Denoised(FLOOR), true_weights("normal", sizes, 0), sizes, epsilon=1.0, clients=clients, rounds=30)
+    assert float(history[5:].max()) < 3 * WIDE
+
+
 def test_denoised_keeps_tiny_layers_off_the_floor() -> None:
     # Biases of a two-class output layer, fifty times over; some of them may wander, but not all may freeze or run away.
     sizes = (2,) * 50

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import click
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ldpfl import __version__
+from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recipe_names
 from ldpfl.experiments.build import choose_device
@@ -24,24 +28,45 @@ from ldpfl.experiments.runner import Observer, Silent
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.plots import draw_accuracy_curve
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Federated learning under local differential privacy.")
+# Typer's own tracebacks print local variables, and with them private data.
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning under local differential privacy.",
+)
 
+DEBUG_VARIABLE = "LDPFL_DEBUG"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
 def main() -> None:
-    """Run the command line; a caller's mistake is one line on stderr and exit code 2."""
+    """Run the command line; a mistake is one line on stderr and exit code 2, an interrupt exit code 130."""
     try:
-        app()
-    except LdpflError as error:
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        _stop(f"{error.format_message()} (see ldpfl --help)")
+    except (LdpflError, OSError) as error:
         _stop(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        print("ldpfl: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        # An unforeseen message could repeat private values: say only what kind it is and where it arose.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        _stop(f"unexpected {type(error).__name__} at {place}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
 
 
-def _stop(message: str) -> None:
-    line = " ".join(message.split())
-    print(f"ldpfl: {line}", file=sys.stderr)
-    raise SystemExit(2)
+def _stop(message: str, code: int = 2) -> NoReturn:
+    print(f"ldpfl: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _version(wanted: bool) -> None:
@@ -62,7 +87,7 @@ def run(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or a config file (*.toml).", show_default=DEFAULT)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar="LDPFL_DATA_DIR", help="Folder with data sets; else the hub.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random streams.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -75,6 +100,7 @@ def run(
     config, folder = _config_and_folder(recipe, overrides, out, resume=resume)
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
+    flags = _flags(data_dir, device, twin=twin)
     try:
         if as_json:
             result = _run(config, folder, data_dir, chosen_device, Silent(), resume=resume, twin=twin)
@@ -84,10 +110,17 @@ def run(
                 result = _run(config, folder, data_dir, chosen_device, display, resume=resume, twin=twin)
             _print_result(folder, result)
     except KeyboardInterrupt:
-        errors.print(
-            f"interrupted; finished rounds are kept, go on with: ldpfl run --resume --out {folder.path}", highlight=False, soft_wrap=True
-        )
+        if not folder.config_path.exists():
+            raise
+        hint = f"interrupted; finished rounds are kept, go on with: ldpfl run --resume --out {folder.path}{flags}"
+        errors.print(Text(hint), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
+
+
+def _flags(data_dir: Path | None, device: str, *, twin: bool) -> str:
+    """Return the flags that a resumed run needs again, because they are not part of its config."""
+    given = f" --data-dir {data_dir}" if data_dir and not os.environ.get(DATA_DIR_VARIABLE) else ""
+    return given + (f" --device {device}" if device != "auto" else "") + ("" if twin else " --no-twin")
 
 
 def _run(
@@ -115,13 +148,15 @@ def _default_folder(config: RunConfig) -> Path:
 
 
 def _cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
+    """Threads to train with: OMP_NUM_THREADS if set, else the cores that this process may be scheduled on."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command()
 def recipes() -> None:
-    """List the recipes that ``ldpfl run`` knows."""
+    """List the recipes that "ldpfl run" knows."""
     table = Table(title="recipes", title_justify="left")
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("what it runs")
@@ -156,4 +191,4 @@ def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
     console = Console()
     console.print(result_table(result))
     console.print(layer_table(result))
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    console.print(Text(f"run folder: {folder.path}"), soft_wrap=True)

@@ -19,6 +19,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
@@ -37,6 +38,12 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically."""
     with replace_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
 
 
 def _sync_folder(folder: Path) -> None:

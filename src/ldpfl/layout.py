@@ -100,13 +100,16 @@ def _buffer_problems(module: nn.Module) -> list[str]:
     problems = []
     for prefix, child in module.named_modules():
         own = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
-        if not own:
-            continue
-        if isinstance(child, nn.modules.batchnorm._NormBase):
-            remedy = "it stores statistics of the private data, use torch.nn.GroupNorm instead"
-        else:
-            remedy = "register it with persistent=False if it is a public constant, else make it a parameter"
-        problems.append(f"buffers {', '.join(own)}: {remedy}")
+        where = f"buffers {', '.join(own)}" if own else prefix or type(child).__name__
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            # Without running statistics there is no buffer, but a sample's result still depends on its batch.
+            problems.append(
+                f"{where}: batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
+            )
+        elif own and isinstance(child, nn.modules.batchnorm._NormBase):
+            problems.append(f"{where}: statistics of private samples, set track_running_stats=False")
+        elif own:
+            problems.append(f"{where}: register it with persistent=False if it is a public constant, else make it a parameter")
     return problems
 
 

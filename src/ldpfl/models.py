@@ -140,6 +140,8 @@ def create(name: str, shape: ImageShape, classes: int, *, seed: int, options: Ma
             return _import_module(name, dict(options or {}))
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, _REGISTRY)}, or give an import path package.module:Class")
+        if options:
+            raise ConfigError(f"model {name!r} takes no options, got {', '.join(options)}; they belong to import paths")
         return _REGISTRY[name](shape, classes)
 
 
@@ -147,8 +149,8 @@ def _import_module(path: str, options: dict[str, Any]) -> nn.Module:
     module_name, _, attribute = path.partition(":")
     try:
         model = getattr(import_module(module_name), attribute)(**options)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"model {path!r} cannot be built: {error}") from error
+    except Exception as error:  # it is the user's code: anything may come out of it
+        raise ConfigError(f"model {path!r} cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {path!r} gives a {type(model).__name__}, expected a torch.nn.Module")
     return model

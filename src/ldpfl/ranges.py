@@ -13,6 +13,8 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.suggestions import did_you_mean
 
+_LARGEST = 1e25
+
 
 @dataclass(frozen=True, eq=False)
 class LayerRanges:
@@ -47,6 +49,8 @@ class LayerRanges:
             object.__setattr__(self, name, value)
         if not bool((self.radius > 0).all()):
             raise ConfigError(f"range radius must be positive, got {self.radius.tolist()}")
+        if not bool(((self.radius >= 1 / _LARGEST) & (self.radius <= _LARGEST) & (self.center.abs() <= _LARGEST)).all()):
+            raise ConfigError(f"ranges must lie between {1 / _LARGEST:g} and {_LARGEST:g}, so that float32 can hold every estimate")
 
     @property
     def dimension(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.ranges import LayerRanges, RangeRule
 from ldpfl.shuffling import ReportPool
@@ -48,8 +49,13 @@ def advance(
 
     Every client counts the same, as in LDP-FL Algorithm 1, line 11: weights by data size would tell data sizes.
     ``learning_rate`` scales the mean update and applies to ``perturbed="update"`` only.
+
+    Raises:
+        PrivacyError: no report, reports of another model, or a mean that is not finite.
     """
     mean = mechanism.aggregate([pool.reports], state.ranges)
+    if not bool(torch.isfinite(mean).all()):
+        raise PrivacyError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
     ranges = rule.update(state.ranges, mean, mechanism.mean_variance(mean, state.ranges, pool.clients))
     weights = mean if perturbed == "weights" else torch.add(state.weights, mean, alpha=learning_rate)
     return ServerState(state.round + 1, weights, ranges)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,9 @@ def _load_bundled() -> ImageTask:
 
 def _from_folder(name: str, source: _Source, data_dir: Path) -> tuple[Images, Images, str]:
     folder = data_dir / name
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     if not files:
-        raise DataError(f"no data set {name!r} under {data_dir}: expected {folder}/ with the files of {source.hub_id}")
+        raise DataError(f"no data set {name!r} under {data_dir}: expected {folder}/ with the parquet files of {source.hub_id}")
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as handle:
@@ -107,9 +108,7 @@ def _from_folder(name: str, source: _Source, data_dir: Path) -> tuple[Images, Im
     cached = _read_cache(name, fingerprint)
     if cached is not None:
         return *cached, fingerprint
-    for path in files:
-        _check_parquet(path)
-    train, test = _decode(str(folder), source)
+    train, test = _decode(folder, files, source)
     _write_cache(name, fingerprint, train, test)
     return train, test, fingerprint
 
@@ -119,45 +118,57 @@ def _from_hub(name: str, source: _Source) -> tuple[Images, Images, str]:
 
     try:
         loaded = datasets.load_dataset(source.hub_id)
-    except Exception as error:
+    except Exception as error:  # the library raises many kinds
         raise DataError(
             f"data set {name!r} could not be fetched by its hub id {source.hub_id}; "
             f"give a folder with --data-dir or {DATA_DIR_VARIABLE} ({_first_line(error)})"
         ) from error
-    fingerprint = hashlib.sha256(f"{loaded['train']._fingerprint}{loaded['test']._fingerprint}".encode()).hexdigest()[:16]
+    version = "".join(str(loaded[split]._fingerprint) for split in sorted(loaded))
+    fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]
     cached = _read_cache(name, fingerprint)
     if cached is not None:
         return *cached, fingerprint
-    train, test = (_to_images(loaded[split], source, source.hub_id) for split in ("train", "test"))
+    train, test = _splits(loaded, source, source.hub_id)
     _write_cache(name, fingerprint, train, test)
     return train, test, fingerprint
 
 
+def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Images, Images]:
+    import datasets  # slow to import
+
+    datasets.disable_progress_bars()
+    # A cache of its own: the library's shared one goes by path and time, and would give old images for new content.
+    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch:
+        try:
+            loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
+        except Exception as error:
+            for path in files:
+                _check_parquet(path)
+            raise DataError(f"data folder {folder} cannot be read: {_first_line(error.__cause__ or error)}") from error
+        return _splits(loaded, source, str(folder))
+
+
 def _check_parquet(path: Path) -> None:
-    """Name the file that is corrupt; ``datasets`` names only the folder."""
-    if path.suffix != ".parquet":
-        return
+    """Read a file to its end, so as to name the one that is corrupt; ``datasets`` names only the folder."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        parquet.ParquetFile(path)
+        for _ in parquet.ParquetFile(path).iter_batches():
+            pass
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"data file {path} is corrupt: {_first_line(error)}") from error
 
 
-def _decode(folder: str, source: _Source) -> tuple[Images, Images]:
-    import datasets  # slow to import
-
-    datasets.disable_progress_bars()
-    try:
-        loaded = datasets.load_dataset(folder)
-    except Exception as error:  # the library raises many kinds
-        raise DataError(f"data folder {folder} cannot be read: {_first_line(error)}") from error
+def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Images, Images]:
     missing = {"train", "test"} - set(loaded)
     if missing:
-        raise DataError(f"data folder {folder} lacks the split {', '.join(sorted(missing))}")
-    return _to_images(loaded["train"], source, folder), _to_images(loaded["test"], source, folder)
+        raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}")
+    train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
+    if train.pixels.shape[1:] != test.pixels.shape[1:]:
+        shapes = f"{tuple(train.pixels.shape[1:])} and {tuple(test.pixels.shape[1:])}"
+        raise DataError(f"train and test images in {origin} have different shapes: {shapes}")
+    return train, test
 
 
 def _to_images(split: Any, source: _Source, origin: str) -> Images:
@@ -166,14 +177,16 @@ def _to_images(split: Any, source: _Source, origin: str) -> Images:
         raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {', '.join(split.column_names)}")
     try:
         arrays = [np.asarray(image) for image in split[source.image]]
-    except Exception as error:  # Pillow and pyarrow raise many kinds
-        raise DataError(f"an image in {origin} cannot be decoded: {_first_line(error)}") from error
+        labels = torch.tensor(split[source.label], dtype=torch.int64)
+    except Exception as error:  # Pillow, pyarrow and torch raise many kinds
+        raise DataError(f"an image or label in {origin} cannot be decoded: {_first_line(error)}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise DataError(f"images in {origin} have different shapes: {sorted(shapes)[:3]}")
     stacked = np.stack(arrays)
+    if stacked.ndim not in (3, 4) or stacked.dtype != np.uint8:
+        raise DataError(f"images in {origin} decode to {stacked.dtype} of shape {stacked.shape[1:]}, expected 8-bit pixels")
     stacked = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
-    labels = torch.tensor(split[source.label], dtype=torch.int64)
     if labels.min() < 0 or labels.max() >= source.classes:
         raise DataError(f"labels in {origin} lie outside 0 to {source.classes - 1}")
     return Images(torch.from_numpy(np.ascontiguousarray(stacked)), labels)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from ldpfl import mechanisms, models
 from ldpfl.data import Images, ImageTask, load, partition
@@ -16,7 +18,7 @@ from ldpfl.experiments.config import RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
-from ldpfl.simulation import Checkpoint, Federation, LocalTask, VectorizedTrainer, initial_checkpoint
+from ldpfl.simulation import BatchSchedule, Checkpoint, Federation, LocalTask, VectorizedTrainer, initial_checkpoint
 from ldpfl.suggestions import did_you_mean
 
 _HOLDOUT = 0.1
@@ -78,7 +80,26 @@ def build(config: RunConfig, data_dir: Path | None, device: torch.device) -> tup
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
     )
-    return federation, initial_checkpoint(weights, _initial_ranges(config, layout, weights)), task
+    _try_model(config, local, weights, task.classes)
+    origin = f"{task.name} {task.fingerprint} on {device.type}"
+    return federation, initial_checkpoint(weights, _initial_ranges(config, layout, weights), origin), task
+
+
+def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:
+    """Train two clients for a step on blank images, so that a model that does not fit is refused before a run begins."""
+    blank = Images(torch.zeros_like(local.images.pixels[:2]), torch.zeros_like(local.images.labels[:2]))
+    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.pixels.device)
+    try:
+        logits = functional_call(local.module, local.layout.unflatten(weights.to(blank.pixels.device)), (local.normalised(blank.pixels),))
+        fits = tuple(logits.shape) == (2, classes)
+        VectorizedTrainer(replace(local, images=blank)).train(weights, schedule)
+    except Exception as error:  # it is the user's code, on blank images: no private value is in the message
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ConfigError(
+            f"model {config.model.name!r} cannot be trained on {config.data.name}: {type(error).__name__}: {reason}"
+        ) from error
+    if not fits:
+        raise ConfigError(f"model {config.model.name!r} gives {tuple(logits.shape)} for two images, expected (2, {classes})")
 
 
 def _model_seed(seed: int) -> int:

@@ -170,7 +170,7 @@ def _suggest(key: str) -> str:
     """Look among the settings of the same section first, then everywhere, sections included."""
     section = key.rpartition(".")[0]
     siblings = [name for name in known_keys() if section and name.startswith(f"{section}.")]
-    everywhere = [*known_keys(), *RunConfig.model_fields]
+    everywhere = sorted({*known_keys(), *RunConfig.model_fields})
     return did_you_mean(key, siblings) if siblings else did_you_mean(key, everywhere)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, LdpflError
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.files import remove_leftovers, replace_atomically, write_text
-from ldpfl.layout import ParameterLayout
-from ldpfl.simulation import Checkpoint
+from ldpfl.simulation import Checkpoint, LocalTask
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether a file is the lock, or what a killed process left of the first config."""
+    return name == _LOCK or name.startswith(".config.toml.")
 
 
 @dataclass(frozen=True)
@@ -59,23 +64,25 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds something else, or a run of another config; nothing is written then.
         """
-        if not resume or not self.config_path.exists():
-            self._create(config)
+        self.check(config, resume=resume)
+        if resume and self.config_path.exists():
             return
-        stored = self.config()
-        differences = stored.differences(config)
-        if differences:
-            raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
-
-    def _create(self, config: RunConfig) -> None:
-        if self.path.exists() and (not self.path.is_dir() or any(not entry.name.startswith(".") for entry in self.path.iterdir())):
-            advice = "give --resume to go on with it, or another --out" if self.config_path.exists() else "give another --out"
-            raise ConfigError(f"output folder {self.path} is not empty: {advice}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.config_path, config.to_toml())
         except OSError as error:
             raise ConfigError(f"output folder {self.path} cannot be written: {error}") from error
+
+    def check(self, config: RunConfig, *, resume: bool) -> None:
+        """Do what :meth:`open` checks, and touch nothing."""
+        if resume and self.config_path.exists():
+            differences = self.config().differences(config)
+            if differences:
+                raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
+            return
+        if self.path.exists() and (not self.path.is_dir() or any(not _is_ours(entry.name) for entry in self.path.iterdir())):
+            advice = "give --resume to go on with it, or another --out" if self.config_path.exists() else "give another --out"
+            raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 
     @contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
@@ -84,11 +91,14 @@ class RunFolder:
         Raises:
             ConfigError: another process is at work in it.
         """
-        lock = FileLock(self.path / _LOCK)
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / _LOCK)
             lock.acquire(timeout=-1 if wait else 0)
         except Timeout:
             raise ConfigError(f"another process is working in {self.path}") from None
+        except OSError as error:
+            raise ConfigError(f"folder {self.path} cannot be written: {error}") from error
         try:
             remove_leftovers(self.path)
             yield
@@ -110,19 +120,52 @@ class RunFolder:
         if not self.result_path.exists():
             return None
         try:
-            return dict(json.loads(self.result_path.read_text(encoding="utf-8")))
+            result = json.loads(self.result_path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"{self.result_path} is damaged: {error}") from error
+        if not isinstance(result, dict) or not result.keys() >= _REQUIRED:
+            raise DataError(f"{self.result_path} is damaged: it lacks figures of a finished run; remove it and give --resume")
+        return result
+
+    def checkpoint_or(self, start: Checkpoint) -> Checkpoint:
+        """Return the last checkpoint, or ``start`` if no round was finished.
+
+        Raises:
+            ConfigError: the rounds so far were run on other data or another device, so the end would be a mixture.
+        """
+        last = self.checkpoint()
+        if last is None:
+            return start
+        if last.origin != start.origin:
+            raise ConfigError(f"{self.path} was begun on {last.origin}, and this is {start.origin}: it cannot be resumed")
+        return last
+
+    def is_damaged(self) -> bool:
+        """Tell whether a file of the run cannot be read."""
+        try:
+            if self.config_path.exists():
+                self.config(), self.checkpoint(), self.result()
+        except LdpflError:
+            return True
+        return False
+
+    def clear(self) -> None:
+        """Remove the files of the run, so that it begins anew."""
+        for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.model_path, self.curve_path):
+            path.unlink(missing_ok=True)
 
     def save_round(self, checkpoint: Checkpoint) -> None:
         """Record a finished round. The checkpoint comes first: the metrics can be written again from it."""
         checkpoint.save(self.checkpoint_path)
         self._save_metrics(checkpoint)
 
-    def save_result(self, checkpoint: Checkpoint, layout: ParameterLayout, result: dict[str, Any]) -> None:
+    def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any]) -> None:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
         self._save_metrics(checkpoint)
-        tensors = {name: value.clone() for name, value in layout.unflatten(checkpoint.state.weights).items()}
+        # The whole module: what is not trained is public, and a shared parameter has more than one name.
+        module = copy.deepcopy(task.module).cpu()
+        module.load_state_dict(task.layout.unflatten(checkpoint.state.weights), strict=False)
+        tensors = {name: value.detach().clone() for name, value in module.state_dict().items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
         write_text(self.result_path, json.dumps(result, indent=2) + "\n")
@@ -133,3 +176,4 @@ class RunFolder:
 
 
 _LOCK = ".lock"
+_REQUIRED = {"name", "seed", "accuracy", "accuracy_per_round", "noise_free_accuracy", "layers", "seconds", "device"}

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 import ldpfl
-from ldpfl.data import ImageTask
 from ldpfl.data.loading import cache_dir
+from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import MechanismConfig, RangesConfig, RunConfig
 from ldpfl.experiments.result import summarise
@@ -30,6 +30,8 @@ class Observer(Protocol):
 
     def round_done(self, metrics: RoundMetrics) -> None: ...
 
+    def warn(self, message: str) -> None: ...
+
 
 class Silent:
     """An observer that shows nothing."""
@@ -39,6 +41,8 @@ class Silent:
     def clients_done(self, done: int, total: int) -> None: ...
 
     def round_done(self, metrics: RoundMetrics) -> None: ...
+
+    def warn(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,17 @@ class Runner:
         federation, start, task = build(config, self.data_dir, self.device)
         private = config.mechanism.name != "none"
         wants_twin = twin and private
-        folder.open(config, resume=resume)
+        folder.check(config, resume=resume)
         with folder.locked():
+            folder.open(config, resume=resume)
             finished = folder.result() if resume else None
             if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_twin):
                 return finished
-            last = self._rounds(federation, folder.checkpoint() or start, config, folder, "private" if private else "not private")
-            reference = self._twin(config, task) if wants_twin else None
+            last = self._rounds(federation, folder.checkpoint_or(start), config, folder, "private" if private else "not private")
+            reference = self._twin_or_none(config) if wants_twin else None
             result = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, result)
-            folder.save_result(last, federation.task.layout, result)
+            folder.save_result(last, federation.task, result)
         return result
 
     def _rounds(self, federation: Federation, start: Checkpoint, config: RunConfig, folder: RunFolder, label: str) -> Checkpoint:
@@ -87,24 +92,35 @@ class Runner:
             self.observer.round_done(last.history[-1])
         return last
 
-    def _twin(self, config: RunConfig, task: ImageTask) -> list[float]:
-        """Return the accuracy after each round of the same training without noise; run once, then cached by its config."""
+    def _twin_or_none(self, config: RunConfig) -> list[float] | None:
+        """A twin that fails must not cost the finished run its result."""
+        try:
+            return self._twin(config)
+        except (LdpflError, OSError) as error:
+            self.observer.warn(f"no noise-free twin to compare with: {error}")
+            return None
+
+    def _twin(self, config: RunConfig) -> list[float]:
+        """Return the accuracy after each round of the same training without noise; run once, then cached.
+
+        The key is the config, the data, the device, the versions and the initial model. The code of a model that is
+        named by import path is not part of it: such a twin is run anew each time.
+        """
         twin = noise_free(config)
-        key = hashlib.sha256(
-            f"{twin.to_toml()}{task.fingerprint}{self.device.type}{ldpfl.__version__}{torch.__version__}".encode()
-        ).hexdigest()[:16]
-        folder = RunFolder(cache_dir() / "twins" / key)
-        folder.path.mkdir(parents=True, exist_ok=True)
+        federation, start, task = build(twin, self.data_dir, self.device)
+        initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
+        facts = (twin.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
+        folder = RunFolder(cache_dir() / "twins" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
         with folder.locked(wait=True):
+            if ":" in config.model.name or folder.is_damaged():
+                folder.clear()
             result = folder.result()
-            if result is not None:
-                return list(result["accuracy_per_round"])
-            folder.open(twin, resume=True)
-            federation, start, _ = build(twin, self.data_dir, self.device)
-            last = self._rounds(federation, folder.checkpoint() or start, twin, folder, "noise-free twin")
-            result = summarise(twin, federation, task, last, None)
-            folder.save_result(last, federation.task.layout, result)
-            return list(result["accuracy_per_round"])
+            if result is None:
+                folder.open(twin, resume=True)
+                last = self._rounds(federation, folder.checkpoint_or(start), twin, folder, "noise-free twin")
+                result = summarise(twin, federation, task, last, None)
+                folder.save_result(last, federation.task, result)
+        return list(result["accuracy_per_round"])
 
 
 def noise_free(config: RunConfig) -> RunConfig:

@@ -123,9 +123,14 @@ class Duchi(Mechanism):
         return ((radius * self.gain) ** 2 - (inside - center) ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(r^2 A^2 - (mean - c)^2) / (n - 1): the sample variance of n two-valued reports, over n. NaN-free at n = 1."""
+        """(r^2 A^2 - (mean - c)^2) / (n - 1): the sample variance of n two-valued reports, over n.
+
+        One report has no sample variance: there the upper bound r^2 A^2 stands.
+        """
         center, radius = ranges.expand()
-        return (((radius * self.gain) ** 2 - (mean - center) ** 2) / max(clients - 1, 1)).clamp_min(0).float()
+        if clients == 1:
+            return ((radius * self.gain) ** 2).float()
+        return (((radius * self.gain) ** 2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
         """r A / sqrt(n) (LDP-FL, Lemma 3, upper bound)."""

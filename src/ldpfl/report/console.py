@@ -66,6 +66,9 @@ class ProgressDisplay:
     def clients_done(self, done: int, total: int) -> None:
         self._progress.update(self._task, completed=self._finished + 0.999 * done / total)
 
+    def warn(self, message: str) -> None:
+        self._console.print(Text(message, style="yellow"), soft_wrap=True)
+
     def round_done(self, metrics: RoundMetrics) -> None:
         self._finished = metrics.round
         self._progress.update(
@@ -78,7 +81,7 @@ class ProgressDisplay:
 
 def result_table(result: dict[str, Any]) -> Table:
     """Return the closing table: accuracy, privacy, communication, time."""
-    table = Table(title=f"{result['name']}, seed {result['seed']}", show_header=False, title_justify="left")
+    table = Table(title=Text(f"{result['name']}, seed {result['seed']}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     table.add_row(f"accuracy ({result['evaluated_on']} images)", f"{result['accuracy']:.2%}")
@@ -116,7 +119,7 @@ def layer_table(result: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for name, layer in result["layers"].items():
         table.add_row(
-            name, f"{layer['weights']:,}", f"{layer['radius']:.4g}", f"{layer['noise_std']:.4g}", f"{layer['clipped_fraction']:.2%}"
+            Text(name), f"{layer['weights']:,}", f"{layer['radius']:.4g}", f"{layer['noise_std']:.4g}", f"{layer['clipped_fraction']:.2%}"
         )
     table.caption = "* known to a simulation only; a server never sees it"
     table.caption_justify = "left"

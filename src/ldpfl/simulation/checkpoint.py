@@ -1,4 +1,4 @@
-"""What a run needs to go on after a crash: public server state and the metrics so far, in one file."""
+"""What a run needs to go on after a crash, in one file: the server's state and the metrics so far."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ from ldpfl.simulation.metrics import RoundMetrics
 class Checkpoint:
     """The server's state after a round and the metrics of all rounds so far.
 
-    Random streams need no place here: they follow from the seed and the round.
+    Random streams need no place here: they follow from the seed and the round. The state is public; the metrics hold
+    ``clipped_fraction``, which only a simulation can know.
+
+    Attributes:
+        origin: names the data and the device, so that a run is not resumed on others.
     """
 
     state: ServerState
     history: tuple[RoundMetrics, ...]
+    origin: str = ""
 
     def save(self, path: Path) -> None:
         """Write to ``path`` so that a crash leaves this checkpoint or the one before."""
@@ -37,6 +42,7 @@ class Checkpoint:
         metadata = {
             "round": str(self.state.round),
             "sizes": json.dumps(self.state.ranges.sizes),
+            "origin": self.origin,
             "history": json.dumps([asdict(metrics) for metrics in self.history]),
         }
         with replace_atomically(path) as temporary:
@@ -55,7 +61,8 @@ class Checkpoint:
                 tensors = {name: handle.get_tensor(name) for name in ("weights", "center", "radius")}
             ranges = LayerRanges(tensors["center"], tensors["radius"], tuple(json.loads(metadata["sizes"])))
             history = tuple(RoundMetrics(**entry) for entry in json.loads(metadata["history"]))
+            origin = metadata["origin"]
             state = ServerState(int(metadata["round"]), tensors["weights"].to(torch.float32), ranges)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"checkpoint {path} is damaged: {error}") from error
-        return cls(state, history)
+        return cls(state, history, origin)

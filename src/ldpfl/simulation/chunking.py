@@ -16,7 +16,7 @@ from ldpfl.simulation.schedule import BatchSchedule
 MEMORY_SHARE = 0.5
 """Part of the free memory that training may take."""
 
-_PROBED_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_PROBED_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _SLOWER = 1.1
 
 
@@ -31,7 +31,7 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
     Two steps of growing chunks are timed until one is clearly slower a client than the best so far, or until the
-    memory that a client was seen to need says stop. Takes a second or two; the choice changes speed, never results.
+    memory that a client was seen to need says stop. Takes a second or two; on a CPU the choice changes speed, never results.
     """
     probe = schedule.head(2)
     fitting = min(schedule.clients, _fitting(trainer, weights, probe, device))

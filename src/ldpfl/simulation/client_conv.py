@@ -32,21 +32,21 @@ class PatchConvolutions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-Pair = int | tuple[int, int] | str
+Pair = int | tuple[int, ...] | str
 
 
 def _applies(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> bool:
-    plain = groups == 1 and dilation in (1, (1, 1)) and not isinstance(padding, str)
+    plain = groups == 1 and dilation in (1, (1,), (1, 1)) and not isinstance(padding, str)
     return plain and input.dim() == 4 and weight.shape[1] <= FEW_CHANNELS
 
 
 def _patch_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
-    vertical, horizontal = (padding, padding) if isinstance(padding, int) else padding
-    down, right = (stride, stride) if isinstance(stride, int) else stride
+    vertical, horizontal = _pair(padding)
+    down, right = _pair(stride)
     if vertical or horizontal:
         input = F.pad(input, (horizontal, horizontal, vertical, vertical))
     outputs, channels, height, width = weight.shape
@@ -56,4 +56,11 @@ def _patch_conv2d(
     result = weight.reshape(outputs, -1) @ patches
     if bias is not None:
         result = result + bias[:, None]
-    return result.reshape(outputs, images, rows, columns).transpose(0, 1)
+    return result.reshape(outputs, images, rows, columns).transpose(0, 1).contiguous()
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Read a stride or padding as PyTorch does: one number for both directions, or two."""
+    if isinstance(value, int):
+        return value, value
+    return value[0], value[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +34,11 @@ class LocalTask:
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised pixels (..., C, H, W) and labels (...) at ``index`` (...)."""
-        return normalise(self.images.pixels[index], self.mean, self.std), self.images.labels[index]
+        return self.normalised(self.images.pixels[index]), self.images.labels[index]
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Return uint8 ``pixels`` (..., C, H, W) as the model wants them, float32."""
+        return normalise(pixels, self.mean, self.std)
 
     def loss(self, parameters: dict[str, Tensor], pixels: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         """Return the mean cross-entropy over the samples that ``mask`` (B,) lets count; 0 where none does."""
@@ -54,10 +59,14 @@ class Trainer(Protocol):
 class VectorizedTrainer:
     """All clients of a schedule at once: every parameter gets a leading client dimension.
 
-    A client's result does not depend on who else is in the schedule.
+    On a CPU, a client's result does not depend on who else is in the schedule, to the last bit.
+
+    Attributes:
+        patches: compute convolutions over few channels by patches (see ``client_conv``); faster, rounds differently.
     """
 
     task: LocalTask
+    patches: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         if schedule.clients == 1:  # a batch of one takes other kernels, whose rounding differs: train it beside a twin
@@ -72,7 +81,7 @@ class VectorizedTrainer:
         for step in range(schedule.steps):
             pixels, labels = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
-            with PatchConvolutions():
+            with PatchConvolutions() if self.patches else nullcontext():
                 total = client_losses(parameters, pixels, labels, mask).sum()
             # Clients share no parameter, so the gradient of the sum is every client's own gradient.
             gradients = torch.autograd.grad(total, parameters)
@@ -121,11 +130,11 @@ class LoopTrainer:
 
 @torch.no_grad()
 def accuracy(task: LocalTask, weights: Tensor, images: Images, *, batch_size: int = 1000) -> float:
-    """Return the share of ``images`` that the model with ``weights`` (d,) classifies correctly."""
+    """Return the share, 0 to 1, of ``images`` that the model with ``weights`` (d,) classifies correctly."""
     parameters = task.layout.unflatten(weights.to(images.pixels.device))
     correct = 0
     for start in range(0, len(images), batch_size):
-        pixels = normalise(images.pixels[start : start + batch_size], task.mean, task.std)
+        pixels = task.normalised(images.pixels[start : start + batch_size])
         predicted = functional_call(task.module, parameters, (pixels,)).argmax(dim=1)
         correct += int((predicted == images.labels[start : start + batch_size]).sum())
     return correct / len(images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
+_PROBED_CLIENTS = 256
+
 ClientsDone = Callable[[int, int], None]
 """Called with (clients trained so far, cohort size) while a round goes on."""
 
@@ -34,10 +36,18 @@ class Federation:
     """Everything that stays the same over the rounds of a run.
 
     Attributes:
+        seed: all random streams derive from it.
+        task: model, layout, training images and optimiser.
+        trainer: turns a broadcast vector into the clients' trained vectors.
         samples: for each client the positions of its samples in the task's images.
         evaluation: images that the global model is measured on after each round.
+        mechanism: what clients do to their values before they leave.
+        perturbed: whether those values are trained weights or their change.
+        rule: how the server chooses the next ranges.
+        server_learning_rate: factor on the mean update.
         fraction: part of the clients that takes part in a round.
-        chunk_size: clients trained at once; ``None`` lets a probe choose. It changes speed, never results.
+        epochs, batch_size: of local training.
+        chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
     seed: int
@@ -53,6 +63,11 @@ class Federation:
     epochs: int
     batch_size: int
     chunk_size: int | None = None
+
+    @property
+    def batch_width(self) -> int:
+        """Batch size, or the size of the largest client where that is smaller; the same in every chunk."""
+        return min(self.batch_size, max(own.size for own in self.samples))
 
     @property
     def device(self) -> torch.device:
@@ -95,13 +110,13 @@ def simulate(
             radius=_by_layer(federation, checkpoint.state.ranges.radius.tolist()),
             seconds=time.perf_counter() - began,
         )
-        checkpoint = Checkpoint(state, (*checkpoint.history, metrics))
+        checkpoint = replace(checkpoint, state=state, history=(*checkpoint.history, metrics))
         yield checkpoint
 
 
-def initial_checkpoint(weights: Tensor, ranges: LayerRanges) -> Checkpoint:
-    """Return the state before the first round."""
-    return Checkpoint(ServerState(0, weights, ranges), ())
+def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "") -> Checkpoint:
+    """Return the state before the first round; ``origin`` names the data and the device."""
+    return Checkpoint(ServerState(0, weights, ranges), (), origin)
 
 
 def _collect(
@@ -110,6 +125,8 @@ def _collect(
     """Train the cohort and return its reports; trained weights of a chunk are dropped as soon as it has reported."""
     reports: list[Reports] = []
     clipped = ClippedCounter(state.ranges)
+    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
+    cohort = cohort[np.argsort([federation.samples[client].size for client in cohort], kind="stable")]
     for piece in split_evenly(len(cohort), chunk_size):
         clients = cohort[piece]
         trained = federation.trainer.train(state.weights, _schedule(federation, state, clients))
@@ -127,12 +144,13 @@ def _collect(
 def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
     generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
     samples = [federation.samples[client] for client in clients]
-    schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_size)
+    schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_width)
     return schedule.to(federation.device)
 
 
 def _probe_chunk_size(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
-    schedule = _schedule(federation, state, cohort[:1024])
+    largest_first = sorted(cohort.tolist(), key=lambda client: -federation.samples[client].size)
+    schedule = _schedule(federation, state, np.array(largest_first[:_PROBED_CLIENTS]))
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)
 
 

@@ -47,6 +47,11 @@ def batch_schedule(
 
     The last batch of an epoch may be smaller. Clients with fewer samples finish earlier: the rest of their steps are
     blanked out. A client's order depends on its own generator alone.
+
+    Args:
+        samples: for each client, positions (n_k,) in the training set.
+        batch_size: width B of the schedule, whoever is in it. A federation whose largest client holds fewer samples
+            than its batch size passes that smaller number.
     """
     per_client = [
         [
@@ -56,8 +61,8 @@ def batch_schedule(
         ]
         for own, generator in zip(samples, generators, strict=True)
     ]
-    width = min(batch_size, max(own.size for own in samples))
-    shape = (len(samples), max(len(batches) for batches in per_client), width)
+    # The width must not depend on who else is here: another width takes other kernels, which round differently.
+    shape = (len(samples), max(len(batches) for batches in per_client), batch_size)
     index, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
     for client, batches in enumerate(per_client):
         index[client] = samples[client][0]

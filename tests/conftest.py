@@ -1,0 +1,142 @@
+"""Fixtures that several tests share: an isolated cache, and a tiny data set in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pyarrow import parquet
+
+from ldpfl.data import Images, ImageTask
+
+Pixels = NDArray[np.uint8]
+
+CLASSES = 10
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hugging_face_stays_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the library ``datasets`` out of the user's home and off the network; it reads these when first imported."""
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hugging-face"))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test, and every process it starts, its own cache folder and no default data folder."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LDPFL_CACHE_DIR", str(folder))
+    monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
+    return folder
+
+
+def digits(count: int, *, seed: int, shape: tuple[int, ...] = (20, 20)) -> tuple[Pixels, list[int]]:
+    """Return noisy images with a bright bar whose place tells the label, and the labels."""
+    generator = np.random.default_rng(seed)
+    labels = [index % CLASSES for index in range(count)]
+    images = generator.integers(0, 120, (count, *shape), dtype=np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[2 * label : 2 * label + 2] = 255
+    return images, labels
+
+
+def write_split(
+    data_dir: Path,
+    name: str,
+    split: str,
+    images: Sequence[Pixels] | Pixels,
+    labels: Sequence[int | str | None],
+    *,
+    columns: tuple[str, str] = ("image", "label"),
+) -> Path:
+    """Write one parquet file as the Hugging Face hub serves it: PNG bytes and labels, described in the schema's metadata."""
+    image, label = columns
+    kind = {"dtype": "string" if any(isinstance(entry, str) for entry in labels) else "int64", "_type": "Value"}
+    table = pa.table(
+        {
+            image: pa.array([{"bytes": _png(pixels), "path": None} for pixels in images], type=_IMAGE),
+            label: pa.array(labels),
+        }
+    )
+    features = {image: {"_type": "Image"}, label: kind}
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path = data_dir / name / f"{split}-00000-of-00001.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table, path)
+    return path
+
+
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def _png(pixels: Pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder whose ``mnist`` holds 200 train and 50 test images of 20x20."""
+    folder = tmp_path_factory.mktemp("data")
+    write_split(folder, "mnist", "train", *digits(200, seed=1))
+    write_split(folder, "mnist", "test", *digits(50, seed=2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_task() -> ImageTask:
+    """The same images as ``tiny_data``, already decoded."""
+    return ImageTask("mnist", _decoded(200, seed=1), _decoded(50, seed=2), CLASSES, (0.1307,), (0.3081,), "tiny")
+
+
+def _decoded(count: int, *, seed: int) -> Images:
+    images, labels = digits(count, seed=seed)
+    return Images(torch.from_numpy(images)[:, None], torch.tensor(labels))
+
+
+@pytest.fixture(scope="session")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config that trains on ``tiny_data`` in well under a second."""
+    path = tmp_path_factory.mktemp("config") / "tiny.toml"
+    path.write_text(TINY_TOML, encoding="utf-8")
+    return path
+
+
+TINY_TOML = """
+name = "tiny"
+seed = 3
+
+[data]
+name = "mnist"
+
+[model]
+name = "logistic-regression"
+
+[clients]
+count = 8
+
+[training]
+rounds = 3
+epochs = 1
+batch_size = 10
+learning_rate = 0.05
+
+[mechanism]
+name = "duchi"
+epsilon = 2.0
+perturbed = "update"
+
+[ranges]
+rule = "fixed"
+radius = 0.02
+"""

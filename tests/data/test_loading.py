@@ -1,0 +1,285 @@
+"""Data sets are decoded once, from any of the four layouts, and whatever is wrong with a file is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import digits, write_split
+from ldpfl.data import ImageTask, load, names
+from ldpfl.errors import ConfigError, DataError
+
+LAYOUTS = {
+    "mnist": (("image", "label"), (28, 28), (1, 28, 28), 10),
+    "fashion_mnist": (("image", "label"), (28, 28), (1, 28, 28), 10),
+    "cifar10": (("img", "label"), (32, 32, 3), (3, 32, 32), 10),
+    "cifar100": (("img", "fine_label"), (32, 32, 3), (3, 32, 32), 100),
+}
+
+
+def cached_files(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("*.safetensors"))
+
+
+def small(data_dir: Path, name: str = "mnist", train: int = 12) -> Path:
+    """Write a small, valid data set and return the path of its training file."""
+    write_split(data_dir, name, "test", *digits(4, seed=2))
+    return write_split(data_dir, name, "train", *digits(train, seed=1))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_folder_gives_back_the_pixels_and_labels_that_were_written(name: str, tmp_path: Path) -> None:
+    """Channels must end up in front, and no pixel may be changed on the way."""
+    columns, written, shape, classes = LAYOUTS[name]
+    train, labels = digits(12, seed=1, shape=written)
+    test, _ = digits(5, seed=2, shape=written)
+    labels = [label * (classes // 10) for label in labels]
+    write_split(tmp_path, name, "train", train, labels, columns=columns)
+    write_split(tmp_path, name, "test", test, labels[:5], columns=columns)
+
+    task = load(name, tmp_path)
+
+    assert (task.name, task.classes, task.shape) == (name, classes, shape)
+    assert len(task.mean) == len(task.std) == shape[0]
+    assert task.train.pixels.dtype == torch.uint8
+    assert task.train.labels.tolist() == labels
+    assert task.test.labels.tolist() == labels[:5]
+    expected = train[:, None] if train.ndim == 3 else train.transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(task.train.pixels.numpy(), expected)
+
+
+def test_the_environment_names_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(tmp_path)
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tmp_path))
+    assert len(load("mnist").train) == 12
+
+
+def test_without_a_folder_the_hub_id_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub gives the same images as a folder with the same files."""
+    import datasets
+
+    small(tmp_path)
+    asked: list[str] = []
+    original = datasets.load_dataset
+
+    def from_hub(hub_id: str) -> Any:
+        asked.append(hub_id)
+        return original(str(tmp_path / "mnist"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    task = load("mnist")
+    monkeypatch.undo()
+    assert asked == ["ylecun/mnist"]
+    assert torch.equal(task.train.pixels, load("mnist", tmp_path).train.pixels)
+
+
+def test_an_unreachable_hub_tells_of_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def unreachable(hub_id: str) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(DataError, match=r"ylecun/mnist.*--data-dir.*no route to host"):
+        load("mnist")
+
+
+def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
+    """The split is disjoint and stratified: 400 and 100 of each digit."""
+    task = load("mnist-5k")
+    assert task.shape == (1, 28, 28)
+    assert (len(task.train), len(task.test)) == (4000, 1000)
+    assert torch.bincount(task.train.labels).tolist() == [400] * 10
+    assert torch.bincount(task.test.labels).tolist() == [100] * 10
+    train, test = ({image.tobytes() for image in part.pixels.numpy()} for part in (task.train, task.test))
+    assert not train & test
+    assert task.train.pixels.max() == 255
+    ink = [float(task.train.pixels[task.train.labels == label].float().mean()) for label in (0, 1)]
+    assert ink[0] > 1.5 * ink[1]  # a 0 takes more ink than a 1, in real digits
+
+
+def test_mnist_5k_is_the_same_every_time() -> None:
+    first, second = load("mnist-5k"), load("mnist-5k")
+    assert first.fingerprint == second.fingerprint
+    assert torch.equal(first.train.pixels, second.train.pixels)
+
+
+def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was decoded once comes from the cache: ``datasets`` is not even called."""
+    import datasets
+
+    small(tmp_path)
+    first = load("mnist", tmp_path)
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(datasets, "load_dataset", forbidden)
+    second = load("mnist", tmp_path)
+    assert second.fingerprint == first.fingerprint
+    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert torch.equal(first.test.labels, second.test.labels)
+
+
+def test_a_cached_load_does_not_import_datasets(tmp_path: Path) -> None:
+    """Importing it takes seconds, which each start of the command line would pay."""
+    small(tmp_path)
+    load("mnist", tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from ldpfl.data import load; "
+        "load('mnist', Path(sys.argv[1])); sys.exit('datasets' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+
+
+def test_changed_content_gets_a_new_cache_entry(tmp_path: Path, cache: Path) -> None:
+    small(tmp_path)
+    before = load("mnist", tmp_path)
+    images, labels = digits(12, seed=1)
+    write_split(tmp_path, "mnist", "train", images, labels[::-1])
+    after = load("mnist", tmp_path)
+    assert after.fingerprint != before.fingerprint
+    assert after.train.labels.tolist() == labels[::-1]
+    assert len(cached_files(cache)) == 2
+
+
+def test_changed_content_of_the_same_age_is_decoded_anew(tmp_path: Path) -> None:
+    """Copies and archives keep a file's time; only the content may decide what is stale."""
+    path = small(tmp_path)
+    os.utime(path, ns=(10**18, 10**18))
+    load("mnist", tmp_path)
+    images, labels = digits(12, seed=1)
+    write_split(tmp_path, "mnist", "train", images, labels[::-1])
+    os.utime(path, ns=(10**18, 10**18))
+    assert load("mnist", tmp_path).train.labels.tolist() == labels[::-1]
+
+
+def test_the_same_content_elsewhere_shares_the_cache_entry(tmp_path: Path, cache: Path) -> None:
+    small(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert load("mnist", tmp_path / "a").fingerprint == load("mnist", tmp_path / "b").fingerprint
+    assert len(cached_files(cache)) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "foreign"])
+def test_a_damaged_cache_is_decoded_again_and_replaced(damage: str, tmp_path: Path, cache: Path) -> None:
+    small(tmp_path)
+    first = load("mnist", tmp_path)
+    (entry,) = cached_files(cache)
+    whole = entry.read_bytes()
+    entry.write_bytes({"truncated": whole[: len(whole) // 2], "emptied": b"", "foreign": b"not tensors at all"}[damage])
+    second = load("mnist", tmp_path)
+    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert entry.read_bytes() == whole
+
+
+def test_nothing_but_the_entry_is_left_in_the_cache(tmp_path: Path, cache: Path) -> None:
+    small(tmp_path)
+    load("mnist", tmp_path)
+    assert [path for path in cache.rglob("*") if path.is_file()] == cached_files(cache)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="'fashion_mnist'"):
+        load("fashion-mnist")
+    assert set(names()) == {"mnist", "fashion_mnist", "cifar10", "cifar100", "mnist-5k"}
+
+
+def refused(data_dir: Path, cache: Path) -> str:
+    """Load, expect refusal with nothing cached, and return the message."""
+    with pytest.raises(DataError) as caught:
+        load("mnist", data_dir)
+    assert cached_files(cache) == []
+    return str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path, cache: Path) -> None:
+    assert str(tmp_path / "mnist") in refused(tmp_path, cache)
+    assert "nowhere" in refused(tmp_path / "nowhere", cache)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"\x00" * 4096])
+def test_a_corrupt_file_is_named(content: bytes, tmp_path: Path, cache: Path) -> None:
+    path = small(tmp_path)
+    path.write_bytes(content)
+    assert str(path) in refused(tmp_path, cache)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path, cache: Path) -> None:
+    path = small(tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert str(path) in refused(tmp_path, cache)
+
+
+def test_a_file_with_flipped_bytes_inside_is_named(tmp_path: Path, cache: Path) -> None:
+    """Its footer is whole, so only reading the columns shows the damage."""
+    path = small(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[100:1100] = bytes(255 - byte for byte in content[100:1100])
+    path.write_bytes(bytes(content))
+    assert str(path) in refused(tmp_path, cache)
+
+
+def test_a_missing_split_is_named(tmp_path: Path, cache: Path) -> None:
+    write_split(tmp_path, "mnist", "train", *digits(4, seed=1))
+    message = refused(tmp_path, cache)
+    assert "test" in message
+    assert str(tmp_path / "mnist") in message
+
+
+@pytest.mark.parametrize(("columns", "lacking"), [(("img", "label"), "image"), (("image", "digit"), "label")])
+def test_a_missing_column_is_named(columns: tuple[str, str], lacking: str, tmp_path: Path, cache: Path) -> None:
+    for split in ("train", "test"):
+        write_split(tmp_path, "mnist", split, *digits(4, seed=1), columns=columns)
+    message = refused(tmp_path, cache)
+    assert f"lacks the column {lacking}" in message
+    assert str(tmp_path / "mnist") in message
+
+
+def test_images_of_mixed_shapes_are_refused(tmp_path: Path, cache: Path) -> None:
+    small(tmp_path)
+    wide, labels = digits(2, seed=1, shape=(20, 24))
+    square, _ = digits(2, seed=1)
+    write_split(tmp_path, "mnist", "train", [*square, *wide], [*labels, *labels])
+    message = refused(tmp_path, cache)
+    assert "different shapes" in message
+    assert str(tmp_path / "mnist") in message
+
+
+def test_test_images_of_another_shape_than_the_training_images_are_refused(tmp_path: Path, cache: Path) -> None:
+    """Otherwise the run would fail at the end of its first round."""
+    small(tmp_path)
+    write_split(tmp_path, "mnist", "test", *digits(4, seed=2, shape=(20, 24)))
+    assert str(tmp_path / "mnist") in refused(tmp_path, cache)
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_labels_out_of_range_are_refused(label: int, tmp_path: Path, cache: Path) -> None:
+    small(tmp_path)
+    write_split(tmp_path, "mnist", "train", digits(3, seed=1)[0], [0, 1, label])
+    message = refused(tmp_path, cache)
+    assert "0 to 9" in message
+    assert str(tmp_path / "mnist") in message
+
+
+@pytest.mark.parametrize("labels", [[0, 1, None], ["zero", "one", "two"]])
+def test_labels_that_are_no_numbers_are_refused(labels: list[int | str | None], tmp_path: Path, cache: Path) -> None:
+    small(tmp_path)
+    write_split(tmp_path, "mnist", "train", digits(3, seed=1)[0], labels)
+    if isinstance(labels[0], str):
+        write_split(tmp_path, "mnist", "test", digits(3, seed=2)[0], labels)
+    assert str(tmp_path / "mnist") in refused(tmp_path, cache)
+
+
+def test_taking_images_keeps_pixels_and_labels_together(tiny_task: ImageTask) -> None:
+    taken = tiny_task.train.take(torch.tensor([7, 3]))
+    assert taken.labels.tolist() == [7, 3]
+    assert torch.equal(taken.pixels[0], tiny_task.train.pixels[7])

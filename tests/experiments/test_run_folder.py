@@ -1,0 +1,119 @@
+"""A run's folder is never written over, and whatever is in it can be read or is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import TINY_TOML
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.run_folder import RunFolder
+
+
+def config_of(*overrides: str) -> RunConfig:
+    return parse_config(TINY_TOML, overrides, origin="test")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "runs" / "one")
+
+
+def test_a_new_folder_holds_the_config(folder: RunFolder) -> None:
+    folder.open(config_of(), resume=False)
+    assert folder.config() == config_of()
+    assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
+    assert folder.checkpoint() is None
+    assert folder.result() is None
+
+
+def test_an_empty_folder_may_be_used(folder: RunFolder) -> None:
+    folder.path.mkdir(parents=True)
+    folder.open(config_of(), resume=False)
+    assert folder.config() == config_of()
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(folder: RunFolder) -> None:
+    folder.open(config_of(), resume=False)
+    before = content(folder.path)
+    for config in (config_of(), config_of("seed=8")):
+        with pytest.raises(ConfigError, match="--resume"):
+            folder.open(config, resume=False)
+    assert content(folder.path) == before
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(folder: RunFolder) -> None:
+    folder.path.mkdir(parents=True)
+    (folder.path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    before = content(folder.path)
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="not empty"):
+            folder.open(config_of(), resume=resume)
+    assert content(folder.path) == before
+
+
+def test_a_file_in_the_folder_s_place_is_left_alone(folder: RunFolder) -> None:
+    folder.path.parent.mkdir(parents=True)
+    folder.path.write_text("a file", encoding="utf-8")
+    for resume in (False, True):
+        with pytest.raises(ConfigError):
+            folder.open(config_of(), resume=resume)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RunFolder(folder.path / "below").open(config_of(), resume=False)
+    assert folder.path.read_text(encoding="utf-8") == "a file"
+
+
+def test_a_resume_with_another_config_shows_the_difference(folder: RunFolder) -> None:
+    folder.open(config_of(), resume=False)
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match=r"mechanism\.epsilon: 2\.0 -> 3\.0; training\.rounds: 3 -> 4"):
+        folder.open(config_of("mechanism.epsilon=3", "training.rounds=4"), resume=True)
+    folder.open(config_of(), resume=True)
+    assert content(folder.path) == before
+
+
+def test_what_a_crash_left_of_the_first_write_keeps_nobody_out(folder: RunFolder) -> None:
+    """Killed before the config was in place: nothing is lost, so the folder must be usable."""
+    folder.path.mkdir(parents=True)
+    (folder.path / ".config.toml.k3x9_a1b").write_text("name = ", encoding="utf-8")
+    folder.open(config_of(), resume=False)
+    assert folder.config() == config_of()
+
+
+def test_only_one_process_works_in_a_folder(folder: RunFolder) -> None:
+    folder.open(config_of(), resume=False)
+    code = (
+        "import sys; from pathlib import Path; from ldpfl.errors import ConfigError; from ldpfl.experiments.run_folder import RunFolder\n"
+        "try:\n    with RunFolder(Path(sys.argv[1])).locked(): print('got in')\n"
+        "except ConfigError as error: print(error)"
+    )
+
+    def other_process() -> str:
+        return subprocess.run([sys.executable, "-c", code, str(folder.path)], check=True, capture_output=True, text=True).stdout
+
+    with folder.locked():
+        assert "another process is working in" in other_process()
+    assert "got in" in other_process()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"accuracy": ', "[1]", "null", "3"])
+def test_a_damaged_result_is_refused_by_name(text: str, folder: RunFolder) -> None:
+    folder.open(config_of(), resume=False)
+    folder.result_path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=r"result\.json is damaged"):
+        folder.result()
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(folder: RunFolder) -> None:
+    folder.open(config_of(), resume=False)
+    folder.checkpoint_path.write_bytes(b"half")
+    with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
+        folder.checkpoint()

@@ -1,0 +1,411 @@
+"""A run ends in the same bytes, whatever happened on the way, and its noise-free twin is trained once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from conftest import TINY_TOML
+from ldpfl import ParameterLayout, models
+from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.experiments import RunConfig, Runner, read_config
+from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.simulation import BatchSchedule, RoundMetrics, VectorizedTrainer
+
+REPRODUCED = ("model.safetensors", "metrics.jsonl", "config.toml", "curve.svg")
+
+KEYS = {
+    "accuracy",
+    "accuracy_per_round",
+    "epsilon_per_weight",
+    "clients",
+    "rounds",
+    "weights",
+    "uplink_bytes_per_client_round",
+    "seconds",
+    "seed",
+    "versions",
+}
+
+
+class Watch:
+    """Notes what is trained; raises what it was given after the round it was given."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.labels: list[str] = []
+        self.warnings: list[str] = []
+        self.rounds: list[int] = []
+        self._stop_after = stop_after
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+        self.labels.append(label)
+
+    def clients_done(self, done: int, total: int) -> None: ...
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def round_done(self, metrics: RoundMetrics) -> None:
+        self.rounds.append(metrics.round)
+        if metrics.round == self._stop_after:
+            raise KeyboardInterrupt
+
+
+def config_of(*overrides: str) -> RunConfig:
+    return parse_config(TINY_TOML, overrides, origin="test")
+
+
+def no_curve(path: Path, result: dict[str, Any]) -> None:
+    """Stands in for the plot where a test is not about it."""
+
+
+def runner(data: Path, watch: Watch | None = None, *, curve: Callable[[Path, dict[str, Any]], None] = no_curve) -> Runner:
+    return Runner(data, torch.device("cpu"), watch or Watch(), curve)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in REPRODUCED if (folder / name).exists()}
+
+
+def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), folder)
+    names = {path.name for path in folder.path.iterdir() if not path.name.startswith(".")}
+    assert names == {"config.toml", "checkpoint.safetensors", "metrics.jsonl", "result.json", "model.safetensors", "curve.svg"}
+    assert json.loads(folder.result_path.read_text(encoding="utf-8")) == result
+    assert folder.curve_path.read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_path: Path) -> None:
+    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"))
+    assert set(result) >= KEYS
+    assert result["weights"] == 20 * 20 * 10 + 10
+    assert result["uplink_bytes_per_client_round"] == -(-4010 // 8)
+    assert (result["clients"], result["rounds"], result["seed"], result["epsilon_per_weight"]) == (8, 3, 3, 2.0)
+    assert len(result["accuracy_per_round"]) == 3
+    assert result["accuracy"] == result["accuracy_per_round"][-1]
+    assert result["epsilon_local_pure_per_client"] == pytest.approx(2.0 * 4010 * 3)
+    assert {"ldpfl", "torch", "python"} <= set(result["versions"])
+    assert result["seconds"] > 0
+
+
+def test_metrics_have_a_line_a_round(tiny_data: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    result = runner(tiny_data).run(config_of(), folder, twin=False)
+    lines = [json.loads(line) for line in folder.metrics_path.read_text(encoding="utf-8").splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [line["accuracy"] for line in lines] == result["accuracy_per_round"]
+
+
+def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Path, tmp_path: Path) -> None:
+    from ldpfl.data import load
+    from ldpfl.data.images import normalise
+
+    folder = RunFolder(tmp_path / "run")
+    result = runner(tiny_data).run(config_of(), folder, twin=False)
+    task = load("mnist", tiny_data)
+    module = models.create("logistic-regression", task.shape, task.classes, seed=0)
+    module.load_state_dict(load_file(folder.model_path))
+    predicted = module(normalise(task.test.pixels, task.mean, task.std)).argmax(dim=1)
+    assert float((predicted == task.test.labels).float().mean()) == pytest.approx(result["accuracy"])
+
+
+def test_the_written_config_runs_again_to_the_same_bytes(tiny_data: Path, tmp_path: Path) -> None:
+    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "one"), twin=False)
+    config = read_config(tmp_path / "one" / "config.toml")
+    runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(tmp_path / "two"), twin=False)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert len(files(tmp_path / "one")) == 4
+
+
+def test_another_seed_ends_in_another_model(tiny_data: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        runner(tiny_data).run(config_of(f"seed={seed}"), RunFolder(tmp_path / str(seed)), twin=False)
+    assert (tmp_path / "1" / "model.safetensors").read_bytes() != (tmp_path / "2" / "model.safetensors").read_bytes()
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tiny_data: Path, tmp_path: Path) -> None:
+    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "whole"), twin=False)
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        runner(tiny_data, Watch(stop_after=2)).run(config_of(), folder, twin=False)
+    assert folder.result() is None
+    watch = Watch()
+    runner(tiny_data, watch, curve=draw_accuracy_curve).run(config_of(), folder, resume=True, twin=False)
+    assert watch.rounds == [3]
+    assert files(folder.path) == files(tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_returns_its_result_and_trains_nothing(tiny_data: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    result = runner(tiny_data).run(config_of(), folder, twin=False)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    watch = Watch()
+    assert runner(tiny_data, watch).run(config_of(), folder, resume=True, twin=False) == result
+    assert watch.labels == []
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a picture of the disk before every file is put in place, which is what kill -9 leaves, and go on from each."""
+    home, pictures = tmp_path / "home", tmp_path / "pictures"
+    config = config_of("training.rounds=2")
+    original = os.replace
+    sites: list[str] = []
+
+    def photographed(source: Path, target: Path) -> None:
+        if Path(target).is_relative_to(home):
+            sites.append(f"{len(sites):02d}-{Path(target).name}")
+            shutil.copytree(home, pictures / sites[-1])
+        original(source, target)
+
+    monkeypatch.setenv("LDPFL_CACHE_DIR", str(home / "cache"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", photographed)
+        result = runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(home / "run"))
+    expected = files(home / "run")
+    assert len(sites) >= 15
+
+    broken: dict[str, str] = {}
+    for site in sites:
+        monkeypatch.setenv("LDPFL_CACHE_DIR", str(pictures / site / "cache"))
+        folder = RunFolder(pictures / site / "run")
+        try:
+            again = runner(tiny_data, curve=draw_accuracy_curve).run(config, folder, resume=folder.config_path.exists())
+        except (ConfigError, DataError) as error:
+            broken[site] = str(error)
+            continue
+        if files(folder.path) != expected or again["noise_free_accuracy_per_round"] != result["noise_free_accuracy_per_round"]:
+            broken[site] = "other bytes"
+        elif list(folder.path.glob(".*.toml.*")) + list(folder.path.glob(".*.safetensors.*")):
+            broken[site] = "half-written files were left behind"
+    assert broken == {}
+
+
+def test_nan_in_a_client_stops_the_round_and_the_run_can_be_resumed(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner(tiny_data).run(config_of(), RunFolder(tmp_path / "whole"), twin=False)
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        runner(tiny_data, Watch(stop_after=1)).run(config_of(), folder, twin=False)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    train = VectorizedTrainer.train
+
+    def sick(self: VectorizedTrainer, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        trained = train(self, weights, schedule)
+        trained[-1, 0] = float("nan")
+        return trained
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VectorizedTrainer, "train", sick)
+        with pytest.raises(PrivacyError, match="round 2 stopped"):
+            runner(tiny_data).run(config_of(), folder, resume=True, twin=False)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    runner(tiny_data).run(config_of(), folder, resume=True, twin=False)
+    assert files(folder.path) == files(tmp_path / "whole")
+
+
+def test_the_twin_is_trained_once_and_shared_by_runs_that_differ_in_noise_only(tiny_data: Path, tmp_path: Path) -> None:
+    first, second, third = Watch(), Watch(), Watch()
+    results = [
+        runner(tiny_data, watch).run(config, RunFolder(tmp_path / str(number)))
+        for number, (watch, config) in enumerate(
+            [
+                (first, config_of()),
+                (second, config_of("mechanism.epsilon=0.5", "ranges.radius=0.1", "name=other")),
+                (third, config_of("training.learning_rate=0.06")),
+            ]
+        )
+    ]
+    assert first.labels == ["private", "noise-free twin"]
+    assert second.labels == ["private"]
+    assert third.labels == ["private", "noise-free twin"]
+    twins = [result["noise_free_accuracy_per_round"] for result in results]
+    assert len(twins[0]) == 3
+    assert twins[0] == twins[1]
+    assert results[0]["noise_free_accuracy"] == twins[0][-1]
+
+
+def test_the_twin_is_the_same_training_without_noise(tiny_data: Path, tmp_path: Path) -> None:
+    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "private"))
+    plain = runner(tiny_data).run(config_of("mechanism.name=none"), RunFolder(tmp_path / "plain"))
+    assert result["noise_free_accuracy_per_round"] == plain["accuracy_per_round"]
+    assert plain["epsilon_per_weight"] is None
+    assert plain["noise_free_accuracy"] is None  # a run without noise has no twin
+
+
+def test_without_a_twin_none_is_trained(tiny_data: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), twin=False)
+    assert watch.labels == ["private"]
+    assert result["noise_free_accuracy"] is None
+
+
+def test_a_twin_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    first = runner(tiny_data).run(config_of(), folder, twin=False)
+    model, watch = folder.model_path.read_bytes(), Watch()
+    result = runner(tiny_data, watch).run(config_of(), folder, resume=True, twin=True)
+    assert len(result["noise_free_accuracy_per_round"]) == 3
+    assert result["accuracy_per_round"] == first["accuracy_per_round"]
+    assert watch.labels[-1] == "noise-free twin"
+    assert watch.rounds == [1, 2, 3]  # those of the twin: the private rounds stand
+    assert folder.model_path.read_bytes() == model
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["clients.count=201"], "201 clients"),
+        (["model.name=no-such-model"], "no-such-model"),
+        (["model.name=torch.nn:BatchNorm2d", "model.options.num_features=1"], "GroupNorm"),
+        (["ranges.radius={nowhere = 0.1}"], "nowhere"),
+        (['ranges.radius={"1.weight" = 0.1}'], "1.bias"),
+        (["ranges.radius=initial"], "initial"),
+        (["data.name=no-such-data"], "no-such-data"),
+        (["data.partition=labels", "data.labels_per_client=11"], "labels_per_client"),
+    ],
+)
+def test_a_config_that_does_not_fit_leaves_no_folder(overrides: list[str], named: str, tiny_data: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, PrivacyError), match=named):
+        runner(tiny_data).run(config_of(*overrides), RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("epsilon", ["1e-12", "1e-300"])
+def test_an_epsilon_too_small_for_the_exact_sampler_is_refused_before_anything_is_written(
+    epsilon: str, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Its thresholds leave no signal, so nothing could be estimated."""
+    with pytest.raises(ConfigError, match="epsilon"):
+        runner(tiny_data).run(config_of(f"mechanism.epsilon={epsilon}"), RunFolder(tmp_path / "run"), twin=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["mechanism.perturbed=weights", "ranges.rule=denoised", "ranges.radius=initial"],
+        ["ranges.rule=noisy-minmax"],
+        ["clients.fraction=0.5", "data.partition=dirichlet", "data.alpha=0.3"],
+        ['ranges.radius={"1.weight" = 0.02, "1.bias" = 0.01}', "training.momentum=0.5"],
+    ],
+)
+def test_other_settings_run_to_their_end(overrides: list[str], tiny_data: Path, tmp_path: Path) -> None:
+    result = runner(tiny_data).run(config_of(*overrides), RunFolder(tmp_path / "run"), twin=False)
+    assert result["rounds"] == 3
+    assert result["clients_per_round"] == (4 if "clients.fraction=0.5" in overrides else 8)
+
+
+def test_holdout_measures_on_a_tenth_of_the_training_images(tiny_data: Path, tmp_path: Path) -> None:
+    """It must not touch the test images, which are for the last word."""
+    result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), twin=False)
+    assert result["evaluated_on"] == "holdout"
+    assert all(share * 20 == pytest.approx(round(share * 20)) for share in result["accuracy_per_round"])
+    with pytest.raises(ConfigError, match="has 180"):
+        runner(tiny_data).run(config_of("data.evaluate_on=holdout", "clients.count=181"), RunFolder(tmp_path / "more"), twin=False)
+
+
+def test_layers_are_told_apart_in_the_result(tiny_data: Path, tmp_path: Path) -> None:
+    layers = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"), twin=False)["layers"]
+    module = models.create("logistic-regression", (1, 20, 20), 10, seed=0)
+    assert list(layers) == list(ParameterLayout.from_module(module).names)
+    assert set(layers["1.bias"]) == {"weights", "radius", "noise_std", "clipped_fraction"}
+
+
+LONG = ("training.rounds=10", "training.epochs=20", "training.batch_size=5")
+"""Some tenths of a second a round, so that there is time to interrupt."""
+
+
+def start(arguments: list[str], data: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ldpfl", "run", *arguments, "--no-twin", "--device", "cpu", "--data-dir", str(data)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def rounds_done(folder: Path) -> int:
+    metrics = folder / "metrics.jsonl"
+    return len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
+
+
+def interrupt(process: subprocess.Popen[bytes], folder: Path, *, after_rounds: int, delay: float, with_signal: signal.Signals) -> int:
+    """Send the signal ``delay`` seconds after the run has come so far, and return the exit code."""
+    deadline = time.monotonic() + 60
+    while rounds_done(folder) < after_rounds and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(delay)
+    process.send_signal(with_signal)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Path, tmp_path: Path) -> None:
+    """The real program, killed three times and interrupted once, against one that was left alone."""
+    config = tmp_path / "long.toml"
+    config.write_text(config_of(*LONG).to_toml(), encoding="utf-8")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), twin=False)
+    instants = random.Random(7)
+
+    process = start([str(config), "--out", str(killed)], tiny_data)
+    assert interrupt(process, killed, after_rounds=1, delay=0, with_signal=signal.SIGKILL) == -signal.SIGKILL
+    assert not (killed / "result.json").exists()
+
+    go_on = ["--resume", "--out", str(killed)]
+    for after in (2, 3):
+        process = start(go_on, tiny_data)
+        code = interrupt(process, killed, after_rounds=after, delay=instants.uniform(0, 0.15), with_signal=signal.SIGKILL)
+        assert code == -signal.SIGKILL
+        assert not (killed / "result.json").exists()
+
+    process = start(go_on, tiny_data)
+    so_far = rounds_done(killed)
+    assert interrupt(process, killed, after_rounds=so_far + 1, delay=0, with_signal=signal.SIGINT) == 130
+    assert not (killed / "result.json").exists()
+
+    process = start(go_on, tiny_data)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, errors.decode()
+    assert files(killed) == files(whole)
+    assert len(files(killed)) == 4
+
+
+def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> None:
+    config, folder = config_of(), RunFolder(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        runner(tiny_data, Watch(stop_after=1)).run(config, folder, twin=False)
+    other = tmp_path / "other"
+    shutil.copytree(tiny_data, other)
+    # The same images, the other way round: another content, the same layout.
+    files = sorted((other / "mnist").rglob("*.parquet"))
+    first, second = (path.read_bytes() for path in files)
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+    with pytest.raises(ConfigError, match="was begun on"):
+        runner(other, Watch()).run(config, folder, resume=True, twin=False)
+
+
+def test_a_twin_that_fails_does_not_cost_the_run_its_result(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    monkeypatch.setattr("ldpfl.experiments.runner.cache_dir", lambda: tmp_path / "file")
+    watch = Watch()
+    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"))
+    assert result["noise_free_accuracy"] is None
+    assert len(watch.warnings) == 1
+    assert RunFolder(tmp_path / "run").result() == result

@@ -1,0 +1,76 @@
+"""Chunks cover the cohort once, and the probe stays within memory and cohort."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ldpfl import ParameterLayout, models
+from ldpfl.data import ImageTask
+from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer, batch_schedule
+from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.integers(1, 3000), st.integers(1, 4000))
+def test_chunks_cover_everyone_once_and_are_even(count: int, largest: int) -> None:
+    pieces = list(split_evenly(count, largest))
+    assert [index for piece in pieces for index in range(count)[piece]] == list(range(count))
+    sizes = [piece.stop - piece.start for piece in pieces]
+    assert 1 <= min(sizes) <= max(sizes) <= largest
+    assert max(sizes) - min(sizes) <= 1
+    assert len(pieces) == -(-count // largest)
+
+
+class Recorder:
+    """Trains for real, and remembers how many clients it was given at once."""
+
+    def __init__(self, task: LocalTask) -> None:
+        self._inner = VectorizedTrainer(task)
+        self.seen: list[int] = []
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        self.seen.append(schedule.clients)
+        return self._inner.train(weights, schedule)
+
+
+@pytest.fixture
+def probed(tiny_task: ImageTask) -> tuple[Recorder, Tensor, BatchSchedule]:
+    module = models.create("logistic-regression", tiny_task.shape, 10, seed=0)
+    layout = ParameterLayout.from_module(module)
+    task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, 0.1)
+    schedule = batch_schedule(np.split(np.arange(200), 20), [np.random.default_rng(i) for i in range(20)], epochs=1, batch_size=5)
+    return Recorder(task), torch.zeros(layout.dimension), schedule
+
+
+def test_the_choice_lies_between_one_and_the_cohort(probed: tuple[Recorder, Tensor, BatchSchedule]) -> None:
+    recorder, weights, schedule = probed
+    assert 1 <= choose_chunk_size(recorder, weights, schedule, torch.device("cpu")) <= 20
+    assert max(recorder.seen) <= 20
+
+
+def test_a_single_client_needs_no_more(probed: tuple[Recorder, Tensor, BatchSchedule]) -> None:
+    recorder, weights, schedule = probed
+    alone = BatchSchedule(schedule.index[:1], schedule.mask[:1])
+    assert choose_chunk_size(recorder, weights, alone, torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("clients_that_fit", [0, 6])
+def test_little_memory_keeps_chunks_small(
+    clients_that_fit: int, probed: tuple[Recorder, Tensor, BatchSchedule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of this model needs at least its weights four times over, and surely not a megabyte."""
+    recorder, weights, schedule = probed
+    weights_four_times = 16 * weights.numel()
+    free = 2 * clients_that_fit * weights_four_times
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    chosen = choose_chunk_size(recorder, weights, schedule, torch.device("cpu"))
+    assert chosen <= max(1, clients_that_fit)
+    assert max(recorder.seen) <= max(2, clients_that_fit)  # two are trained to see what one needs

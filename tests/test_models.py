@@ -1,0 +1,122 @@
+"""Models have the published sizes, hold nothing that would leave un-noised, and depend on their seed alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ldpfl import ParameterLayout, models, validate_module
+from ldpfl.errors import ConfigError, LdpflError, PrivacyError
+
+GRAY, COLOUR = (1, 28, 28), (3, 32, 32)
+
+
+def weights_of(module: nn.Module) -> int:
+    return ParameterLayout.from_module(module).dimension
+
+
+def test_the_two_layer_cnn_has_the_published_size() -> None:
+    assert weights_of(models.create("two-layer-cnn", GRAY, 10, seed=0)) == 21_840
+
+
+def test_resnet18_has_the_size_of_the_original_with_a_cifar_stem() -> None:
+    layout = ParameterLayout.from_module(models.create("resnet18-gn", COLOUR, 10, seed=0))
+    assert layout.dimension == 11_173_962
+    assert len(layout.names) == 62
+
+
+def test_logistic_regression_is_one_linear_layer() -> None:
+    assert weights_of(models.create("logistic-regression", GRAY, 10, seed=0)) == 28 * 28 * 10 + 10
+
+
+@pytest.mark.parametrize("shape", [GRAY, COLOUR, (1, 20, 24)])
+@pytest.mark.parametrize("name", models.names())
+def test_forward_gives_a_logit_for_each_class(name: str, shape: tuple[int, int, int]) -> None:
+    module = models.create(name, shape, 7, seed=0)
+    logits = module(torch.zeros(2, *shape))
+    assert logits.shape == (2, 7)
+    assert bool(torch.isfinite(logits).all())
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_can_be_trained_privately(name: str) -> None:
+    module = models.create(name, COLOUR, 10, seed=0)
+    validate_module(module)
+    assert list(module.buffers()) == []
+
+
+@pytest.mark.parametrize("name", ["two-layer-cnn", "small-vgg", "logistic-regression"])
+def test_the_seed_decides_the_weights(name: str) -> None:
+    first, again, other = (models.create(name, COLOUR, 10, seed=seed).state_dict() for seed in (5, 5, 6))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_building_a_model_leaves_the_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    models.create("two-layer-cnn", GRAY, 10, seed=1)
+    models.create("torch.nn:Linear", GRAY, 10, seed=1, options={"in_features": 3, "out_features": 2})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("two-layer-cnn", (1, 15, 28)), ("small-vgg", (3, 32, 7))])
+def test_images_too_small_for_a_model_are_refused(name: str, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="too small"):
+        models.create(name, shape, 10, seed=0)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'two-layer-cnn'.*package\.module:Class"):
+        models.create("two-layer-ccn", GRAY, 10, seed=0)
+
+
+def test_a_model_by_import_path_gets_its_options_and_its_seed() -> None:
+    options = {"in_features": 3, "out_features": 2, "bias": False}
+    first, again = (models.create("torch.nn:Linear", GRAY, 10, seed=4, options=options) for _ in range(2))
+    assert isinstance(first, nn.Linear)
+    assert first.bias is None
+    assert torch.equal(first.weight, again.weight)
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("no_such_package.here:Model", {}),
+        ("torch.nn:NoSuchLayer", {}),
+        ("torch.nn:Linear", {"width": 3}),
+        ("torch.nn:Linear", {}),
+        ("collections:OrderedDict", {}),
+        ("torch.nn:", {}),
+        (":Model", {}),
+        ("torch.nn:GroupNorm", {"num_groups": 3, "num_channels": 4}),
+    ],
+)
+def test_an_import_path_that_gives_no_model_is_refused_by_name(path: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        models.create(path, GRAY, 10, seed=0, options=options)
+    assert repr(path) in str(caught.value)
+
+
+def test_a_module_file_with_a_syntax_error_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_written_model.py").write_text("class Model(:\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(ConfigError, match="half_written_model"):
+        models.create("half_written_model:Model", GRAY, 10, seed=0)
+
+
+def test_an_imported_model_with_running_statistics_is_refused_with_a_remedy() -> None:
+    """It is built, but its statistics of private data would leave un-noised."""
+    module = models.create("torch.nn:BatchNorm2d", GRAY, 10, seed=0, options={"num_features": 4})
+    with pytest.raises(PrivacyError, match="GroupNorm"):
+        ParameterLayout.from_module(module)
+
+
+def test_options_that_a_shipped_model_does_not_take_are_refused() -> None:
+    """Silence would let a person believe that the setting had an effect."""
+    with pytest.raises(LdpflError, match="width"):
+        models.create("two-layer-cnn", GRAY, 10, seed=0, options={"width": 64})
