@@ -24,7 +24,6 @@ from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recip
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.runner import Observer, Silent
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.plots import draw_accuracy_curve
 
@@ -102,31 +101,21 @@ def run(
     errors = Console(stderr=True)
     flags = _flags(data_dir, device, twin=twin)
     try:
-        if as_json:
-            result = _run(config, folder, data_dir, chosen_device, Silent(), resume=resume, twin=twin)
-            print(json.dumps(result, indent=2))
-        else:
-            with ProgressDisplay(errors) as display:
-                result = _run(config, folder, data_dir, chosen_device, display, resume=resume, twin=twin)
-            _print_result(folder, result)
+        with ProgressDisplay(errors, lines=not as_json) as display:
+            result = Runner(data_dir, chosen_device, display, draw_accuracy_curve).run(config, folder, resume=resume, twin=twin)
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise
         hint = f"interrupted; finished rounds are kept, go on with: ldpfl run --resume --out {folder.path}{flags}"
         errors.print(Text(hint), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
+    print(json.dumps(result, indent=2)) if as_json else _print_result(folder, result)
 
 
 def _flags(data_dir: Path | None, device: str, *, twin: bool) -> str:
     """Return the flags that a resumed run needs again, because they are not part of its config."""
     given = f" --data-dir {data_dir}" if data_dir and not os.environ.get(DATA_DIR_VARIABLE) else ""
     return given + (f" --device {device}" if device != "auto" else "") + ("" if twin else " --no-twin")
-
-
-def _run(
-    config: RunConfig, folder: RunFolder, data_dir: Path | None, device: torch.device, observer: Observer, *, resume: bool, twin: bool
-) -> dict[str, Any]:
-    return Runner(data_dir, device, observer, draw_accuracy_curve).run(config, folder, resume=resume, twin=twin)
 
 
 def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | None, *, resume: bool) -> tuple[RunConfig, RunFolder]:

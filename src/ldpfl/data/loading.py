@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +141,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Images, I
 
     datasets.disable_progress_bars()
     # A cache of its own: the library's shared one goes by path and time, and would give old images for new content.
-    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch, _quiet(datasets):
         try:
             loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
         except Exception as error:
@@ -146,6 +149,17 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Images, I
                 _check_parquet(path)
             raise DataError(f"data folder {folder} cannot be read: {_first_line(error.__cause__ or error)}") from error
         return _splits(loaded, source, str(folder))
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Keep the library from logging what is raised as an error anyway."""
+    before = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(before)
 
 
 def _check_parquet(path: Path) -> None:

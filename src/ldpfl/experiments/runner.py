@@ -33,18 +33,6 @@ class Observer(Protocol):
     def warn(self, message: str) -> None: ...
 
 
-class Silent:
-    """An observer that shows nothing."""
-
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
-
-    def clients_done(self, done: int, total: int) -> None: ...
-
-    def round_done(self, metrics: RoundMetrics) -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Runner:
     """Where runs happen: the data folder, the device, and who watches.

@@ -27,10 +27,11 @@ class _SecondsLeft(ProgressColumn):
 
 
 class ProgressDisplay:
-    """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round."""
+    """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round, or nothing."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, lines: bool = True) -> None:
         self._console = console
+        self._lines = lines and not console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -74,7 +75,7 @@ class ProgressDisplay:
         self._progress.update(
             self._task, completed=metrics.round, current=min(metrics.round + 1, self._rounds), accuracy=f"{metrics.accuracy:.2%}"
         )
-        if not self._console.is_terminal:
+        if self._lines:
             seconds = f"{metrics.seconds:.1f} s"
             self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, accuracy {metrics.accuracy:.2%}, {seconds}")
 
