@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -36,9 +37,7 @@ class LayerRanges:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.sizes or not all(isinstance(size, int) and size >= 1 for size in self.sizes):
-            raise ConfigError(f"layer sizes must be positive whole numbers, got {self.sizes!r}")
-        object.__setattr__(self, "sizes", tuple(self.sizes))
+        object.__setattr__(self, "sizes", _whole_numbers(self.sizes))
         for name in ("center", "radius"):
             value = torch.as_tensor(getattr(self, name), dtype=torch.float64).detach().cpu()
             value = value.expand(len(self.sizes)).clone() if value.dim() == 0 else value.clone()
@@ -82,6 +81,16 @@ class LayerRanges:
         center = torch.stack([(layer.max() + layer.min()) / 2 for layer in layers])
         radius = torch.stack([(layer.max() - layer.min()) / 2 for layer in layers])
         return cls(center, (radius * margin).clamp_min(floor), tuple(sizes))
+
+
+def _whole_numbers(sizes: Sequence[int]) -> tuple[int, ...]:
+    try:
+        whole = tuple(operator.index(size) for size in sizes)
+    except TypeError:
+        whole = ()
+    if not whole or min(whole) < 1:
+        raise ConfigError(f"layer sizes must be positive whole numbers, got {sizes!r}")
+    return whole
 
 
 class RangeRule(Protocol):
