@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ldpfl import mechanisms, models
-from ldpfl.data import Images, ImageTask, load, partition
+from ldpfl.data import Images, ImageTask, partition
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
@@ -37,13 +36,12 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build(config: RunConfig, data_dir: Path | None, device: torch.device) -> tuple[Federation, Checkpoint, ImageTask]:
-    """Return the federation that ``config`` describes, its state before the first round, and its data.
+def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Federation, Checkpoint]:
+    """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
 
     Raises:
-        ConfigError, DataError, PrivacyError: what is wrong with the config, the data, or the model.
+        ConfigError, PrivacyError: what is wrong with the config or the model.
     """
-    task = load(config.data.name, data_dir)
     train, evaluation = _evaluation_split(config, task)
     module = models.create(config.model.name, task.shape, task.classes, seed=_model_seed(config.seed), options=config.model.options)
     layout = ParameterLayout.from_module(module)
@@ -82,7 +80,7 @@ def build(config: RunConfig, data_dir: Path | None, device: torch.device) -> tup
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
-    return federation, initial_checkpoint(weights, _initial_ranges(config, layout, weights), origin), task
+    return federation, initial_checkpoint(weights, _initial_ranges(config, layout, weights), origin)
 
 
 def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:

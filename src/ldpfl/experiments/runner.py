@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 import ldpfl
+from ldpfl.data import ImageTask, load
 from ldpfl.data.loading import cache_dir
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
@@ -56,7 +57,8 @@ class Runner:
         Raises:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
         """
-        federation, start, task = build(config, self.data_dir, self.device)
+        task = load(config.data.name, self.data_dir)
+        federation, start = build(config, task, self.device)
         private = config.mechanism.name != "none"
         wants_twin = twin and private
         folder.check(config, resume=resume)
@@ -66,7 +68,7 @@ class Runner:
             if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_twin):
                 return finished
             last = self._rounds(federation, folder.checkpoint_or(start), config, folder, "private" if private else "not private")
-            reference = self._twin_or_none(config) if wants_twin else None
+            reference = self._twin_or_none(config, task) if wants_twin else None
             result = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, result)
             folder.save_result(last, federation.task, result)
@@ -80,22 +82,22 @@ class Runner:
             self.observer.round_done(last.history[-1])
         return last
 
-    def _twin_or_none(self, config: RunConfig) -> list[float] | None:
+    def _twin_or_none(self, config: RunConfig, task: ImageTask) -> list[float] | None:
         """A twin that fails must not cost the finished run its result."""
         try:
-            return self._twin(config)
+            return self._twin(config, task)
         except (LdpflError, OSError) as error:
             self.observer.warn(f"no noise-free twin to compare with: {error}")
             return None
 
-    def _twin(self, config: RunConfig) -> list[float]:
+    def _twin(self, config: RunConfig, task: ImageTask) -> list[float]:
         """Return the accuracy after each round of the same training without noise; run once, then cached.
 
         The key is the config, the data, the device, the versions and the initial model. The code of a model that is
         named by import path is not part of it: such a twin is run anew each time.
         """
         twin = noise_free(config)
-        federation, start, task = build(twin, self.data_dir, self.device)
+        federation, start = build(twin, task, self.device)
         initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
         facts = (twin.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
         folder = RunFolder(cache_dir() / "twins" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])

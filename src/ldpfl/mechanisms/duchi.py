@@ -90,13 +90,14 @@ class Duchi(Mechanism):
         clients, dimension = values.shape
         packed = np.zeros((clients, packed_size(dimension)), dtype=np.uint8)
         scratch = _Scratch(min(dimension, COORDINATE_BLOCK))
+        half = self._half  # exact arithmetic: too slow to repeat for every client
         for start in range(0, dimension, COORDINATE_BLOCK):
             stop = min(start + COORDINATE_BLOCK, dimension)
             center, radius = ranges.slice(start, stop)
-            slope = self._half / radius
+            slope = half / radius
             for row in range(clients):
                 uniform = draw(source, row, stop - start)
-                bits = scratch.randomise(values[row, start:stop], center, slope, self._half, uniform)
+                bits = scratch.randomise(values[row, start:stop], center, slope, half, uniform)
                 packed[row, start // 8 : packed_size(stop)] = np.packbits(bits.numpy(), bitorder="little")
         return BitReports(packed, dimension)
 
@@ -108,12 +109,12 @@ class Duchi(Mechanism):
 
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
         clients = total_clients(reports, ranges, BitReports)
-        ones = count_ones(reports)
+        ones, gain = count_ones(reports), self.gain
         mean = torch.empty(ranges.dimension, dtype=torch.float32)
         for start in range(0, ranges.dimension, COORDINATE_BLOCK):
             stop = min(start + COORDINATE_BLOCK, ranges.dimension)
             center, radius = ranges.slice(start, stop)
-            mean[start:stop] = center + radius * self.gain * (ones[start:stop].double() * (2 / clients) - 1)
+            mean[start:stop] = center + radius * gain * (ones[start:stop].double() * (2 / clients) - 1)
         return mean
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
