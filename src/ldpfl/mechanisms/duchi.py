@@ -77,7 +77,7 @@ class Duchi(Mechanism):
     def epsilon_realised(self) -> float:
         """The budget that the integer thresholds really spend; never above ``epsilon``."""
         lo, hi = thresholds(self.epsilon)
-        return min(self.epsilon, log(hi) - log(lo))  # the difference itself may round up
+        return min(self.epsilon, log(hi / lo))  # the logarithm itself may round up
 
     @property
     def gain(self) -> float:

@@ -1,0 +1,147 @@
+"""Sums of independent binomials, accurate far into both tails.
+
+A privacy loss is the logarithm of a ratio of neighbouring probabilities, so these must be right relative to their own
+size, however small they are. A plain Fourier transform is right only relative to the largest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, floor, log1p, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.signal import fftconvolve
+from scipy.special import logsumexp
+
+Array = NDArray[np.floating[Any]]
+
+TAIL = 1e-30
+"""Upper bound of the probability that lies outside a window."""
+
+_PART_WIDTH, _SUM_WIDTH, _SLACK = 14.0, 12.5, 60
+"""Half-widths in standard deviations, and what is added for skewed parts: beyond them there is less than ``TAIL``."""
+
+_ANCHORS = (2.5, 5.0, 7.5, 10.0)
+"""Standard deviations from the mean: odd entries are where a tilted transform takes over, even ones its centre."""
+
+_DIRECT = 1 << 22
+"""Products of window widths up to which a sum is convolved directly: only positive terms, so relatively exact."""
+
+
+@dataclass(frozen=True)
+class Binomial:
+    """``count`` coins that show 1 with probability e^l / (1 + e^l), l = ``log_odds``."""
+
+    count: int
+    log_odds: float
+
+    def tilted(self, theta: float) -> Binomial:
+        """Return the law reweighted by e^(theta * value), which is binomial again."""
+        return Binomial(self.count, self.log_odds + theta)
+
+    @property
+    def mean(self) -> float:
+        return self.count * sigmoid(self.log_odds)
+
+    @property
+    def variance(self) -> float:
+        return self.count * sigmoid(self.log_odds) * sigmoid(-self.log_odds)
+
+    def log_pmf(self) -> tuple[int, Array]:
+        """Return (first value, log probabilities) over all values but those with less than ``TAIL`` in all."""
+        half = _PART_WIDTH * sqrt(self.variance) + _SLACK
+        low, high = max(0, floor(self.mean - half)), min(self.count, ceil(self.mean + half))
+        values = np.arange(low + 1, high + 1, dtype=np.float64)
+        log_ratio = np.log((self.count - values + 1) / values) + self.log_odds
+        logs = np.concatenate([[0.0], np.cumsum(log_ratio)])
+        logs -= logs.max()
+        return low, logs - logsumexp(logs)
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^-x), without overflow and accurate where it is tiny."""
+    return 1 / (1 + exp(-x)) if x >= 0 else exp(x) / (1 + exp(x))
+
+
+def log_sigmoid(x: float) -> float:
+    """log(1 / (1 + e^-x))."""
+    return -log1p(exp(-x)) if x >= 0 else x - log1p(exp(x))
+
+
+def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
+    """Return (first value, log probabilities) of the sum of independent ``parts``; outside lies less than ``TAIL``."""
+    parts = [part for part in parts if part.count > 0]
+    if not parts:
+        return 0, np.zeros(1)
+    low, logs = _convolve_directly(parts) if _is_small(parts) else _convolve_by_tilting(parts)
+    center, half = sum(part.mean for part in parts), _SUM_WIDTH * _deviation(parts) + _SLACK
+    first = max(0, floor(center - half) - low)
+    logs = logs[first : max(0, ceil(center + half) - low) + 1]
+    kept = np.flatnonzero(logs > -650)  # below, doubles lose digits and then vanish
+    return low + first + int(kept[0]), logs[kept[0] : kept[-1] + 1]
+
+
+def _deviation(parts: Sequence[Binomial]) -> float:
+    return sqrt(sum(part.variance for part in parts))
+
+
+def _is_small(parts: Sequence[Binomial]) -> bool:
+    widths = sorted(min(part.count, 2 * (_PART_WIDTH * sqrt(part.variance) + _SLACK)) + 1 for part in parts)
+    return len(widths) == 1 or sum(widths[:-1]) * widths[-1] <= _DIRECT
+
+
+def _convolve_directly(parts: Sequence[Binomial]) -> tuple[int, Array]:
+    low, total = 0, np.ones(1)
+    for part in parts:
+        start, logs = part.log_pmf()
+        low, total = low + start, np.convolve(total, np.exp(logs))
+    with np.errstate(divide="ignore"):
+        return low, np.log(total)
+
+
+def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
+    """Convolve by Fourier transforms at several tilts, each for the stretch around its own mean, joined end to end.
+
+    The tilt's normaliser would be a difference of huge numbers; instead, neighbouring stretches are made to agree
+    where they meet.
+    """
+    low, logs = _transform(parts)
+    center, deviation = sum(part.mean for part in parts), _deviation(parts)
+    top = sum(part.count for part in parts)
+    left, right = (min(max(round(center + side * _ANCHORS[0] * deviation), 0), top) for side in (-1, 1))
+    pieces = logs[left - low : right - low + 1]
+    for side in (-1, 1):
+        for border, anchor in ((_ANCHORS[0], _ANCHORS[1]), (_ANCHORS[2], _ANCHORS[3])):
+            target, meet = center + side * anchor * deviation, round(center + side * border * deviation)
+            if not 0.5 < target < top - 0.5:
+                break
+            low, logs, theta = *_transform(tilted := _tilted_to(parts, target)), tilted[0].log_odds - parts[0].log_odds
+            end = round(target + side * (_ANCHORS[1] - _ANCHORS[0]) * deviation)
+            first, last = max(low, min(meet, end)), min(low + logs.size - 1, max(meet, end))
+            stretch = logs[first - low : last - low + 1] - theta * (np.arange(first, last + 1) - meet)
+            if side < 0:
+                pieces = np.concatenate([(stretch - stretch[-1] + pieces[0])[:-1], pieces])
+                left = first
+            else:
+                pieces = np.concatenate([pieces, (stretch - stretch[0] + pieces[-1])[1:]])
+    return left, pieces - logsumexp(pieces)
+
+
+def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
+    def excess(theta: float) -> float:
+        return sum(part.tilted(theta).mean for part in parts) - target
+
+    theta = float(brentq(excess, -100.0, 100.0, xtol=1e-12))
+    return [part.tilted(theta) for part in parts]
+
+
+def _transform(parts: Sequence[Binomial]) -> tuple[int, Array]:
+    low, total = 0, np.ones(1)
+    for part in parts:
+        start, logs = part.log_pmf()
+        low, total = low + start, fftconvolve(total, np.exp(logs))
+    return low, np.log(np.maximum(total, 1e-300))

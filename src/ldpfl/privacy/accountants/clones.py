@@ -1,0 +1,109 @@
+"""Clones: shuffling any epsilon0-LDP report, also of a whole vector (Feldman, McMillan, Talwar 2021).
+
+Each other client's report looks like a draw from one of the target's two possible reports with probability ``coin_share``. That
+leaves C ~ Bin(n - 1, coin_share) fair coins A ~ Bin(C, 1/2) and the pair (A + D, C - A + 1 - D) with D ~ Bern(e^epsilon0 / (1 +
+e^epsilon0)). For an arbitrary, adaptively chosen randomiser the share is e^-epsilon0 (FMT 2021, Theorem 3.1); the larger 2 /
+(e^epsilon0 + 1) is proved here for binary randomised response alone, where it is elementary (the "blanket" of Balle et al. 2019),
+and even there the count by itself, ``shuffled.py``, gives less away.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log, log1p, sqrt, tanh
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binom
+
+from ldpfl.privacy.accountants.binomial import Array, Binomial, sigmoid
+from ldpfl.privacy.accountants.losses import from_curve
+from ldpfl.privacy.accountants.randomized_response import composed_epsilon
+
+_POINTS = 2048
+_COIN_CELLS = 64
+
+
+def any_report(epsilon0: float) -> float:
+    """Share of coins for an arbitrary epsilon0-LDP randomiser."""
+    return exp(-epsilon0)
+
+
+def binary_report(epsilon0: float) -> float:
+    """Share of coins for binary randomised response: 2 / (e^epsilon0 + 1)."""
+    return 2 * sigmoid(-epsilon0)
+
+
+def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:
+    """delta(``epsilon``) of the pair above for one report of each of ``clients``."""
+    return float(_deltas(epsilon0, np.array([epsilon]), *_coins(clients, coin_share))[0])
+
+
+def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float) -> float:
+    """Smallest epsilon for ``delta`` of one report of each of ``clients``; never above ``epsilon0``."""
+    counts, weights = _coins(clients, coin_share)
+
+    def excess(epsilon: float) -> float:
+        return float(_deltas(epsilon0, np.array([epsilon]), counts, weights)[0]) - delta
+
+    if delta <= 0 or excess(0.0) <= 0:
+        return epsilon0 if delta <= 0 else 0.0
+    return float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12))
+
+
+def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
+    """Smallest known epsilon for ``delta`` of ``rounds`` rounds with one shuffled report of each client in each; adaptive.
+
+    The smaller of this pair's convolution and the local composition.
+    """
+    local = composed_epsilon(epsilon0, rounds, delta)
+    if rounds <= 1 or delta <= 0:
+        return min(local, clone_epsilon(epsilon0, clients, delta, coin_share)) if rounds == 1 else local
+    top = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
+    if top == 0:
+        return local
+    step = top / _POINTS
+    counts, weights = _in_cells(*_coins(clients, coin_share))
+    curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
+    composed = from_curve(curve, step).composed(rounds, delta)
+    return min(local, composed.epsilon(delta)) if composed is not None else local
+
+
+def clone_closed_form(epsilon0: float, clients: int, delta: float) -> float:
+    """FMT 2021, Theorem 3.1: ln(1 + tanh(e0/2) (8 sqrt(e^e0 ln(4/d) / n) + 8 e^e0 / n)), or e0 where its condition fails."""
+    if clients <= 1 or epsilon0 > log(clients / (16 * log(2 / delta))):
+        return epsilon0
+    growth = exp(epsilon0)
+    return log1p(tanh(epsilon0 / 2) * (8 * sqrt(growth * log(4 / delta) / clients) + 8 * growth / clients))
+
+
+def _coins(clients: int, coin_share: float) -> tuple[Array, Array]:
+    """Return the numbers of coins and their probabilities; what is left out has less than 1e-30."""
+    log_odds = inf if coin_share >= 1 else log(coin_share) - log1p(-coin_share)
+    if log_odds == inf or clients == 1:
+        return np.array([float(clients - 1)]), np.ones(1)
+    low, logs = Binomial(clients - 1, log_odds).log_pmf()
+    return low + np.arange(logs.size, dtype=np.float64), np.exp(logs)
+
+
+def _in_cells(counts: Array, weights: Array) -> tuple[Array, Array]:
+    """Round the numbers of coins down to a few: fewer coins hide less, so this is safe."""
+    if counts.size <= _COIN_CELLS:
+        return counts, weights
+    starts = np.linspace(0, counts.size, _COIN_CELLS, endpoint=False).astype(np.int64)
+    return counts[starts], np.add.reduceat(weights, starts)
+
+
+def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> Array:
+    """Return delta at each of ``epsilons``: two tails of a fair binomial for each number of coins."""
+    p1, p0 = sigmoid(epsilon0), sigmoid(-epsilon0)
+    deltas = np.zeros_like(epsilons)
+    for index, epsilon in enumerate(epsilons.tolist()):
+        if epsilon >= epsilon0:
+            continue
+        # The likelihood ratio of a rises with a / (C - a + 1); beyond this it exceeds e^epsilon.
+        border = (exp(epsilon) * p1 - p0) / (p1 - exp(epsilon) * p0)
+        first = np.floor(border * (counts + 1) / (1 + border)) + 1
+        gain = (p1 - exp(epsilon) * p0) * binom.sf(first - 2, counts, 0.5)
+        loss = (exp(epsilon) * p1 - p0) * binom.sf(first - 1, counts, 0.5)
+        deltas[index] = float(np.dot(weights, np.maximum(gain - loss, 0.0)))
+    return deltas

@@ -1,0 +1,92 @@
+"""Gaussian noise: the exact curve, calibration, and composition.
+
+A release of sensitivity D with noise of standard deviation sigma is mu-GDP with mu = D / sigma (Dong, Roth, Su 2022), and
+releases compose exactly: their mu add up in squares. When one client's data is replaced, a sum of vectors clipped to norm
+C has sensitivity 2 C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, hypot, inf, log, sqrt
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr, ndtr
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """delta(``epsilon``) of mu-GDP: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) (Balle, Wang 2018, Theorem 8)."""
+    if mu == 0:
+        return 0.0
+    if mu == inf:
+        return 1.0
+    near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    if near > 0:  # both terms share e^(-near^2 / 2), which keeps the digits of their difference
+        return exp(-(near**2) / 2) * float(erfcx(near / sqrt(2)) - erfcx(far / sqrt(2))) / 2
+    return float(ndtr(-near) - np.exp(epsilon + log_ndtr(-far)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon >= 0 for ``delta`` of mu-GDP; infinite for delta 0 or mu infinite."""
+    if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    if delta <= 0 or mu == inf:
+        return inf
+    high = mu * mu / 2 + mu * sqrt(2 * log(1 / delta)) + 1
+    return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Largest mu with (``epsilon``, ``delta``)-DP.
+
+    Raises:
+        ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
+    """
+    _require(epsilon, delta)
+    high = 1.0
+    while gaussian_delta(high, epsilon) < delta:
+        high *= 2
+    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 1e-12, high, xtol=1e-15, rtol=1e-14))
+
+
+def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Smallest standard deviation with (``epsilon``, ``delta``)-DP (the analytic Gaussian mechanism of Balle, Wang 2018)."""
+    return sensitivity / gaussian_mu(epsilon, delta)
+
+
+def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """D sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for epsilon < 1 only (Dwork, Roth 2014, Theorem A.1).
+
+    Raises:
+        ConfigError: epsilon >= 1, where the formula may give too little noise; use :func:`gaussian_sigma`.
+    """
+    _require(epsilon, delta)
+    if epsilon >= 1:
+        raise ConfigError(f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}; use the exact one, gaussian_sigma")
+    return sensitivity * sqrt(2 * log(1.25 / delta)) / epsilon
+
+
+def composed_mu(mus: Iterable[float]) -> float:
+    """mu of all the releases together: the root of the sum of squares; exact, also for adaptive composition."""
+    return hypot(*mus)
+
+
+def gaussian_rdp_epsilon(mu: float, delta: float) -> float:
+    """Epsilon by Renyi divergences alpha mu^2 / 2 and the conversion of Canonne, Kamath, Steinke 2020; above the exact one."""
+    return epsilon_from_log_moment(lambda order: order * (order + 1) * mu**2 / 2, delta)
+
+
+def gaussian_mironov_epsilon(mu: float, delta: float) -> float:
+    """Epsilon by Renyi divergences and the conversion of Mironov 2017: mu^2 / 2 + mu sqrt(2 ln(1/delta)); looser still."""
+    return mu**2 / 2 + mu * sqrt(2 * log(1 / delta))
+
+
+def _require(epsilon: float, delta: float) -> None:
+    if not 0 < epsilon < inf:
+        raise ConfigError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie between 0 and 1, got {delta}")

@@ -1,0 +1,154 @@
+"""Discrete privacy losses: from a distribution of losses to (epsilon, delta), and composition by convolution.
+
+The loss of an outcome is log(P / R) for the two neighbouring inputs; masses are probabilities under P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, inf, log
+
+import numpy as np
+from dp_accounting.pld import common
+from scipy.signal import fftconvolve
+
+from ldpfl.privacy.accountants.binomial import Array
+
+_LONGEST = 1 << 22
+"""Longest distribution that a convolution may end in: about a second, and 300 MB, on one core."""
+
+_SMALLEST = 1e-200
+
+_ROUNDING = 1e-15
+"""Relative error of one Fourier coefficient; raising to the k-th power multiplies it by k."""
+
+
+@dataclass(frozen=True, eq=False)
+class GridLosses:
+    """Losses on a grid: mass ``masses[i]`` at (first + i) * step, and ``infinite`` where nothing is protected."""
+
+    step: float
+    first: int
+    masses: Array
+    infinite: float = 0.0
+
+    @property
+    def losses(self) -> Array:
+        return np.asarray((self.first + np.arange(self.masses.size)) * self.step)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the smallest epsilon >= 0 with (epsilon, ``delta``)-DP."""
+        return epsilon_of(self.losses, self.masses, delta - self.infinite)
+
+    def composed(self, times: int, delta: float) -> GridLosses | None:
+        """Return the losses of ``times`` independent releases, or None where that would be too long or too inexact.
+
+        Convolved by dp-accounting, which truncates tails outward. What rounding and truncation can hide is added to
+        ``infinite``, so that the result stays an upper bound; if this is no longer small against the ``delta`` that
+        is asked for, there is no result.
+        """
+        if times == 1:
+            return self
+        tail, error = 1e-6 * delta, times * _ROUNDING
+        masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller ones overflow in what follows
+        low, high = common.compute_self_convolve_bounds(masses.tolist(), times, tail)
+        if high - low >= _LONGEST or error > 1e-3 * delta:
+            return None
+        offset, masses = common.self_convolve(masses, times, tail)
+        infinite = -np.expm1(times * np.log1p(-self.infinite)) + tail + error
+        return GridLosses(self.step, self.first * times + offset, np.maximum(masses, 0.0), float(infinite))
+
+    def followed_by(self, other: GridLosses) -> GridLosses:
+        """Return the losses of this release and an independent ``other`` one on the same grid."""
+        infinite = self.infinite + other.infinite - self.infinite * other.infinite
+        masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
+        return GridLosses(self.step, self.first + other.first, masses, infinite + _ROUNDING)
+
+
+def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
+    """Return the smallest epsilon >= 0 at which the losses (ascending) exceed it with at most ``delta``.
+
+    delta(epsilon) is the largest P(S) - e^epsilon R(S) over the sets S of the highest losses, so epsilon is the
+    largest log((P(S) - delta) / R(S)). R(S) is kept as a logarithm: losses of many thousands neither overflow nor vanish.
+    """
+    if delta <= 0:
+        return inf
+    upper = np.cumsum(masses[::-1])
+    with np.errstate(divide="ignore"):
+        log_lower = np.logaddexp.accumulate(np.log(masses[::-1]) - losses[::-1])
+    relevant = upper > delta
+    if not relevant.any():
+        return 0.0
+    return max(0.0, float(np.max(np.log(upper[relevant] - delta) - log_lower[relevant])))
+
+
+def delta_of(losses: Array, masses: Array, epsilon: float) -> float:
+    """Return delta(epsilon) = sum of mass * (1 - e^(epsilon - loss)) over losses above ``epsilon``."""
+    above = losses > epsilon
+    return float(np.dot(masses[above], -np.expm1(epsilon - losses[above])))
+
+
+def curve_of(losses: Array, masses: Array, epsilons: Array) -> Array:
+    """Return delta at each of ``epsilons``, to an absolute error of some 1e-15."""
+    upper = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+    with np.errstate(divide="ignore"):
+        log_lower = np.append(np.logaddexp.accumulate((np.log(masses) - losses)[::-1])[::-1], -np.inf)
+    above = np.searchsorted(losses, epsilons, side="right")
+    return np.asarray(np.maximum(upper[above] - np.exp(np.minimum(epsilons + log_lower[above], 0.0)), 0.0))
+
+
+def connect_the_dots(losses: Array, masses: Array, step: float, first: int, size: int) -> Array:
+    """Return masses on the grid (first + i) * step, i < size, whose delta is nowhere below that of the given losses.
+
+    Each loss is split over its two neighbours so that its mass under both inputs is kept (Doroshenko et al. 2022,
+    Algorithm 1). Losses below the grid move up to its first point; none may lie above it.
+    """
+    position = np.maximum(losses / step - first, 0.0)
+    if position.max(initial=0.0) > size - 1 + 1e-9:
+        raise ValueError("a loss lies above the grid: moving it down would not be safe")
+    below = np.minimum(position.astype(np.int64), size - 2)
+    share = np.clip(np.expm1(-(position - below) * step) / np.expm1(-step), 0.0, 1.0)
+    grid: Array = np.bincount(below, weights=masses * (1 - share), minlength=size).astype(np.float64)
+    return grid + np.bincount(below + 1, weights=masses * share, minlength=size)
+
+
+def from_curve(deltas: Array, step: float) -> GridLosses:
+    """Return symmetric losses whose delta(i * step), i = 0..n-1, is nowhere below the true, convex curve under ``deltas``.
+
+    ``deltas`` may be any upper bound of a delta that holds in both directions. The curve is first lowered to its
+    convex hull over e^epsilon, which the true curve cannot exceed. Losses of -x carry e^-x times the mass of x, as
+    they do for a pair that may be swapped; beyond the last point everything counts as infinite.
+    """
+    curve = _convex_hull(np.minimum(np.minimum.accumulate(deltas), 1.0), step)
+    fall = np.append(curve[:-1] - curve[1:], 0.0)  # fall[i] between i and i + 1
+    positive = np.maximum((fall[:-1] - exp(-step) * fall[1:]) / -np.expm1(-step), 0.0)  # mass at i = 1..n-1
+    mirrored = positive * np.exp(-step * np.arange(1, positive.size + 1))
+    infinite = float(curve[-1])
+    zero = max(0.0, 1 - infinite - float(np.sum(positive + mirrored)))
+    return GridLosses(step, -positive.size, np.concatenate([mirrored[::-1], [zero], positive]), infinite)
+
+
+def _convex_hull(curve: Array, step: float) -> Array:
+    """Return the largest function below ``curve`` that is convex in e^epsilon, at the same points."""
+    kept: list[int] = []
+    for index in range(curve.size):
+        while len(kept) > 1 and _slope(curve, kept[-2], kept[-1], step) <= _slope(curve, kept[-1], index, step):
+            kept.pop()
+        kept.append(index)
+    hull = curve.copy()
+    for left, right in pairwise(kept):
+        inside = np.arange(left + 1, right)
+        share = np.exp(_log_expm1((inside - left) * step) - _log_expm1((right - left) * step))
+        hull[left + 1 : right] = curve[left] + (curve[right] - curve[left]) * share
+    return hull
+
+
+def _slope(curve: Array, left: int, right: int, step: float) -> float:
+    """Return the logarithm of how fast the curve falls between two points, per unit of e^epsilon."""
+    fall = float(curve[left] - curve[right])
+    return (log(fall) if fall > 0 else -inf) - left * step - float(_log_expm1((right - left) * step))
+
+
+def _log_expm1(x: Array | float) -> Array:
+    return np.asarray(x + np.log(-np.expm1(-np.asarray(x))))

@@ -1,0 +1,54 @@
+"""From moments of the privacy loss to epsilon: Chernoff bounds, sharpened, minimised over their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, log, log10
+
+import numpy as np
+
+from ldpfl.privacy.accountants.binomial import Array
+
+OfOrder = Callable[[Array], Array]
+"""A function of an array of orders, entry by entry."""
+
+_LOWEST, _HIGHEST, _POINTS = -8.0, 6.0, 281
+"""Logarithms (base 10) of the orders that are tried."""
+
+_NEAR = 1.5
+"""Decades around a given order that are searched."""
+
+
+def renyi_factor(order: Array) -> Array:
+    """log of t^t / (1 + t)^(1 + t): the largest value of e^(-t y) (1 - e^-y), y > 0.
+
+    delta <= E[e^(t (loss - epsilon))] times this factor: the conversion of Canonne, Kamath, Steinke 2020, Proposition 12,
+    with alpha = 1 + t. Valid for adaptive composition.
+    """
+    return -order * np.log1p(1 / order) - np.log1p(order)
+
+
+def epsilon_from_log_moment(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_factor, near: float | None = None) -> float:
+    """Return min over t > 0 of (log E[e^(t loss)] + log factor(t) - log delta) / t, or 0 where that is negative."""
+    return best_order(log_moment, delta, log_factor, near)[0]
+
+
+def best_order(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_factor, near: float | None = None) -> tuple[float, float]:
+    """Return the smallest bound on epsilon and the order that gives it.
+
+    Any order gives a valid bound, so the search need only be good, not exact: a coarse grid, then three finer ones around
+    the best point. ``near`` narrows it to the neighbourhood of an order.
+    """
+    if delta <= 0:
+        return inf, inf
+    low, high, points = (_LOWEST, _HIGHEST, _POINTS) if near is None else (log10(near) - _NEAR, log10(near) + _NEAR, 31)
+    exponents, width = np.linspace(low, high, points), (high - low) / (points - 1)
+    best, at = inf, exponents[0]
+    for _ in range(4):
+        order = 10**exponents
+        bounds = (log_moment(order) + log_factor(order) - log(delta)) / order
+        index = int(np.argmin(bounds))
+        if bounds[index] < best:
+            best, at = float(bounds[index]), exponents[index]
+        exponents, width = np.linspace(at - width, at + width, 11), width / 5
+    return max(0.0, best), float(10**at)

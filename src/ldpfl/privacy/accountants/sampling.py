@@ -1,0 +1,137 @@
+"""Secret participation: what it is worth that nobody knows who took part.
+
+A cohort that the server chose, or that anyone can see, gives nothing: account the rounds that a client really joined.
+Where every client decides for itself with probability q and only the number K of reports is seen, the target is among
+them with probability K / n given K. With g = K / n, delta'(epsilon) = g delta_K(log(1 + (e^epsilon - 1) / g)) for a random
+subset of fixed size under replacement (Balle, Barthe, Gaboardi 2018), averaged over K. One coin decides over all
+weights of a round, so it is applied after their composition and before that of the rounds.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log, log1p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.binomial import Array, Binomial, sigmoid
+from ldpfl.privacy.accountants.losses import from_curve
+from ldpfl.privacy.accountants.shuffled import shuffled_losses, single_delta
+from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, round_curve, round_limit
+
+_POINTS = 4096
+_WIDTH = 1.03
+"""Largest ratio of two cohort sizes that are taken together."""
+
+_NEGLIGIBLE = 1e-9
+_ENUMERABLE = 64
+
+
+def amplified_epsilon(epsilon: float, share: float) -> float:
+    """log(1 + g (e^epsilon - 1)) for a secret random subset with ``share`` g of all clients; its delta is g times as large."""
+    if share == 1 or epsilon == 0:
+        return epsilon
+    return float(np.logaddexp(log1p(-share), log(share) + epsilon))
+
+
+def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
+    """Return the epsilon that amplification turns into ``epsilon``: log(1 + (e^epsilon - 1) / g)."""
+    epsilon = np.asarray(epsilon, dtype=np.float64)
+    if share == 1:
+        return epsilon
+    large = np.maximum(epsilon, 1.0)  # log((e^epsilon - (1 - g)) / g) without overflow
+    return np.where(
+        epsilon < 1.0, np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / share), large - log(share) + np.log1p((share - 1) * np.exp(-large))
+    )
+
+
+def self_sampled_delta(epsilon0: float, clients: int, rate: float, epsilon: float) -> float:
+    """Upper bound of delta(``epsilon``) for one shuffled bit of each client that takes part, with probability ``rate``."""
+    sizes, weights, _ = _cohorts(clients, rate, 0.0)
+    shares = sizes / clients
+    deltas = [single_delta(epsilon0, int(size), float(unamplified_epsilon(epsilon, size / clients))) for size in sizes]
+    return float(np.dot(weights * shares, deltas))
+
+
+def self_sampled_round_delta(setting: ShuffledRounds, rate: float, epsilon: float) -> float:
+    """Upper bound of delta(``epsilon``) for one round of ``setting.reports`` shuffled bits under one coin of each client."""
+    return float(_round_curve(setting, rate, np.array([epsilon]), _NEGLIGIBLE)[0])
+
+
+def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> float:
+    """Certified epsilon for ``delta`` of all rounds of ``setting`` when each client joins each of them with probability ``rate``.
+
+    Later inputs may depend on earlier outputs. Infinite where no bound is found; the local composition holds then.
+    """
+    negligible = min(_NEGLIGIBLE, 1e-4 * delta / setting.rounds)
+    sizes, _, _ = _cohorts(setting.clients, rate, negligible)
+    top = round_limit(shuffled_losses(setting.epsilon0, int(sizes[0])), setting.reports, negligible)
+    step = top / _POINTS
+    curve = _round_curve(setting, rate, step * np.arange(_POINTS + 1), negligible)
+    composed = from_curve(curve, step).composed(setting.rounds, delta)
+    return composed.epsilon(delta) if composed is not None else inf
+
+
+def self_sampled_delta_exact(epsilon0: float, clients: int, rate: float, epsilon: float) -> float:
+    """delta(``epsilon``) of one bit, exactly, by enumeration: what the bound above gives away. Up to 64 clients.
+
+    Seen are how many reports say + and how many say -. The others hold the worst of all mixtures of the two extremes.
+    """
+    if clients > _ENUMERABLE:
+        raise ConfigError(f"exact self-sampling is enumerated up to {_ENUMERABLE} clients, got {clients}")
+    p1, p0 = rate * sigmoid(epsilon0), rate * sigmoid(-epsilon0)
+    plus, minus = _polynomial(p1, p0), _polynomial(p0, p1)
+    worst = 0.0
+    for upper in range(clients):
+        others: Array = np.ones((1, 1))
+        for index in range(clients - 1):
+            others = _times(others, plus if index < upper else minus)
+        gap = _times(others, plus) - exp(epsilon) * _times(others, minus)
+        worst = max(worst, float(np.maximum(gap, 0.0).sum()))
+    return worst
+
+
+def _polynomial(plus: float, minus: float) -> Array:
+    """One client: nothing, one +, or one -."""
+    return np.array([[1 - plus - minus, minus], [plus, 0.0]])
+
+
+def _times(left: Array, right: Array) -> Array:
+    product = np.zeros((left.shape[0] + 1, left.shape[1] + 1))
+    for row in range(2):
+        for column in range(2):
+            product[row : row + left.shape[0], column : column + left.shape[1]] += left * right[row, column]
+    return product
+
+
+def _cohorts(clients: int, rate: float, negligible: float) -> tuple[NDArray[np.int64], Array, float]:
+    """Return numbers of reports, their probabilities, and the probability (at most ``negligible``) of those left out.
+
+    Nobody at all releases nothing, and does not count as left out.
+    """
+    if rate == 1:
+        return np.array([clients]), np.ones(1), 0.0
+    low, logs = Binomial(clients, log(rate) - log1p(-rate)).log_pmf()
+    sizes, weights = low + np.arange(logs.size), np.exp(logs)
+    kept = (np.cumsum(weights) > negligible / 2) & (np.cumsum(weights[::-1])[::-1] > negligible / 2) & (sizes > 0)
+    left_out = float(weights[~kept & (sizes > 0)].sum())
+    return sizes[kept], weights[kept], left_out
+
+
+def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligible: float) -> Array:
+    """Return delta at ``epsilons`` of one round, averaged over the cohort.
+
+    Neighbouring cohorts are taken together: with the share of the largest and the crowd of the smallest.
+    """
+    sizes, weights, total = _cohorts(setting.clients, rate, negligible)
+    curve = np.full_like(epsilons, total + 1e-15)
+    first = 0
+    while first < sizes.size:
+        last = int(np.searchsorted(sizes, sizes[first] * _WIDTH, side="right")) - 1
+        share = float(sizes[last]) / setting.clients
+        losses = shuffled_losses(setting.epsilon0, int(sizes[first]))
+        own = round_curve(losses, setting.reports, unamplified_epsilon(epsilons, share), negligible)
+        curve += float(weights[first : last + 1].sum()) * share * own
+        first = last + 1
+    return curve

@@ -1,0 +1,245 @@
+"""Many shuffled bits: d weights in each of T rounds, each one counted over the cohort.
+
+Three upper bounds, all certified, and the smallest counts (derivations: docs/accounting.md):
+
+* a dominating loss distribution, convolved; inputs may adapt to what was released before;
+* Renyi divergences; adaptive as well;
+* the moment bound with its factor sharpened by the theorem of Berry and Esseen (constant 0.56, Shevtsova 2010), the
+  idea of Alghamdi et al. 2023 with an explicit error. It needs inputs that are fixed beforehand. Within one round they are:
+  all weights are computed before the first bit is drawn. So the adaptive number takes this bound for each round and convolves
+  the rounds.
+
+Beside them stands the epsilon that one real data set attains, all other clients at the upper extreme.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, log, pi, sqrt
+
+import numpy as np
+from scipy.special import erfcx, ndtr
+
+from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.losses import GridLosses, curve_of, from_curve
+from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
+from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
+from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_epsilon
+
+_BERRY_ESSEEN = 0.56
+_CURVE_POINTS = 8192
+_SIZES = 8
+_ATTAINED_GRIDS = (1 << 14, 1 << 11)
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """What is known of epsilon: it lies in [lower, upper], or [lower, adaptive] where later inputs depend on earlier outputs.
+
+    Attributes:
+        lower: attained by a data set.
+        upper: certified for inputs that are fixed before the first round.
+        adaptive: certified for any inputs; this is what training needs.
+    """
+
+    lower: float
+    upper: float
+    adaptive: float
+
+
+@dataclass(frozen=True)
+class ShuffledRounds:
+    """``rounds`` rounds in which each of ``clients`` clients sends ``reports`` shuffled bits at ``epsilon0`` each."""
+
+    epsilon0: float
+    clients: int
+    reports: int
+    rounds: int = 1
+
+    @property
+    def releases(self) -> int:
+        return self.reports * self.rounds
+
+
+def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
+    """Bound epsilon for ``delta`` against whoever sees the counts of all rounds and nothing else.
+
+    Seconds on one core for a group, for up to 1e8 clients and 1e10 reports a client. Rounds are grouped by what was sent and
+    by how many; many different cohort sizes are rounded down to a few, which is safe.
+    """
+    groups = _merged(groups)
+    local = sum_of_reports_epsilon([(group.epsilon0, group.releases) for group in groups], delta)
+    if not groups or delta <= 0 or all(group.clients == 1 for group in groups):
+        return Bracket(local, local, local)
+    if len(groups) == 1 and groups[0].releases == 1:
+        single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
+        return Bracket(single, single, single)
+    rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
+    renyi, order = best_order(rounds.log_moment, delta)
+    fixed = epsilon_from_log_moment(rounds.log_moment, delta, rounds.sharp_factor, near=order)
+    adaptive = min(local, renyi, rounds.convolved(delta), fixed if rounds.is_one_round else rounds.by_rounds(delta))
+    upper = min(adaptive, fixed)
+    return Bracket(min(_attained(groups, delta), upper), upper, adaptive)
+
+
+@dataclass(frozen=True, eq=False)
+class _Composition:
+    """Upper bounds for groups of rounds, each with the losses of one of its bits."""
+
+    groups: tuple[ShuffledRounds, ...]
+    losses: tuple[ShuffledLosses, ...]
+
+    @property
+    def is_one_round(self) -> bool:
+        return len(self.groups) == 1 and self.groups[0].rounds == 1
+
+    def log_moment(self, order: Array) -> Array:
+        parts = [group.releases * own.log_moment(order) for group, own in zip(self.groups, self.losses, strict=True)]
+        return np.asarray(np.sum(parts, axis=0))
+
+    def sharp_factor(self, order: Array) -> Array:
+        return _sharp_factor(self.losses, [group.releases for group in self.groups], order)
+
+    def convolved(self, delta: float) -> float:
+        """Return epsilon by the dominating pair of each bit, where the convolution is not too long."""
+        if len(self.groups) > 1:
+            return inf
+        composed = self.losses[0].dominating().composed(self.groups[0].releases, delta)
+        return composed.epsilon(delta) if composed is not None else inf
+
+    def by_rounds(self, delta: float) -> float:
+        """Return epsilon by the sharpened bound within each round and convolution over the rounds."""
+        rounds = sum(group.rounds for group in self.groups)
+        negligible = 1e-4 * delta / rounds
+        top = max(round_limit(own, group.reports, negligible) for group, own in zip(self.groups, self.losses, strict=True))
+        if top == 0:
+            return inf
+        step = top / _CURVE_POINTS
+        epsilons = step * np.arange(_CURVE_POINTS + 1)
+        total: GridLosses | None = None
+        for group, own in zip(self.groups, self.losses, strict=True):
+            part = from_curve(round_curve(own, group.reports, epsilons, negligible), step).composed(group.rounds, delta)
+            if part is None:
+                return inf
+            total = part if total is None else total.followed_by(part)
+        return total.epsilon(delta) if total is not None else inf
+
+
+def round_limit(losses: ShuffledLosses, reports: int, negligible: float) -> float:
+    """Return an epsilon at which the delta of one round is below ``negligible``."""
+    return epsilon_from_log_moment(lambda order: reports * losses.log_moment(order), negligible)
+
+
+def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligible: float) -> Array:
+    """Return an upper bound of delta at ``epsilons`` for one round of ``reports`` bits, fixed before the first is drawn.
+
+    It is good down to deltas of ``negligible``.
+    """
+    _, order = best_order(lambda order: reports * losses.log_moment(order), negligible)
+    orders = order * np.logspace(-3, 0.5, 71)
+    logs = reports * losses.log_moment(orders) + _sharp_factor([losses], [reports], orders)
+    curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0))
+    curve = np.minimum(curve, _normal_curve(losses, reports, epsilons))
+    composed = losses.dominating().composed(reports, 1e4 * negligible)
+    if composed is not None:
+        curve = np.minimum(curve, curve_of(composed.losses, composed.masses, epsilons) + composed.infinite + 1e-15)
+    return np.asarray(curve)
+
+
+def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Array:
+    """Return the Berry-Esseen upper bound of delta around the mean of the loss, where no tilt is needed.
+
+    For a normal loss of mean M and deviation s, with a = M - epsilon, delta = Phi(a / s) - phi(a / s) m(s - a / s), m(x) =
+    (1 - Phi(x)) / phi(x). It rises with M; what is known of s is an interval, so the first term takes its largest and the second
+    its smallest value there. 1 - e^-y rises from 0 to 1, so a distance between distribution functions counts once.
+    """
+    mean, variance, third = losses.tilted(0.0)
+    low, high = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
+    if low == 0:
+        return np.ones_like(epsilons)
+    above = reports * float(mean.max()) - epsilons
+    first = np.maximum(ndtr(above / low), ndtr(above / high))
+    furthest = np.maximum(low - above / low, high - above / high)
+    # Far above the mean of the loss the second term overflows; leaving it out only raises the bound.
+    second = np.where(furthest > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(np.maximum(furthest, -20.0) / sqrt(2)) / 2, 0.0)
+    error = _BERRY_ESSEEN * reports * float(third.max()) / low**3
+    return np.asarray(first - second + error + reports * losses.outside)
+
+
+def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order: Array) -> Array:
+    """Return the logarithm of the smaller of the Renyi factor and the Berry-Esseen one, (T,).
+
+    Under the weights e^(t loss) the total loss has variance at least V and third absolute moments of at most R in sum. The
+    density of a normal law is at most 1 / sqrt(2 pi V), and e^(-t y) (1 - e^-y) integrates to 1 / (t (1 + t)); that function
+    rises to g and falls again, so a distance C R / V^1.5 between distribution functions costs at most 2 g times it.
+    """
+    renyi = renyi_factor(order)
+    variance, third = np.zeros_like(order), np.zeros_like(order)
+    for own, count in zip(losses, counts, strict=True):
+        for index, t in enumerate(order.tolist()):
+            _, rows, thirds = own.tilted(t)
+            variance[index] += count * float(rows.min())
+            third[index] += count * float(thirds.max())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        main = 1 / (np.sqrt(2 * pi * variance) * order * (1 + order))
+        error = 2 * np.exp(renyi) * _BERRY_ESSEEN * third / variance**1.5
+        sharp = np.log(main + error)
+    # Where something lies outside the windows, large orders would see little else.
+    trusted = np.isfinite(sharp) & np.all([(own.outside == 0) | (order * own.epsilon0 < 30) for own in losses], axis=0)
+    return np.where(trusted, np.minimum(renyi, sharp), renyi)
+
+
+def _attained(groups: Sequence[ShuffledRounds], delta: float) -> float:
+    """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
+    for half in _ATTAINED_GRIDS if len(groups) == 1 else ():
+        own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
+        composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
+        if composed is not None:
+            return composed.epsilon(delta)
+    losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
+    return _attained_by_moments(losses, [group.releases for group in groups], delta)
+
+
+def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int], delta: float) -> float:
+    """Return an epsilon at which delta is certainly larger than ``delta``; 0 where the theorem says nothing.
+
+    At the order whose weights center the loss on epsilon, delta is e^(K - t epsilon) times the normal expectation of
+    e^(-t y) (1 - e^-y), y > 0, less the Berry-Esseen error.
+    """
+
+    def excess(exponent: float) -> tuple[float, float]:
+        t = 10**exponent
+        order = np.array([t])
+        mean = variance = third = log_moment = 0.0
+        for own, count in zip(losses, counts, strict=True):
+            first, second, absolute = (float(row[0]) for row in own.tilted(t))
+            mean, variance, third = mean + count * first, variance + count * second, third + count * absolute
+            log_moment += count * float(own.log_moment(order)[0])
+        if variance < 1e-200:
+            return -inf, 0.0
+        width = sqrt(variance / 2)
+        normal = (float(erfcx(t * width)) - float(erfcx((t + 1) * width))) / 2
+        left = normal - 2 * float(np.exp(renyi_factor(order))[0]) * _BERRY_ESSEEN * third / variance**1.5
+        return (log_moment - t * mean + log(left) - log(delta) if left > 0 else -inf), mean
+
+    points = [excess(exponent) for exponent in np.linspace(-8, 3, 441)]
+    return max((epsilon for surplus, epsilon in points if surplus >= 0), default=0.0)
+
+
+def _half(group: ShuffledRounds) -> int:
+    """A finer grid where a few large losses are composed, so that their rounding does not average out."""
+    return 1 << 14 if group.clients <= 128 and group.releases <= 10_000 else 1 << 11
+
+
+def _merged(groups: Sequence[ShuffledRounds]) -> tuple[ShuffledRounds, ...]:
+    """Add up rounds that are alike, after rounding their cohorts down to a few sizes."""
+    rounds: Counter[tuple[float, int, int]] = Counter()
+    groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
+    sizes = sorted({group.clients for group in groups})
+    kept = sizes if len(sizes) <= _SIZES else [sizes[round(i * (len(sizes) - 1) / _SIZES)] for i in range(_SIZES)]
+    for group in groups:
+        size = max(size for size in kept if size <= group.clients)
+        rounds[group.epsilon0, size, group.reports] += group.rounds
+    return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
