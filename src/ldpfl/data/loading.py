@@ -34,18 +34,20 @@ class _Source:
     hub_id: str
     image: str
     label: str
+    shape: tuple[int, int, int]
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
+_GRAY, _COLOUR = (1, 28, 28), (3, 32, 32)
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _SOURCES = {
-    "mnist": _Source("ylecun/mnist", "image", "label", 10, *_MNIST),
-    "fashion_mnist": _Source("zalando-datasets/fashion_mnist", "image", "label", 10, (0.2860,), (0.3530,)),
-    "cifar10": _Source("uoft-cs/cifar10", "img", "label", 10, *_CIFAR),
-    "cifar100": _Source("uoft-cs/cifar100", "img", "fine_label", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "mnist": _Source("ylecun/mnist", "image", "label", _GRAY, 10, *_MNIST),
+    "fashion_mnist": _Source("zalando-datasets/fashion_mnist", "image", "label", _GRAY, 10, (0.2860,), (0.3530,)),
+    "cifar10": _Source("uoft-cs/cifar10", "img", "label", _COLOUR, 10, *_CIFAR),
+    "cifar100": _Source("uoft-cs/cifar100", "img", "fine_label", _COLOUR, 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 _BUNDLED = "mnist-5k"
 
@@ -53,6 +55,24 @@ _BUNDLED = "mnist-5k"
 def names() -> tuple[str, ...]:
     """Names that :func:`load` knows."""
     return (*_SOURCES, _BUNDLED)
+
+
+def image_shape(name: str) -> tuple[tuple[int, int, int], int]:
+    """Return (channels, height, width) and the number of classes of the data set ``name``, without reading it.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    if name == _BUNDLED:
+        return _GRAY, 10
+    source = _source(name)
+    return source.shape, source.classes
+
+
+def _source(name: str) -> _Source:
+    if name not in _SOURCES:
+        raise ConfigError(f"unknown data set {name!r}: {did_you_mean(name, names())}")
+    return _SOURCES[name]
 
 
 def cache_dir() -> Path:
@@ -74,11 +94,9 @@ def load(name: str, data_dir: Path | None = None) -> ImageTask:
     """
     if name == _BUNDLED:
         return _load_bundled()
-    if name not in _SOURCES:
-        raise ConfigError(f"unknown data set {name!r}: {did_you_mean(name, names())}")
+    source = _source(name)
     if data_dir is None and os.environ.get(DATA_DIR_VARIABLE):
         data_dir = Path(os.environ[DATA_DIR_VARIABLE])
-    source = _SOURCES[name]
     if data_dir is None:
         train, test, fingerprint = _from_hub(name, source)
     else:

@@ -13,8 +13,9 @@ from torch.func import functional_call
 from ldpfl import mechanisms, models
 from ldpfl.data import Images, ImageTask, partition
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RangesConfig, RunConfig
+from ldpfl.experiments.config import MechanismConfig, RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import Mechanism
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.simulation import BatchSchedule, Checkpoint, Federation, LocalTask, VectorizedTrainer, initial_checkpoint
@@ -63,24 +64,29 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         config.training.learning_rate,
         config.training.momentum,
     )
-    parameters = {} if config.mechanism.name == "none" else {"epsilon": config.mechanism.epsilon}
     federation = Federation(
         seed=config.seed,
         task=local,
         trainer=VectorizedTrainer(local),
         samples=parts,
         evaluation=evaluation.to(device),
-        mechanism=mechanisms.create(config.mechanism.name, **parameters),
+        mechanism=mechanism_of(config.mechanism),
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
         server_learning_rate=config.training.server_learning_rate,
         fraction=config.clients.fraction,
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
+        channel=config.shuffling.channel,
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
-    return federation, initial_checkpoint(weights, _initial_ranges(config, layout, weights), origin)
+    return federation, initial_checkpoint(weights, initial_ranges(config, layout, weights), origin)
+
+
+def mechanism_of(config: MechanismConfig) -> Mechanism:
+    """Return the mechanism that ``config`` names; the non-private one has no budget."""
+    return mechanisms.create(config.name, **({} if config.name == "none" else {"epsilon": config.epsilon}))
 
 
 def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:
@@ -112,7 +118,8 @@ def _evaluation_split(config: RunConfig, task: ImageTask) -> tuple[Images, Image
     return task.train.take(order[held_out:]), task.train.take(order[:held_out])
 
 
-def _initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
+def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
+    """Return the ranges of the first round; ``weights`` is the public initial model."""
     ranges = config.ranges
     if ranges.radius == "initial":
         _check_initial(config)

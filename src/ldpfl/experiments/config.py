@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from ldpfl.data.partition import Scheme
 from ldpfl.errors import ConfigError
+from ldpfl.privacy.events import Channel
 from ldpfl.server import Perturbed
 from ldpfl.suggestions import did_you_mean
 
@@ -84,6 +85,20 @@ class RangesConfig(_Section):
     """Smallest radius that an adaptive rule may choose."""
 
 
+class ShufflingConfig(_Section):
+    """What stands between clients and server in the deployment that is simulated."""
+
+    channel: Channel = "ideal-shuffler"
+    """Accuracy does not depend on it, the ledger does: a random delay is no shuffler."""
+
+
+class PrivacyConfig(_Section):
+    """How the guarantee is stated; nothing that is sent depends on it."""
+
+    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
+    """Failure probability of the figures that are not pure; it should be below 1 / n."""
+
+
 class RunConfig(_Section):
     """A complete run. Two runs of equal configs on the same machine end in the same model, bit by bit."""
 
@@ -96,6 +111,8 @@ class RunConfig(_Section):
     training: TrainingConfig = TrainingConfig()
     mechanism: MechanismConfig = MechanismConfig()
     ranges: RangesConfig = RangesConfig()
+    shuffling: ShufflingConfig = ShufflingConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
 
     def to_toml(self) -> str:
         """Return the whole config, defaults included, as TOML."""

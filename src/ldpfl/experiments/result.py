@@ -11,6 +11,7 @@ import torch
 import ldpfl
 from ldpfl.data import ImageTask
 from ldpfl.experiments.config import RunConfig
+from ldpfl.privacy.accounting import account
 from ldpfl.simulation import Checkpoint, Federation
 
 
@@ -48,14 +49,14 @@ def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: 
 
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
-    """Return epsilon of one weight of one round, and of all that a client sends if it takes part in every round."""
+    """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
     private = config.mechanism.name != "none"
     guarantee = federation.mechanism.guarantee(last.state.ranges)
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
         "epsilon_per_weight": guarantee.epsilon if private else None,
-        "epsilon_local_pure_per_client": guarantee.pure_total(len(last.history)) if private else None,
+        "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 
 

@@ -28,8 +28,8 @@ def _is_ours(name: str) -> bool:
 class RunFolder:
     """Names and writes the files of one run; each is replaced atomically.
 
-    ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` (after each round), ``metrics.jsonl`` (a line a
-    round), and at the end ``model.safetensors``, ``result.json`` and ``curve.svg``.
+    ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` (after each round), ``metrics.jsonl`` and
+    ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``result.json`` and ``curve.svg``.
     """
 
     path: Path
@@ -45,6 +45,10 @@ class RunFolder:
     @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "ledger.json"
 
     @property
     def model_path(self) -> Path:
@@ -151,17 +155,21 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the files of the run, so that it begins anew."""
-        for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.model_path, self.curve_path):
+        for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
+            path.unlink(missing_ok=True)
+        for path in (self.model_path, self.curve_path):
             path.unlink(missing_ok=True)
 
     def save_round(self, checkpoint: Checkpoint) -> None:
-        """Record a finished round. The checkpoint comes first: the metrics can be written again from it."""
+        """Record a finished round. The checkpoint comes first: metrics and ledger can be written again from it."""
         checkpoint.save(self.checkpoint_path)
         self._save_metrics(checkpoint)
+        checkpoint.ledger.save(self.ledger_path)
 
     def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any]) -> None:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
         self._save_metrics(checkpoint)
+        checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # The whole module: what is not trained is public, and a shared parameter has more than one name.
         module = copy.deepcopy(task.module).cpu()
         module.load_state_dict(task.layout.unflatten(checkpoint.state.weights), strict=False)
@@ -176,4 +184,4 @@ class RunFolder:
 
 
 _LOCK = ".lock"
-_REQUIRED = {"name", "seed", "accuracy", "accuracy_per_round", "noise_free_accuracy", "layers", "seconds", "device"}
+_REQUIRED = {"name", "seed", "accuracy", "accuracy_per_round", "noise_free_accuracy", "privacy", "layers", "seconds", "device"}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.reports import Reports
-from ldpfl.privacy import Guarantee
+from ldpfl.privacy import Guarantee, Release
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 
@@ -67,6 +67,10 @@ class Mechanism(ABC):
     @abstractmethod
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         """State what one report protects."""
+
+    @abstractmethod
+    def release(self, ranges: LayerRanges) -> Release:
+        """Say what one client's report of a round is, for the ledger."""
 
     def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
         """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
-from ldpfl.privacy import Guarantee
+from ldpfl.privacy import BinaryRelease, Guarantee
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
@@ -151,6 +151,9 @@ class Duchi(Mechanism):
             status="proved",
             assumptions=("ranges are public", "random bits are uniform and secret"),
         )
+
+    def release(self, ranges: LayerRanges) -> BinaryRelease:
+        return BinaryRelease(self.name, self.epsilon, ranges.dimension)
 
 
 class _Scratch:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports import DenseReports
-from ldpfl.privacy import Guarantee
+from ldpfl.privacy import Guarantee, UnprotectedRelease
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 
@@ -64,3 +64,6 @@ class Identity(Mechanism):
             status="proved",
             assumptions=("nothing is protected",),
         )
+
+    def release(self, ranges: LayerRanges) -> UnprotectedRelease:
+        return UnprotectedRelease(self.name, "values leave as they are", ranges.dimension, "weight")

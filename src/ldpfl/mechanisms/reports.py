@@ -100,6 +100,21 @@ class DenseReports:
         """Yield what each client puts on the wire."""
         return (row.numpy().tobytes() for row in self.values)
 
+    @classmethod
+    def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> DenseReports:
+        """Read reports off the wire.
+
+        Raises:
+            ProtocolError: a payload has the wrong length, or holds a value that is NaN or infinite.
+        """
+        for payload in payloads:
+            if len(payload) != 4 * dimension:
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {4 * dimension} for {dimension} weights")
+        values = np.frombuffer(bytearray().join(payloads), dtype=np.float32).reshape(len(payloads), dimension)
+        if not np.isfinite(values).all():
+            raise ProtocolError("a report holds NaN or infinity")
+        return cls(torch.from_numpy(values))
+
 
 def packed_size(dimension: int) -> int:
     """Bytes that hold ``dimension`` bits."""

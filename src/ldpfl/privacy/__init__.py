@@ -1,5 +1,20 @@
-"""What a release costs, to whom, and under which assumptions."""
+"""Privacy: what was released (events, ledger), and the guarantees that hold.
 
-from ldpfl.privacy.guarantee import Guarantee
+Accountants, planner and audit are imported by name where they are needed: they load SciPy and dp-accounting.
+"""
 
-__all__ = ["Guarantee"]
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
+from ldpfl.privacy.ledger import Ledger
+
+__all__ = [
+    "REPLACE_ONE",
+    "BinaryRelease",
+    "GaussianRelease",
+    "Guarantee",
+    "Ledger",
+    "PureRelease",
+    "Release",
+    "RoundEvent",
+    "UnprotectedRelease",
+]

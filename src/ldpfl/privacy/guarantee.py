@@ -1,7 +1,16 @@
 """The statement that goes with every privacy parameter."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any, Literal
+
+REPLACE_ONE = "replace one client's data"
+"""Adjacency used throughout: anything that one client holds, in all rounds, may be replaced by anything else."""
+
+Unit = Literal["weight", "layer", "vector", "client"]
+Scope = Literal["round", "run"]
+TrustModel = Literal["local", "shuffled", "central"]
+Status = Literal["proved", "claimed", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -9,29 +18,39 @@ class Guarantee:
     """What one (epsilon, delta) means: for which unit, against whom, and whether it is proved.
 
     Attributes:
-        epsilon: privacy loss of one unit; infinity where nothing is protected.
+        epsilon: privacy loss of one unit, certified from above where ``status`` is proved; infinity where nothing is protected.
         delta: failure probability; 0 for a pure guarantee.
-        unit: what the epsilon protects, for instance ``"weight"`` (one scalar of one round's report).
+        unit: what the epsilon protects. ``"weight"``: one scalar of one report; ``"client"``: all that a client sends.
         units_per_round: how many such units one client releases in one round.
         adjacency: which inputs are to be indistinguishable.
-        trust_model: ``"local"`` needs no trusted server.
-        status: ``"proved"`` here, or only ``"claimed"`` by a paper.
+        trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"central"`` trusts the server.
+        status: ``"proved"``; ``"claimed"`` by a paper, and not so; or an ``"estimate"`` that bounds nothing.
         assumptions: what has to be true outside the mechanism.
+        scope: whether the unit is counted in one round or over the whole run.
+        lower: an epsilon that some data set attains, where one is known: no proof can get below it.
+        adaptive: whether it holds when later inputs depend on earlier outputs, as they do in training.
+        source: where the claim or the bound comes from.
     """
 
     epsilon: float
     delta: float
-    unit: str
+    unit: Unit
     units_per_round: int
     adjacency: str
-    trust_model: Literal["local", "shuffled", "central"]
-    status: Literal["proved", "claimed"]
+    trust_model: TrustModel
+    status: Status
     assumptions: tuple[str, ...] = ()
+    scope: Scope = "round"
+    lower: float | None = None
+    adaptive: bool = True
+    source: str = ""
 
-    def pure_total(self, rounds: int) -> float:
-        """Epsilon of ``rounds`` whole reports of one client by basic composition: units x rounds x epsilon.
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON, which knows no infinity: an infinite epsilon becomes the string ``"infinity"``."""
+        fields = asdict(self)
+        return {**fields, "epsilon": json_number(self.epsilon), "assumptions": list(self.assumptions)}
 
-        This holds against a server that links all reports of a client. It is the sum that the LDP-FL paper
-        (section 4, "Parameter Shuffling") writes as T d epsilon.
-        """
-        return self.epsilon * self.units_per_round * rounds
+
+def json_number(value: float | None) -> float | str | None:
+    """Return ``value`` as JSON can hold it."""
+    return value if value is None or isfinite(value) else "infinity"

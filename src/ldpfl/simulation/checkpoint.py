@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ldpfl.errors import DataError
+from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import replace_atomically
+from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState
 from ldpfl.simulation.metrics import RoundMetrics
@@ -19,7 +20,7 @@ from ldpfl.simulation.metrics import RoundMetrics
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server's state after a round and the metrics of all rounds so far.
+    """The server's state after a round, the metrics of all rounds so far, and what they released.
 
     Random streams need no place here: they follow from the seed and the round. The state is public; the metrics hold
     ``clipped_fraction``, which only a simulation can know.
@@ -31,6 +32,7 @@ class Checkpoint:
     state: ServerState
     history: tuple[RoundMetrics, ...]
     origin: str = ""
+    ledger: Ledger = field(default_factory=Ledger)
 
     def save(self, path: Path) -> None:
         """Write to ``path`` so that a crash leaves this checkpoint or the one before."""
@@ -43,6 +45,7 @@ class Checkpoint:
             "round": str(self.state.round),
             "sizes": json.dumps(self.state.ranges.sizes),
             "origin": self.origin,
+            "ledger": self.ledger.to_json(),
             "history": json.dumps([asdict(metrics) for metrics in self.history]),
         }
         with replace_atomically(path) as temporary:
@@ -62,7 +65,8 @@ class Checkpoint:
             ranges = LayerRanges(tensors["center"], tensors["radius"], tuple(json.loads(metadata["sizes"])))
             history = tuple(RoundMetrics(**entry) for entry in json.loads(metadata["history"]))
             origin = metadata["origin"]
+            ledger = Ledger.from_json(metadata["ledger"], "its ledger")
             state = ServerState(int(metadata["round"]), tensors["weights"].to(torch.float32), ranges)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {error}") from error
-        return cls(state, history, origin)
+        return cls(state, history, origin, ledger)

@@ -14,13 +14,14 @@ from torch import Tensor
 from ldpfl.data.images import Images
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import Mechanism, Reports
+from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges, RangeRule
 from ldpfl.server import Perturbed, ServerState, advance, client_values
 from ldpfl.shuffling import mix
 from ldpfl.simulation.checkpoint import Checkpoint
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
-from ldpfl.simulation.cohort import sample_cohort
+from ldpfl.simulation.cohort import round_event, sample_cohort
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
@@ -47,6 +48,7 @@ class Federation:
         server_learning_rate: factor on the mean update.
         fraction: part of the clients that takes part in a round.
         epochs, batch_size: of local training.
+        channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
@@ -62,6 +64,7 @@ class Federation:
     fraction: float
     epochs: int
     batch_size: int
+    channel: Channel = "ideal-shuffler"
     chunk_size: int | None = None
 
     @property
@@ -83,6 +86,7 @@ def simulate(
         PrivacyError: a client's values must not leave (NaN for instance). The round is lost, earlier ones are not.
     """
     checkpoint, chunk_size = start, federation.chunk_size
+    joined = _rounds_joined(federation, start.state.round)
     while checkpoint.state.round < rounds:
         began = time.perf_counter()
         number = checkpoint.state.round + 1
@@ -110,13 +114,58 @@ def simulate(
             radius=_by_layer(federation, checkpoint.state.ranges.radius.tolist()),
             seconds=time.perf_counter() - began,
         )
-        checkpoint = replace(checkpoint, state=state, history=(*checkpoint.history, metrics))
+        joined[cohort] += 1
+        release = federation.mechanism.release(checkpoint.state.ranges)
+        event = round_event(number, release, pool.clients, joined, federation.channel)
+        checkpoint = replace(checkpoint, state=state, history=(*checkpoint.history, metrics), ledger=checkpoint.ledger.charge(event))
         yield checkpoint
+
+
+def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
+    """Return how many of the first ``rounds`` rounds each client took part in."""
+    joined = np.zeros(len(federation.samples), dtype=np.int64)
+    for number in range(1, rounds + 1):
+        joined[sample_cohort(federation.seed, number, joined.size, federation.fraction)] += 1
+    return joined
 
 
 def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "") -> Checkpoint:
     """Return the state before the first round; ``origin`` names the data and the device."""
     return Checkpoint(ServerState(0, weights, ranges), (), origin)
+
+
+def train_cohort(
+    federation: Federation,
+    state: ServerState,
+    cohort: NDArray[np.int64],
+    chunk_size: int | None = None,
+    clients_done: ClientsDone = lambda done, total: None,
+) -> Tensor:
+    """Return what each client of ``cohort`` would put into the mechanism in the round after ``state``, (K, d) float32.
+
+    Row i belongs to ``cohort[i]``. These are private values, un-noised: for audits of a simulation, which hold them to
+    judge what the server learns of them; nothing that plays the server may be given them.
+    """
+    if chunk_size is None:
+        chunk_size = federation.chunk_size or _probe_chunk_size(federation, state, cohort)
+    values, done = torch.empty(len(cohort), state.ranges.dimension), 0
+    for places, trained in _trained(federation, state, cohort, chunk_size):
+        values[torch.from_numpy(places)] = trained
+        done += places.size
+        clients_done(done, len(cohort))
+    return values
+
+
+def _trained(
+    federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int
+) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
+    """Train the cohort in chunks and yield each chunk's places in ``cohort`` and its clients' values, (k,) and (k, d)."""
+    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
+    order = np.argsort([federation.samples[client].size for client in cohort], kind="stable")
+    for piece in split_evenly(len(cohort), chunk_size):
+        places = order[piece]
+        trained = federation.trainer.train(state.weights, _schedule(federation, state, cohort[places]))
+        yield places, client_values(trained.cpu(), state, federation.perturbed)
 
 
 def _collect(
@@ -125,19 +174,16 @@ def _collect(
     """Train the cohort and return its reports; trained weights of a chunk are dropped as soon as it has reported."""
     reports: list[Reports] = []
     clipped = ClippedCounter(state.ranges)
-    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
-    cohort = cohort[np.argsort([federation.samples[client].size for client in cohort], kind="stable")]
-    for piece in split_evenly(len(cohort), chunk_size):
-        clients = cohort[piece]
-        trained = federation.trainer.train(state.weights, _schedule(federation, state, clients))
-        values = client_values(trained.cpu(), state, federation.perturbed)
-        streams = SeededStreams.for_clients(federation.seed, state.round + 1, clients.tolist())
+    done = 0
+    for places, values in _trained(federation, state, cohort, chunk_size):
+        streams = SeededStreams.for_clients(federation.seed, state.round + 1, cohort[places].tolist())
         try:
             reports.append(federation.mechanism.encode(values, state.ranges, streams))
         except PrivacyError as error:
             raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error
         clipped.add(values)
-        clients_done(piece.stop, len(cohort))
+        done += places.size
+        clients_done(done, len(cohort))
     return reports, clipped
 
 

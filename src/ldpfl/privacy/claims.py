@@ -1,0 +1,28 @@
+"""What the papers say of the same releases, for the line beside the proved ones."""
+
+from __future__ import annotations
+
+from ldpfl.privacy.events import Release
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
+
+_LDP_FL = (
+    'LDP-FL, section 4: with shuffling "it is sufficient to protect eps-LDP for each weight"; '
+    "shuffling hides who sent a bit, but a client's bits are many, and they add up"
+)
+
+
+def paper_claim(release: Release) -> Guarantee | None:
+    """Return what the mechanism's paper claims for a whole run, or None where it is our own or claims nothing."""
+    if release.mechanism != "duchi" or not hasattr(release, "epsilon"):
+        return None
+    return Guarantee(
+        epsilon=release.epsilon,
+        delta=0.0,
+        unit="client",
+        units_per_round=1,
+        adjacency=REPLACE_ONE,
+        trust_model="shuffled",
+        status="claimed",
+        scope="run",
+        source=_LDP_FL,
+    )

@@ -1,0 +1,134 @@
+"""What was released, round by round. An event says what happened and means the same for ever; accountants interpret it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.guarantee import Unit
+
+Channel = Literal["ideal-shuffler", "random-delay", "direct"]
+"""What stands between client and server. ``ideal-shuffler``: only how often each value was sent is seen. ``random-delay``: each report
+comes by itself after a random wait; who watches the network, or sees stragglers, can still link. ``direct``: the server sees senders."""
+
+Sampling = Literal["everyone", "visible", "secret"]
+"""Who takes part. ``visible``: a part of the clients, known to others. ``secret``: each decides for itself, and only the number is seen."""
+
+
+@dataclass(frozen=True)
+class BinaryRelease:
+    """One client's round: ``units`` bits, each by randomised response at ``epsilon``.
+
+    Attributes:
+        mechanism: its name.
+        epsilon: budget of one bit; its probabilities lie in [1 / (1 + e^epsilon), e^epsilon / (1 + e^epsilon)].
+        units: bits that depend on the client's data.
+        unit: what one bit stands for.
+    """
+
+    mechanism: str
+    epsilon: float
+    units: int
+    unit: Unit = "weight"
+
+
+@dataclass(frozen=True)
+class PureRelease:
+    """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Fields as in :class:`BinaryRelease`."""
+
+    mechanism: str
+    epsilon: float
+    units: int
+    unit: Unit
+
+
+@dataclass(frozen=True)
+class GaussianRelease:
+    """One client's round: one vector with independent Gaussian noise, fixed before the data were looked at.
+
+    Attributes:
+        mechanism: its name.
+        mu: sensitivity under replacement (twice the clipping norm) over the noise's standard deviation.
+    """
+
+    mechanism: str
+    mu: float
+    units: int = 1
+    unit: Unit = "vector"
+
+
+@dataclass(frozen=True)
+class UnprotectedRelease:
+    """One client's round of which something left without protection, or with one that depended on the data in an unproved way.
+
+    Attributes:
+        mechanism: its name.
+        reason: what left, in a few words.
+    """
+
+    mechanism: str
+    reason: str
+    units: int = 1
+    unit: Unit = "vector"
+
+
+_LARGEST = 10**12
+
+Release = BinaryRelease | PureRelease | GaussianRelease | UnprotectedRelease
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """A round: what each client of the cohort released, and who could see what of it.
+
+    Attributes:
+        round: its number, from 1.
+        release: what one client sent.
+        cohort: clients whose reports were pooled. Dropped clients are not among them.
+        population: clients that could have taken part.
+        joined: the largest number of rounds that any one client has taken part in so far, this one included.
+        sampling: how the cohort came about.
+        rate: probability with which a client takes part, for ``secret`` sampling.
+        channel: how reports travelled.
+        linked: units that travel in one message and stay together in the shuffler; 1 in the papers.
+
+    Raises:
+        ConfigError: figures that contradict each other.
+    """
+
+    round: int
+    release: Release
+    cohort: int
+    population: int
+    joined: int
+    sampling: Sampling = "everyone"
+    rate: float = 1.0
+    channel: Channel = "ideal-shuffler"
+    linked: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cohort <= self.population:
+            raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
+        if not 1 <= self.joined <= self.round:
+            raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
+        if self.release.units < 1 or self.linked < 1:
+            raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
+        if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:
+            raise ConfigError(f"round {self.round}: counts beyond {_LARGEST:.0e} are not accounted")
+        parameter = _parameter(self.release)
+        if not (isfinite(parameter) and parameter > 0):
+            raise ConfigError(f"round {self.round}: the parameter of {self.release.mechanism} must be positive and finite, got {parameter}")
+
+
+def _parameter(release: Release) -> float:
+    match release:
+        case BinaryRelease() | PureRelease():
+            return release.epsilon
+        case GaussianRelease():
+            return release.mu
+        case UnprotectedRelease():
+            return 1.0

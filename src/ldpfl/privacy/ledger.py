@@ -1,0 +1,126 @@
+"""The ledger: the events of a run in a file, kept apart from what any accountant makes of them.
+
+A saved ledger can be accounted again later, by a better accountant or for another delta.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from ldpfl.errors import DataError, LdpflError
+from ldpfl.files import write_text
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.suggestions import did_you_mean
+
+FORMAT = "ldpfl-ledger"
+VERSION = 1
+
+_KINDS: Mapping[str, type[Release]] = {
+    "binary": BinaryRelease,
+    "pure": PureRelease,
+    "gaussian": GaussianRelease,
+    "unprotected": UnprotectedRelease,
+}
+Kind = TypeVar("Kind")
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The events of a run, in order of their rounds."""
+
+    events: tuple[RoundEvent, ...] = ()
+
+    def charge(self, event: RoundEvent) -> Ledger:
+        """Return the ledger with one more round.
+
+        Raises:
+            DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
+        """
+        if self.events and event.round <= self.events[-1].round:
+            raise DataError(f"round {event.round} cannot be charged after round {self.events[-1].round}")
+        return Ledger((*self.events, event))
+
+    def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
+        """Return the ledger as JSON text, an event a line; ``accounted`` is kept beside it for people, and not read back."""
+        lines = ",\n".join(f"  {json.dumps(_to_tree(event))}" for event in self.events)
+        extra = f',\n "accounted": {json.dumps(accounted)}' if accounted is not None else ""
+        return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{lines}\n ]{extra}\n}}\n'
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "ledger") -> Ledger:
+        """Read what :meth:`to_json` wrote; ``origin`` is named in errors.
+
+        Raises:
+            DataError: not a ledger, of another version, or with an event that is unknown or contradicts itself; one line.
+        """
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{origin} is not valid JSON: {error}") from None
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}")
+        if tree.get("version") != VERSION:
+            raise DataError(f"{origin} is a ledger of version {tree.get('version')!r}, and this ldpfl reads version {VERSION}")
+        if not isinstance(tree.get("events"), list):
+            raise DataError(f"{origin} has no list of events")
+        ledger = cls()
+        for index, entry in enumerate(tree["events"], start=1):
+            try:
+                ledger = ledger.charge(_from_tree(entry))
+            except LdpflError as error:
+                raise DataError(f"{origin}, event {index}: {error}") from None
+        return ledger
+
+    def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
+        """Write to ``path`` so that a crash leaves this ledger or the one before."""
+        write_text(path, self.to_json(accounted))
+
+    @classmethod
+    def load(cls, path: Path) -> Ledger:
+        """Read a ledger file; errors as in :meth:`from_json`."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"ledger {path} cannot be read: {error}") from None
+        return cls.from_json(text, str(path))
+
+
+def _to_tree(event: RoundEvent) -> dict[str, Any]:
+    tree = asdict(event)
+    return {**tree, "release": {"kind": _NAMES[type(event.release)], **tree["release"]}}
+
+
+def _from_tree(tree: Any) -> RoundEvent:
+    if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
+        raise DataError("an event needs a release, which is an object with a kind")
+    kind = tree["release"].get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise DataError(f"unknown kind of release {kind!r}: {did_you_mean(str(kind), _KINDS)}")
+    release = _build(_KINDS[kind], {name: value for name, value in tree["release"].items() if name != "kind"})
+    return _build(RoundEvent, {**tree, "release": release})
+
+
+def _build(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(values.keys() - known.keys())
+    if unknown:
+        raise DataError(f"unknown field {unknown[0]!r} in {kind.__name__}: {did_you_mean(unknown[0], known)}")
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
+    if missing:
+        raise DataError(f"{kind.__name__} lacks the field {missing[0]!r}")
+    types = get_type_hints(kind)
+    return kind(**{name: _checked(types[name], value, f"{kind.__name__}.{name}") for name, value in values.items()})
+
+
+def _checked(wanted: Any, value: Any, place: str) -> Any:
+    try:
+        return TypeAdapter(wanted).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise DataError(f"{place}: {error.errors()[0]['msg']}, got {value!r}") from None

@@ -1,0 +1,89 @@
+"""A statement of guarantees: the lines that stand beside a run, and the rounds that they were computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ldpfl.privacy.events import Channel, Release, Sampling
+from ldpfl.privacy.guarantee import Guarantee, Scope, json_number
+
+
+@dataclass(frozen=True)
+class RoundGroup:
+    """``rounds`` rounds of one client that are alike; the fields are those of :class:`RoundEvent`.
+
+    ``cohort`` and ``population`` count honest clients only: colluding ones are already taken off.
+    """
+
+    release: Release
+    cohort: int
+    population: int
+    rounds: int = 1
+    sampling: Sampling = "everyone"
+    rate: float = 1.0
+    channel: Channel = "ideal-shuffler"
+    linked: int = 1
+
+    @property
+    def reports(self) -> int:
+        """Reports of one client over all rounds of the group."""
+        return self.release.units * self.rounds
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What holds of a run.
+
+    Attributes:
+        delta: for all lines but the pure ones.
+        rows: the paper's claim first, then what is proved, then estimates.
+        notes: why a line is missing.
+        warnings: what makes the figures mean less than it seems.
+    """
+
+    delta: float
+    rows: tuple[Guarantee, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
+        """Return the proved row of this kind, if there is one; ``client`` asks for all that a client sends, not one unit of it."""
+        for row in self.rows:
+            kind = (row.trust_model, row.scope, row.unit == "client", row.delta == 0, row.adaptive)
+            if row.status == "proved" and kind == (trust_model, scope, client, pure, adaptive):
+                return row
+        return None
+
+    def figures(self) -> dict[str, float | str | None]:
+        """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
+        claim = next((row.epsilon for row in self.rows if row.status == "claimed"), None)
+        estimate = next((row.epsilon for row in self.rows if row.status == "estimate"), None)
+        adaptive, fixed = self.find("shuffled", "run"), self.find("shuffled", "run", adaptive=False)
+        values = {
+            "paper_claim": claim,
+            "per_report": _epsilon(self.find("local", "round", client=False, pure=True)),
+            "per_report_shuffled": _epsilon(self.find("shuffled", "round", client=False)),
+            "local_pure_round": _epsilon(self.find("local", "round", pure=True)),
+            "local_round": _epsilon(self.find("local", "round")),
+            "local_pure": _epsilon(self.find("local", "run", pure=True)),
+            "local": _epsilon(self.find("local", "run")),
+            "shuffled_lower": adaptive.lower if adaptive else None,
+            "shuffled_upper": _epsilon(fixed or adaptive),
+            "shuffled_upper_adaptive": _epsilon(adaptive),
+            "shuffled_estimate": estimate,
+        }
+        return {"delta": self.delta, **{name: json_number(value) for name, value in values.items()}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            **self.figures(),
+            "guarantees": [row.to_dict() for row in self.rows],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def _epsilon(row: Guarantee | None) -> float | None:
+    return None if row is None else row.epsilon
