@@ -91,3 +91,29 @@ def test_dense_reports_state_their_size() -> None:
     reports = DenseReports(torch.zeros(3, 5))
     assert (reports.clients, reports.dimension, reports.bytes_per_client) == (3, 5, 20)
     assert [len(payload) for payload in reports.payloads()] == [20, 20, 20]
+
+
+def test_dense_reports_survive_the_wire() -> None:
+    values = torch.tensor([[0.0, -1.5, 3e38], [1e-45, -0.0, 7.25]])
+    payloads = list(DenseReports(values).payloads())
+    received = DenseReports.from_payloads(payloads, 3)
+    assert (received.clients, received.dimension) == (2, 3)
+    assert received.values.dtype == torch.float32
+    assert list(received.payloads()) == payloads
+    received.values.zero_()  # memory of its own, which may be written to
+    assert list(DenseReports.from_payloads(payloads, 3).payloads()) == payloads
+    assert DenseReports.from_payloads([], 3).values.shape == (0, 3)
+
+
+@pytest.mark.parametrize("lengths", [(11,), (13,), (0,), (12, 16), (8, 16)])
+def test_a_dense_payload_of_another_length_is_refused(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolError, match="expected 12 for 3 weights"):
+        DenseReports.from_payloads([bytes(length) for length in lengths], 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_dense_payload_that_is_not_finite_is_refused(bad: float) -> None:
+    # Refused on receipt: one such value would make the whole mean meaningless.
+    payloads = list(DenseReports(torch.tensor([[1.0, 2.0], [3.0, bad]])).payloads())
+    with pytest.raises(ProtocolError, match="NaN or infinity"):
+        DenseReports.from_payloads(payloads, 2)

@@ -68,7 +68,7 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     """Return the rounds that one client joined, the dearest ones where it did not join all, grouped by likeness."""
     smallest = min(event.cohort for event in events)
     if not 0 <= colluding < smallest:
-        raise ConfigError(f"colluding must lie between 0 and {smallest - 1} for a cohort of {smallest} clients, got {colluding}")
+        raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
     alike: Counter[RoundGroup] = Counter()
     for group in sorted((_group(event, smallest, colluding) for event in events), key=_cost, reverse=True)[: _joined(events)]:
         alike[group] += 1

@@ -89,8 +89,8 @@ def result_table(result: dict[str, Any]) -> Table:
     twin = result["noise_free_accuracy"]
     if twin is not None:
         table.add_row("noise-free twin", f"{twin:.2%}  (noise costs {100 * (twin - result['accuracy']):.2f} points)")
-    for row in _privacy_rows(result):
-        table.add_row(*row)
+    if result["epsilon_per_weight"] is None:
+        table.add_row("privacy", "[red]none: values leave as they are[/red]")
     cohort = result["clients_per_round"]
     of_all = "" if cohort == result["clients"] else f", {cohort} a round"
     table.add_row("clients, rounds", f"{result['clients']}{of_all}; {result['rounds']}")
@@ -98,18 +98,6 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
     table.add_row("time", f"{result['seconds']:.1f} s on {result['device']}")
     return table
-
-
-def _privacy_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    if result["epsilon_per_weight"] is None:
-        return [("privacy", "[red]none: values leave as they are[/red]")]
-    return [
-        ("epsilon, one weight of one round", f"{result['epsilon_per_weight']:g}  (local, pure)"),
-        (
-            "epsilon, one client's whole run",
-            f"{result['epsilon_local_pure_per_client']:,.0f}  (local, pure, if all its reports are linked)",
-        ),
-    ]
 
 
 def layer_table(result: dict[str, Any]) -> Table:

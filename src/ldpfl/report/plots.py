@@ -1,23 +1,28 @@
-"""Plots as SVG that a second run of the same figures repeats byte by byte."""
+"""Plots that a second run of the same figures repeats byte by byte."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ldpfl.errors import ConfigError
 from ldpfl.files import replace_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ldpfl.privacy.planner import Setting
+
+_FORMATS = ("svg", "png", "pdf")
 
 
 def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
     """Draw accuracy against rounds, beside the noise-free twin where there is one."""
-    import matplotlib  # slow to import
-
-    with matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
-        from matplotlib.figure import Figure
+    with _figure(path, "svg") as axes:
         from matplotlib.ticker import MaxNLocator
 
-        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-        axes = figure.add_subplot()
         rounds = range(1, result["rounds"] + 1)
         twin = result["noise_free_accuracy_per_round"]
         if twin:
@@ -29,8 +34,51 @@ def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
+
+
+def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple[int, float, float]], target: float | None) -> None:
+    """Draw the central epsilon of a whole run against the number of clients, on logarithmic scales.
+
+    Args:
+        path: its suffix chooses the format.
+        points: (clients, attained, certified).
+        target: drawn as a line, where there is one.
+
+    Raises:
+        ConfigError: a suffix that is none of svg, png, pdf.
+    """
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in _FORMATS:
+        raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}, not as {path.name!r}")
+    counts, lower, upper = zip(*points, strict=True)
+    with _figure(path, kind) as axes:
+        axes.plot(counts, upper, color="tab:blue", marker="o", markersize=3, label="ideal shuffler, certified for training")
+        axes.plot(counts, lower, color="tab:blue", linestyle=":", label="attained by a data set")
+        axes.axhline(setting.epsilon, color="tab:red", linestyle="--", label="claimed by the paper")
+        if target is not None:
+            axes.axhline(target, color="0.4", linewidth=1, label=f"target {target:g}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("clients")
+        axes.set_ylabel(f"epsilon of a client's whole run, delta {setting.delta:g}")
+        axes.set_title(f"{setting.weights:,} weights, {setting.rounds} rounds, epsilon {setting.epsilon:g} a weight")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best")
+
+
+@contextmanager
+def _figure(path: Path, kind: str) -> Iterator[Axes]:
+    """Yield axes to draw on, and write them to ``path`` in the end."""
+    import matplotlib  # slow to import
+
+    with matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        yield figure.add_subplot()
         with replace_atomically(path) as temporary:
-            figure.savefig(temporary, format="svg", metadata={"Date": None})
+            metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+            figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
 
 
 def _label(result: dict[str, Any]) -> str:

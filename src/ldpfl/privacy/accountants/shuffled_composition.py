@@ -69,19 +69,50 @@ def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
     Seconds on one core for a group, for up to 1e8 clients and 1e10 reports a client. Rounds are grouped by what was sent and
     by how many; many different cohort sizes are rounded down to a few, which is safe.
     """
+    upper, adaptive = certified_epsilon(groups, delta)
+    return Bracket(min(attained_epsilon(groups, delta), upper), upper, adaptive)
+
+
+def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
+    """Return certified upper bounds of epsilon: for inputs that are fixed beforehand, and for adaptive ones."""
     groups = _merged(groups)
-    local = sum_of_reports_epsilon([(group.epsilon0, group.releases) for group in groups], delta)
-    if not groups or delta <= 0 or all(group.clients == 1 for group in groups):
-        return Bracket(local, local, local)
-    if len(groups) == 1 and groups[0].releases == 1:
-        single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
-        return Bracket(single, single, single)
+    single = _known(groups, delta)
+    if single is not None:
+        return single, single
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
     renyi, order = best_order(rounds.log_moment, delta)
     fixed = epsilon_from_log_moment(rounds.log_moment, delta, rounds.sharp_factor, near=order)
-    adaptive = min(local, renyi, rounds.convolved(delta), fixed if rounds.is_one_round else rounds.by_rounds(delta))
-    upper = min(adaptive, fixed)
-    return Bracket(min(_attained(groups, delta), upper), upper, adaptive)
+    across = fixed if rounds.is_one_round else rounds.by_rounds(delta)
+    adaptive = min(_local(groups, delta), renyi, rounds.convolved(delta), across)
+    return min(adaptive, fixed), adaptive
+
+
+def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
+    """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
+    groups = _merged(groups)
+    single = _known(groups, delta)
+    if single is not None:
+        return single
+    for half in _ATTAINED_GRIDS if len(groups) == 1 else ():
+        own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
+        composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
+        if composed is not None:
+            return composed.epsilon(delta)
+    losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
+    return _attained_by_moments(losses, [group.releases for group in groups], delta)
+
+
+def _known(groups: Sequence[ShuffledRounds], delta: float) -> float | None:
+    """Return epsilon where it is known exactly: nothing released, nobody to hide among, no delta, or one single bit."""
+    if not groups or delta <= 0 or all(group.clients == 1 for group in groups):
+        return _local(groups, delta)
+    if len(groups) == 1 and groups[0].releases == 1:
+        return single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
+    return None
+
+
+def _local(groups: Sequence[ShuffledRounds], delta: float) -> float:
+    return sum_of_reports_epsilon([(group.epsilon0, group.releases) for group in groups], delta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,17 +220,6 @@ def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order
     # Where something lies outside the windows, large orders would see little else.
     trusted = np.isfinite(sharp) & np.all([(own.outside == 0) | (order * own.epsilon0 < 30) for own in losses], axis=0)
     return np.where(trusted, np.minimum(renyi, sharp), renyi)
-
-
-def _attained(groups: Sequence[ShuffledRounds], delta: float) -> float:
-    """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
-    for half in _ATTAINED_GRIDS if len(groups) == 1 else ():
-        own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
-        composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
-        if composed is not None:
-            return composed.epsilon(delta)
-    losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
-    return _attained_by_moments(losses, [group.releases for group in groups], delta)
 
 
 def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int], delta: float) -> float:

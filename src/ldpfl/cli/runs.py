@@ -1,87 +1,33 @@
-"""The command line: parse, call, print."""
+"""Commands that run federations and show runs."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-import traceback
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-import click
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl import __version__
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recipe_names
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.report.privacy import print_guarantees
 
-# Typer's own tracebacks print local variables, and with them private data.
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Federated learning under local differential privacy.",
-)
-
-DEBUG_VARIABLE = "LDPFL_DEBUG"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
-def main() -> None:
-    """Run the command line; a mistake is one line on stderr and exit code 2, an interrupt exit code 130."""
-    try:
-        sys.exit(app(standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        sys.exit(2)
-    except click.ClickException as error:
-        _stop(f"{error.format_message()} (see ldpfl --help)")
-    except (LdpflError, OSError) as error:
-        _stop(str(error))
-    except (KeyboardInterrupt, click.Abort):
-        print("ldpfl: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except Exception as error:
-        if os.environ.get(DEBUG_VARIABLE):
-            raise
-        # An unforeseen message could repeat private values: say only what kind it is and where it arose.
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        _stop(f"unexpected {type(error).__name__} at {place}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
-
-
-def _stop(message: str, code: int = 2) -> NoReturn:
-    print(f"ldpfl: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"ldpfl {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    """Federated learning under local differential privacy."""
-
-
-@app.command()
 def run(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or a config file (*.toml).", show_default=DEFAULT)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")] = None,
@@ -125,10 +71,14 @@ def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | Non
         folder = RunFolder(out)
         folder.config()  # says so if there is no run
         return read_config(folder.config_path, overrides), folder
-    name = recipe or DEFAULT
-    config = read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
+    config = recipe_or_file(recipe or DEFAULT, overrides)
     folder = RunFolder(out or _default_folder(config))
     return config, folder
+
+
+def recipe_or_file(name: str, overrides: list[str]) -> RunConfig:
+    """Return the config of a recipe, or of a file if the name ends in .toml."""
+    return read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
 
 
 def _default_folder(config: RunConfig) -> Path:
@@ -143,7 +93,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@app.command()
 def recipes() -> None:
     """List the recipes that "ldpfl run" knows."""
     table = Table(title="recipes", title_justify="left")
@@ -154,7 +103,6 @@ def recipes() -> None:
     Console().print(table)
 
 
-@app.command()
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
@@ -179,5 +127,6 @@ def show(
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
     console = Console()
     console.print(result_table(result))
+    print_guarantees(console, result["privacy"])
     console.print(layer_table(result))
     console.print(Text(f"run folder: {folder.path}"), soft_wrap=True)

@@ -1,0 +1,72 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import click
+import typer
+
+from ldpfl import __version__
+from ldpfl.cli import privacy, runs
+from ldpfl.cli.runs import INTERRUPTED
+from ldpfl.errors import LdpflError
+
+# Typer's own tracebacks print local variables, and with them private data.
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning under local differential privacy.",
+)
+
+DEBUG_VARIABLE = "LDPFL_DEBUG"
+
+
+def main() -> None:
+    """Run the command line; a mistake is one line on stderr and exit code 2, an interrupt exit code 130."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        _stop(f"{error.format_message()} (see ldpfl --help)")
+    except (LdpflError, OSError) as error:
+        _stop(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        print("ldpfl: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        # An unforeseen message could repeat private values: say only what kind it is and where it arose.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        _stop(f"unexpected {type(error).__name__} at {place}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
+
+
+def _stop(message: str, code: int = 2) -> NoReturn:
+    print(f"ldpfl: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ldpfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Federated learning under local differential privacy."""
+
+
+for command in (runs.run, runs.recipes, runs.show, privacy.plan, privacy.ledger, privacy.audit):
+    app.command()(command)

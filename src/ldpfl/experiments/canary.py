@@ -1,0 +1,252 @@
+"""Audit of a run: how surely a server that sees nothing but the shuffled pool recognises one client's whole report.
+
+One client of one more round is replaced by a canary, which holds one of two opposite reports, both known to the
+auditor. If a client's whole report were epsilon-LDP, nobody could tell the two apart with an accuracy above
+``e**epsilon / (1 + e**epsilon)``. Shuffling each weight's bits hides who sent them; it does not hide their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import exp, isinf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data import load
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import build
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy.audit.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
+from ldpfl.randomness import Purpose, SeededStreams, stream
+from ldpfl.ranges import LayerRanges
+from ldpfl.server import ServerState
+from ldpfl.shuffling import mix
+from ldpfl.simulation import Federation, sample_cohort
+from ldpfl.simulation.run import train_cohort
+
+DELTA = 1e-5
+"""The delta at which a lower bound on epsilon is given."""
+
+CONFIDENCE = 0.95
+"""Probability with which all bounds of all rows hold together."""
+
+FEWEST_TRIALS = 100
+
+MOST_REPORTS = 5 * 10**10
+"""Weights times clients times trials: ten minutes or so of one-bit reports on one core."""
+
+_KEY = 0x43414E59
+"""First part of the key of the audit's streams; no round has this number."""
+
+
+@dataclass(frozen=True)
+class CanaryRow:
+    """What the sums of ``weights`` weights tell about the canary.
+
+    Attributes:
+        weights: how many weights the auditor looks at.
+        accuracy: part of the trials in which it names the canary's report correctly; a coin gives 1/2.
+        accuracy_low, accuracy_high: confidence interval of that (Clopper & Pearson 1934).
+        epsilon_lower: what the canary's report was shown to cost at least, at ``DELTA``.
+        best_possible_if_claim_held: the largest accuracy there could be if the whole report were epsilon-LDP.
+    """
+
+    weights: int
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    epsilon_lower: float
+    best_possible_if_claim_held: float
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """What an auditor learned of a canary in a run.
+
+    Attributes:
+        name: of the run.
+        clients: in the cohort, the canary included.
+        weights: of the model.
+        mechanism: its name.
+        epsilon_per_weight: what it claims for one unit; infinity where nothing is protected.
+        trials: half of them to choose thresholds by, half to judge by.
+        rows: one for each number of weights.
+        confidence: probability with which all bounds hold together.
+    """
+
+    name: str
+    clients: int
+    weights: int
+    mechanism: str
+    epsilon_per_weight: float
+    trials: int
+    rows: tuple[CanaryRow, ...]
+    confidence: float = CONFIDENCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON knows it: an infinite epsilon as the string "infinity", as in guarantees."""
+        return {key: json_safe(value) for key, value in asdict(self).items()}
+
+
+def audit_run(
+    folder: RunFolder,
+    data_dir: Path | None,
+    device: torch.device,
+    *,
+    trials: int = 400,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> RunAudit:
+    """Audit the run in ``folder`` after its last finished round; the folder is only read.
+
+    The round that would come next is trained once, and its first client replaced by the canary, which holds
+    ``center + radius * s`` or ``center - radius * s`` with a random sign s for each weight. In every trial all clients
+    randomise anew, the reports are shuffled, and the auditor gets the pool. It knows s and, as an auditor may assume,
+    the others' values; its statistic is the sum over the first w weights, in an order fixed beforehand, of
+    ``s * (mean - expected mean) / radius``. Fewer trials are made than asked for, but at least ``FEWEST_TRIALS``,
+    where they would take too long.
+
+    Source: privacy auditing with canaries, Jagielski et al. 2020 and Nasr et al. 2021.
+
+    Args:
+        trials: rounded down to a multiple of four.
+        seed: of the canary and of the noise; not that of the run.
+        progress: called with (trials done, trials).
+
+    Raises:
+        ConfigError: the folder holds no run with a finished round, or one on other data; too few trials are asked for;
+            or the run is so large that ``FEWEST_TRIALS`` would take too long.
+        DataError: the data cannot be read.
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < FEWEST_TRIALS:
+        raise ConfigError(f"the audit of a run needs a whole number of trials, at least {FEWEST_TRIALS}, got {trials!r}")
+    federation, state = _last_state(folder, data_dir, device)
+    cohort = sample_cohort(federation.seed, state.round + 1, len(federation.samples), federation.fraction)
+    trials = _affordable(trials, len(cohort), state.ranges.dimension)
+    game = _Game.prepare(federation.mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
+    scores = game.play(trials, progress or (lambda done, total: None))
+    guarantee = federation.mechanism.guarantee(state.ranges)
+    return RunAudit(
+        name=folder.config().name,
+        clients=len(cohort),
+        weights=state.ranges.dimension,
+        mechanism=federation.mechanism.name,
+        epsilon_per_weight=guarantee.epsilon,
+        trials=trials,
+        rows=_rows(scores, game.sizes, guarantee.epsilon),
+    )
+
+
+def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) -> tuple[Federation, ServerState]:
+    config, last = folder.config(), folder.checkpoint()
+    if last is None:
+        raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
+    federation, start = build(config, load(config.data.name, data_dir), device)
+    data, found = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
+    if data != found:
+        raise ConfigError(f"{folder.path} was run on {data}, and this is {found}: it cannot be audited")
+    return federation, last.state
+
+
+def _affordable(trials: int, clients: int, dimension: int) -> int:
+    """Return how many trials to make, a multiple of four: both reports equally often in both halves."""
+    most = MOST_REPORTS // (clients * dimension)
+    if most < FEWEST_TRIALS:
+        raise ConfigError(
+            f"a round of {clients} clients and {dimension} weights is too large to audit: {FEWEST_TRIALS} trials would take "
+            f"{FEWEST_TRIALS * clients * dimension:.1e} reports of a weight, more than {MOST_REPORTS:.1e}"
+        )
+    return min(trials, most) // 4 * 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Game:
+    """Everything that stays the same over the trials.
+
+    Attributes:
+        values: (K, d) what clients hold; row 0 is the canary's.
+        canaries: the two rows (d,) that it may hold.
+        expected: (d,) mean that the pool is expected to show with a canary that holds the center.
+        weighing: (d,) factor of each weight in the auditor's sum.
+        order: (d,) the weights in the order in which the auditor takes them.
+        sizes: how many of them it takes.
+    """
+
+    mechanism: Mechanism
+    ranges: LayerRanges
+    values: Tensor
+    canaries: tuple[Tensor, Tensor]
+    expected: Tensor
+    weighing: Tensor
+    order: Tensor
+    sizes: tuple[int, ...]
+    seed: int
+
+    @classmethod
+    def prepare(cls, mechanism: Mechanism, ranges: LayerRanges, values: Tensor, seed: int) -> _Game:
+        generator = stream(seed, Purpose.MECHANISM, _KEY)
+        signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
+        order = torch.from_numpy(generator.permutation(ranges.dimension))
+        center, radius = ranges.expand()
+        canaries = (center + signs * radius).float(), (center - signs * radius).float()
+        expected = _expected_mean(mechanism, ranges, values[1:])
+        return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, _sizes(ranges.dimension), seed)
+
+    def play(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
+        """Return (trials, W) sums; in even trials the canary holds the first report, in odd ones the second."""
+        scores = np.empty((trials, len(self.sizes)))
+        for trial in range(trials):
+            scores[trial] = self._score(trial)
+            progress(trial + 1, trials)
+        return scores
+
+    def _score(self, trial: int) -> NDArray[np.float64]:
+        self.values[0] = self.canaries[trial % 2]
+        streams = SeededStreams([stream(self.seed, Purpose.MECHANISM, _KEY, trial, row) for row in range(len(self.values))])
+        reports = self.mechanism.encode(self.values, self.ranges, streams)
+        pool = mix([reports], stream(self.seed, Purpose.MIXING, _KEY, trial))
+        mean = self.mechanism.aggregate([pool.reports], self.ranges).double()
+        sums = ((mean - self.expected) * self.weighing)[self.order].cumsum(0)
+        return np.asarray(sums[torch.tensor(self.sizes) - 1].numpy())
+
+
+def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) -> Tensor:
+    """Return the mean (d,) that ``others`` (K - 1, d) and a client at the center lead to on average.
+
+    It shifts every score alike, so the outcome does not hang on it.
+    """
+    center, radius = ranges.expand()
+    total = center.clone()
+    for row in others.double():
+        # Without protection there is no clamping either.
+        total += row if isinf(mechanism.guarantee(ranges).epsilon) else row.clamp(center - radius, center + radius)
+    return total / (len(others) + 1)
+
+
+def _sizes(dimension: int) -> tuple[int, ...]:
+    """Return 1, 10, 100 and so on, up to and with the dimension."""
+    return (*(10**power for power in range(len(str(dimension))) if 10**power < dimension), dimension)
+
+
+def _rows(scores: Floats, sizes: tuple[int, ...], epsilon: float) -> tuple[CanaryRow, ...]:
+    """Judge each number of weights on its own; rows, and accuracy and epsilon in a row, share what may go wrong equally."""
+    half = len(scores) // 2
+    error = (1 - CONFIDENCE) / (2 * len(sizes))
+    best = 1.0 if isinf(epsilon) else 1 / (1 + exp(-epsilon))
+    rows = []
+    for column, weights in enumerate(sizes):
+        chosen_by = scores[:half:2, column], scores[1:half:2, column]
+        judged_by = scores[half::2, column], scores[half + 1 :: 2, column]
+        threshold = best_threshold(*chosen_by)
+        right = int((judged_by[0] > threshold).sum()) + int((judged_by[1] <= threshold).sum())
+        low, high = clopper_pearson(right, half, error)
+        shown = threshold_epsilon(chosen_by, judged_by, DELTA, error)
+        rows.append(CanaryRow(weights, right / half, low, high, shown, best))
+    return tuple(rows)

@@ -1,0 +1,238 @@
+"""Bounds that hold with a stated probability, for audits: of probabilities, of a privacy loss, of means, of correlations.
+
+Everything here works on counts and sums alone and assumes independent trials. ``error`` is always the probability with
+which the whole statement may be wrong, both sides included where there are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, inf, isnan, log, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from ldpfl.privacy.guarantee import json_number
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_NEIGHBOURS = (1, 16, 256)
+"""Bins whose likelihood ratio is taken together: few find what is narrow, many are not fooled by chance."""
+
+
+def clopper_pearson(hits: int, trials: int, error: float) -> tuple[float, float]:
+    """Return the exact two-sided confidence interval for a probability, ``error / 2`` on either side.
+
+    It also holds for the mean probability of trials that differ from each other, except where the count is within one
+    of what that mean predicts, which no useful ``error`` reaches (Hoeffding 1956).
+
+    Source: Clopper & Pearson 1934.
+    """
+    low = float(stats.beta.ppf(error / 2, hits, trials - hits + 1)) if hits > 0 else 0.0
+    high = float(stats.beta.isf(error / 2, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high
+
+
+def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: float, error: float) -> float:
+    """Return an epsilon that an (epsilon, delta) guarantee must at least have, from one event under two inputs.
+
+    ``log((p - delta) / q)`` with p the lower bound of the event's probability under the first input and q the upper
+    bound under the second one. The event must have been chosen without looking at these trials. Minus infinity where
+    nothing can be said.
+
+    Source: the definition of differential privacy, read as a statistical test (Jagielski et al. 2020; Nasr et al. 2021).
+    """
+    first = clopper_pearson(hits[0], trials[0], error)[0] - delta
+    second = clopper_pearson(hits[1], trials[1], error)[1]
+    return log(first / second) if first > 0 else -inf
+
+
+def telling_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Counts], error: float) -> Mask:
+    """Choose the bins (B,) whose union tells the first input from the second one best.
+
+    Both arguments are counts (B,) under the first and under the second input. The bins are put in several orders: from
+    the left, from the right, and by their likelihood ratio, each bin on its own or with its neighbours; so half-lines,
+    intervals and single values are all found, and with them a leak of any shape. Of all beginnings of all orders the
+    one with the largest bound on epsilon is taken. Orders come from other trials than the choice, or chance would win.
+    """
+    best, chosen = -inf, np.zeros(ordered_by[0].size, dtype=np.bool_)
+    for order in _orders(*ordered_by):
+        low = _wilson(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
+        high = _wilson(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
+        end = int(np.argmax(low / high))
+        if low[end] / high[end] > best:
+            best = float(low[end] / high[end])
+            chosen = np.zeros(order.size, dtype=np.bool_)
+            chosen[order[: end + 1]] = True
+    return chosen
+
+
+def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
+    yield np.arange(first.size)
+    yield np.arange(first.size)[::-1]
+    for width in _NEIGHBOURS:
+        starts = np.arange(0, first.size, width)
+        ratio = (np.add.reduceat(first, starts) + 0.5) / (np.add.reduceat(second, starts) + 0.5)
+        yield np.argsort(-np.repeat(ratio, width)[: first.size], kind="stable")
+
+
+def _wilson(hits: Counts, trials: int, error: float) -> tuple[Floats, Floats]:
+    """Return approximate confidence limits of probabilities; good enough to choose by, and fast."""
+    z2 = float(stats.norm.isf(error / 2)) ** 2
+    center = (hits + z2 / 2) / (trials + z2)
+    spread = np.sqrt(z2 * (hits * (trials - hits) / trials + z2 / 4)) / (trials + z2)
+    return center - spread, center + spread
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Cuts the real line at ``edges``: 2 E + 1 bins, the edges themselves and what lies between them.
+
+    A value that keeps coming back is an edge, and so has a bin to itself.
+    """
+
+    edges: Floats
+
+    @classmethod
+    def covering(cls, samples: list[Floats], levels: int) -> Bins:
+        """Put the edges at ``levels`` quantiles of each sample: any value with more than 1 / levels of one becomes an edge."""
+        edges = []
+        for sample in samples:
+            ordered = np.sort(sample)
+            edges.append(ordered[np.linspace(0, ordered.size - 1, min(levels, ordered.size)).astype(np.int64)])
+        return cls(np.unique(np.concatenate(edges)))
+
+    @property
+    def count(self) -> int:
+        return 2 * self.edges.size + 1
+
+    def histogram(self, values: Floats) -> Counts:
+        """Return how many of ``values`` (n,) fall in each bin, (count,)."""
+        below = np.searchsorted(self.edges, values)
+        on_edge = self.edges[np.minimum(below, self.edges.size - 1)] == values
+        return np.bincount(2 * below + on_edge, minlength=self.count)
+
+
+def mean_bound(count: int, variance: float, largest: float, error: float) -> float:
+    """Return how far the mean of ``count`` independent values lies from its expectation at most.
+
+    ``largest`` bounds the distance of a value from its expectation. Close to the normal bound where many values differ
+    from the expectation, and still right for rare large ones, where a z-test is not.
+
+    Source: Bernstein 1924, both sides.
+    """
+    logarithm = log(2 / error)
+    rare = logarithm * largest / 3
+    return (rare + sqrt(rare**2 + 2 * count * logarithm * variance)) / count
+
+
+def mean_bound_empirical(count: int, sample_variance: float, largest: float, error: float) -> float:
+    """The same with the sample's own variance in place of a known one; ``largest`` bounds the values' spread.
+
+    Source: Maurer & Pontil 2009, theorem 4, both sides.
+    """
+    logarithm = log(4 / error)
+    return sqrt(2 * sample_variance * logarithm / count) + 7 * largest * logarithm / (3 * (count - 1))
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The most suspicious of many sums of products: ``figure`` and its ``bound``, in standard errors, and where it was found."""
+
+    figure: float
+    bound: float
+    place: int
+
+    @property
+    def accepted(self) -> bool:
+        return self.figure <= self.bound  # False for NaN
+
+
+def worst_pair(first: Floats, second: Floats | None, error: float) -> Correlation:
+    """Correlate every row of ``first`` with every row of ``second``, (K, n) each; with ``None``, all pairs within ``first``.
+
+    Rows are standardised: mean 0 and variance 1. ``place`` is the flat index (row of first) * K + row of second.
+    """
+    products = first @ (first if second is None else second).T
+    if second is None:
+        products = np.triu(products, k=1)
+    rows, count = first.shape
+    compared = rows * (rows - 1) // 2 if second is None else rows**2
+    place = int(np.argmax(np.abs(products)))
+    bound = sqrt(count) * mean_bound(count, 1.0, _largest_product(first, second), error / max(1, compared))
+    return Correlation(float(np.abs(products).flat[place]) / sqrt(count), bound, place)
+
+
+def worst_lag(rows: Floats, error: float) -> Correlation:
+    """Correlate each of the standardised rows (K, n) with itself, shifted by every lag from 1 to 3 n / 4; rows add up.
+
+    ``place`` is the lag. All lags at once by the Fourier transform.
+    """
+    count, length = rows.shape
+    padded = 1 << ceil(log(2 * length, 2))
+    spectrum = np.zeros(padded // 2 + 1)
+    for row in rows:
+        spectrum += np.abs(np.fft.rfft(row, padded)) ** 2
+    lags = np.arange(1, max(2, 3 * length // 4))
+    terms = count * (length - lags)
+    figures = np.abs(np.fft.irfft(spectrum, padded)[lags]) / np.sqrt(terms)
+    largest = _largest_product(rows, None)
+    bounds = np.array([sqrt(n) * mean_bound(int(n), 1.0, largest, error / lags.size) for n in terms])
+    place = int(np.argmax(figures / bounds))
+    return Correlation(float(figures[place]), float(bounds[place]), int(lags[place]))
+
+
+def _largest_product(first: Floats, second: Floats | None) -> float:
+    return float(np.abs(first).max()) * float(np.abs(first if second is None else second).max())
+
+
+def threshold_epsilon(chosen_by: tuple[Floats, Floats], judged_by: tuple[Floats, Floats], delta: float, error: float) -> float:
+    """Return a lower bound on epsilon from one threshold, above and not above it; 0 where nothing was shown.
+
+    Both arguments are samples of a statistic: under the input that makes it large, and under the one that makes it
+    small. Thresholds are chosen on the first two, the bound is computed from the last two.
+    """
+    high, low = judged_by
+    above = _telling_threshold(*chosen_by, error / 2)
+    below = -_telling_threshold(-chosen_by[1], -chosen_by[0], error / 2)
+    upper = epsilon_lower_bound((int((high > above).sum()), int((low > above).sum())), (high.size, low.size), delta, error / 2)
+    lower = epsilon_lower_bound((int((low < below).sum()), int((high < below).sum())), (low.size, high.size), delta, error / 2)
+    return max(0.0, upper, lower)
+
+
+def _telling_threshold(high: Floats, low: Floats, error: float) -> float:
+    """Return the threshold above which ``high`` is most surely more likely than ``low``."""
+    cuts = _cuts(np.concatenate([high, low]))[:-1]
+    above_high = high.size - np.searchsorted(np.sort(high), cuts, side="right")
+    above_low = low.size - np.searchsorted(np.sort(low), cuts, side="right")
+    surely, at_most = _wilson(above_high, high.size, error)[0], _wilson(above_low, low.size, error)[1]
+    return float(cuts[int(np.argmax(surely / at_most))])
+
+
+def best_threshold(high: Floats, low: Floats) -> float:
+    """Return the threshold t for which "above t means the first sample" is right most often."""
+    cuts = _cuts(np.concatenate([high, low]))
+    wrong = np.searchsorted(np.sort(high), cuts, side="right") - np.searchsorted(np.sort(low), cuts, side="right")
+    return float(cuts[int(np.argmin(wrong))])
+
+
+def _cuts(values: Floats) -> Floats:
+    """Return a point below all distinct values, one half-way between any two neighbours, and one above all."""
+    distinct = np.unique(values)
+    return np.concatenate([[distinct[0] - 1.0], (distinct[1:] + distinct[:-1]) / 2, [distinct[-1] + 1.0]])
+
+
+def json_safe(value: Any) -> Any:
+    """Return ``value`` as JSON can hold it, dicts, lists and tuples inside too: an infinite float as "infinity", NaN as None."""
+    if isinstance(value, dict):
+        return {key: json_safe(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(entry) for entry in value]
+    if isinstance(value, float) and isnan(value):
+        return None
+    return json_number(value) if isinstance(value, float) else value

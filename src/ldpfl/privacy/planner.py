@@ -1,0 +1,263 @@
+"""Plan a run before anything is sent: what it would guarantee, how noisy it would be, and what would have to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, exp, isfinite, log, tanh
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+
+from ldpfl import mechanisms
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy.accountants.binomial import sigmoid
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.accounting import DELTA, account_groups
+from ldpfl.privacy.events import BinaryRelease, Channel
+from ldpfl.privacy.guarantee import json_number
+from ldpfl.privacy.statement import RoundGroup, Statement
+from ldpfl.ranges import LayerRanges
+
+MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
+
+_PRECISE = 1e-3
+"""Relative slack of a solved figure: certified at it, and not much more than needed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation to plan.
+
+    Attributes:
+        epsilon: budget of one report.
+        clients: how many there are.
+        weights: parameters of the model.
+        rounds: of training.
+        delta: failure probability of the figures that are not pure.
+        mechanism: by name.
+        participation: part of the clients that takes part in a round.
+        secret: whether nobody knows who takes part: each client decides for itself.
+        radius: half-width of the range that weights are clamped to.
+        channel: what stands between clients and server.
+        colluding: clients that tell the adversary what they sent.
+    """
+
+    epsilon: float
+    clients: int
+    weights: int
+    rounds: int
+    delta: float = DELTA
+    mechanism: str = "duchi"
+    participation: float = 1.0
+    secret: bool = False
+    radius: float = 0.075
+    channel: Channel = "ideal-shuffler"
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.clients, self.weights, self.rounds) < 1:
+            raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
+        if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
+            raise ConfigError(f"planned are at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must lie in (0, 1], got {self.participation:g}")
+        if not (isfinite(self.radius) and self.radius > 0):
+            raise ConfigError(f"radius must be positive and finite, got {self.radius:g}")
+        if not 0 <= self.colluding < self.cohort:
+            raise ConfigError(f"colluding must lie between 0 and {self.cohort - 1} of those that take part, got {self.colluding}")
+
+    @property
+    def cohort(self) -> int:
+        """Clients that take part in a round; under secret participation, as many as are expected."""
+        return max(1, ceil(self.participation * self.clients - 1e-9))
+
+    def ranges(self) -> LayerRanges:
+        """One layer of all weights."""
+        return LayerRanges(torch.tensor([0.0]), torch.tensor([self.radius]), (self.weights,))
+
+    def build(self) -> Mechanism:
+        """Return the mechanism."""
+        return mechanisms.create(self.mechanism, **({} if self.mechanism == "none" else {"epsilon": self.epsilon}))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a setting would guarantee and cost.
+
+    Attributes:
+        statement: the guarantees.
+        noise_std: standard deviation of the noise in the mean of one weight, in the unit of the weights.
+        bytes_per_client: what one client sends in one round.
+    """
+
+    setting: Setting
+    statement: Statement
+    noise_std: float
+    bytes_per_client: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        inputs = {name: getattr(self.setting, name) for name in _INPUTS}
+        return {
+            **inputs,
+            "cohort": self.setting.cohort,
+            **self.statement.to_dict(),
+            "noise_std": self.noise_std,
+            "bytes_per_client": self.bytes_per_client,
+            "bytes_per_client_run": self.bytes_per_client * self.setting.rounds,
+        }
+
+
+_INPUTS = ("mechanism", "epsilon", "clients", "weights", "rounds", "participation", "secret", "radius", "channel", "colluding")
+
+
+def plan(setting: Setting) -> Plan:
+    """Return what ``setting`` guarantees and costs. Seconds on one core, half a minute for the largest settings.
+
+    Raises:
+        ConfigError: a figure is out of range.
+    """
+    mechanism, ranges = setting.build(), setting.ranges()
+    group = RoundGroup(
+        release=mechanism.release(ranges),
+        cohort=setting.cohort - setting.colluding,
+        population=setting.clients - setting.colluding,
+        rounds=setting.rounds,
+        sampling="everyone" if setting.participation == 1 else "secret" if setting.secret else "visible",
+        rate=setting.participation,
+        channel=setting.channel,
+    )
+    statement = account_groups([group], setting.delta)
+    noise = float(mechanism.noise_std(ranges, setting.cohort).max())
+    return Plan(setting, statement, noise, (mechanism.payload_bits(ranges) + 7) // 8)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What it takes to reach a central epsilon behind an ideal shuffler.
+
+    Attributes:
+        target: that epsilon.
+        clients: enough of them at the setting's epsilon, certified also for training; None beyond 1e8.
+        clients_necessary: with fewer, some data set exceeds the target; None beyond 1e8.
+        epsilon: a budget a report at which the setting's clients are enough; None where it would be below 1e-6.
+    """
+
+    target: float
+    clients: int | None = None
+    clients_necessary: int | None = None
+    epsilon: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            "target_central": json_number(self.target),
+            "clients_needed": self.clients,
+            "clients_necessary": self.clients_necessary,
+            "epsilon_allowed": self.epsilon,
+        }
+
+
+def answer(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Answer:
+    """Return how many clients, or which budget a report, bring the run's central epsilon down to ``target``.
+
+    Behind an ideal shuffler, for inputs that adapt to what was released before, as in training. Some ten seconds on one
+    core for each of the two questions.
+
+    Raises:
+        ConfigError: the target is not positive, the mechanism does not send bits, or no shuffled number exists.
+    """
+    if not (isfinite(target) and target > 0):
+        raise ConfigError(f"the target must be positive and finite, got {target:g}")
+    if setting.channel != "ideal-shuffler" or (setting.secret and setting.participation < 1):
+        raise ConfigError("a central target needs channel = ideal-shuffler and a cohort that is not secret")
+    if not isinstance(setting.build().release(setting.ranges()), BinaryRelease):
+        raise ConfigError(f"a central target is solved for one-bit reports, and {setting.mechanism} does not send such")
+    found = Answer(target)
+    if clients:
+        found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
+        found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
+    return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
+
+
+def crowds(setting: Setting) -> list[int]:
+    """Return numbers of clients around those of ``setting``, from ten up: where a plot of epsilon is worth a point."""
+    most = min(MOST_CLIENTS, 10_000 * setting.clients)
+    points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
+    return [int(point) for point in points]
+
+
+def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
+    """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients."""
+    crowd = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
+    rounds = ShuffledRounds(setting.epsilon, crowd, setting.weights, setting.rounds)
+    return _attained(rounds, setting.delta), _certified(rounds, setting.delta)
+
+
+def _certified(rounds: ShuffledRounds, delta: float) -> float:
+    """Return the certified epsilon of ``rounds`` for adaptive inputs."""
+    return certified_epsilon([rounds], delta)[1]
+
+
+def _attained(rounds: ShuffledRounds, delta: float) -> float:
+    return attained_epsilon([rounds], delta)
+
+
+def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, float], float], precise: float) -> int | None:
+    def epsilon_among(crowd: float) -> float:
+        return value(ShuffledRounds(setting.epsilon, max(1, ceil(crowd)), setting.weights, setting.rounds), setting.delta)
+
+    crowd = _smallest(epsilon_among, _normal_crowd(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
+    return None if crowd is None else ceil((ceil(crowd) + setting.colluding) / setting.participation - 1e-9)
+
+
+def _epsilon(setting: Setting, target: float) -> float | None:
+    def epsilon_at(inverse: float) -> float:
+        return _certified(ShuffledRounds(1 / inverse, setting.cohort - setting.colluding, setting.weights, setting.rounds), setting.delta)
+
+    # For a small budget mu is close to budget * sqrt(reports / clients).
+    mu, reports = gaussian_mu(target, setting.delta), setting.weights * setting.rounds
+    guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
+    inverse = _smallest(epsilon_at, guess, target, 0.02, 1e6, _PRECISE)
+    return None if inverse is None else 1 / inverse
+
+
+def _normal_crowd(setting: Setting, target: float) -> float:
+    """Return the crowd that the central limit theorem would ask for: where the search begins."""
+    mu = gaussian_mu(target, setting.delta)
+    spread = sigmoid(setting.epsilon) * sigmoid(-setting.epsilon)
+    return float(setting.weights * setting.rounds * tanh(setting.epsilon / 2) ** 2 / (mu**2 * spread))
+
+
+def _smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:
+    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most ``precise`` of itself above the smallest; None if there is none.
+
+    ``value`` falls with x. A bracket is opened around the guess and then closed by Brent's method, on logarithmic scales.
+    """
+
+    @cache
+    def excess(position: float) -> float:
+        return log(max(value(exp(position)), 1e-300) / target)
+
+    start, step = min(max(log(guess), log(low)), log(high)), 0.004
+    left = right = start
+    if excess(start) <= 0:
+        while left > log(low) and excess(left) <= 0:
+            left, right, step = max(left - step, log(low)), left, 2 * step
+        if excess(left) <= 0:
+            return exp(left)
+    else:
+        while excess(right) > 0:
+            if right >= log(high):
+                return None
+            left, right, step = right, min(right + step, log(high)), 2 * step
+    position = float(brentq(excess, left, right, xtol=precise / 4, rtol=1e-12))
+    while excess(position) > 0:
+        position += precise / 4
+    return exp(position)

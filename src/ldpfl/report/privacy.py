@@ -1,0 +1,156 @@
+"""Terminal output of guarantees: what holds beside what a paper claims, a line for each unit and trust model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl.experiments.canary import RunAudit
+from ldpfl.privacy.audit import MechanismAudit
+
+_TRUSTED = {"local": "nobody", "shuffled": "shuffler", "central": "server"}
+_SCOPES = {"round": "one round", "run": "whole run"}
+_SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
+_FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
+
+
+def print_guarantees(console: Console, privacy: dict[str, Any]) -> None:
+    """Print the table of guarantees and what has to be said beside it."""
+    console.print(guarantee_table(privacy))
+    for note in privacy["notes"]:
+        console.print(Text(note), soft_wrap=True)
+    for warning in privacy["warnings"]:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def guarantee_table(privacy: dict[str, Any]) -> Table:
+    """Return the table of a statement in the form of ``Statement.to_dict``."""
+    table = Table(title=f"privacy: epsilon at delta {privacy['delta']:g}", title_justify="left")
+    table.add_column("protected")
+    table.add_column("trusted")
+    table.add_column("epsilon", justify="right")
+    table.add_column("status")
+    for row in _rows(privacy["guarantees"]):
+        table.add_row(*row)
+    table.caption = "\n".join(_legend(privacy["guarantees"]))
+    table.caption_justify = "left"
+    return table
+
+
+def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
+    shuffled = [row for row in guarantees if row["trust_model"] == "shuffled" and row["status"] == "proved"]
+    if shuffled:
+        yield f"{_SHUFFLER}; {shuffled[0]['assumptions'][-1]}"
+    if any(not row["adaptive"] for row in shuffled):
+        yield _FIXED
+
+
+def plan_table(plan: dict[str, Any], answer: dict[str, Any] | None) -> Table:
+    """Return the table of a plan in the form of ``Plan.to_dict``: its setting, its noise, its bytes, and what was solved for."""
+    table = Table(title=f"plan: {plan['mechanism']}, epsilon {plan['epsilon']:.4g} a report", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['secret'] else 'known to others'})"
+    colluding = f", {plan['colluding']:,} of them collude" if plan["colluding"] else ""
+    table.add_row("clients", f"{plan['clients']:,}{part}{colluding}")
+    table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")
+    table.add_row("noise in the mean of a weight", f"std {plan['noise_std']:.4g} (radius {plan['radius']:g})")
+    table.add_row("sent by a client in a round", f"{plan['bytes_per_client']:,} bytes")
+    for name, value in _answers(answer) if answer else ():
+        table.add_row(name, value)
+    return table
+
+
+def audit_table(audit: MechanismAudit) -> Table:
+    """Return the table of a mechanism's audit: a line a check."""
+    table = Table(title=Text(audit.verdict), title_justify="left")
+    table.add_column("check")
+    table.add_column("found", justify="right")
+    table.add_column("bound", justify="right")
+    table.add_column("")
+    for check in audit.checks:
+        mark = {True: "[green]ok[/green]", False: "[red]FAILED[/red]", None: "-"}[check.passed]
+        table.add_row(Text(check.name), f"{check.figure:.4g}", f"{check.bound:.4g}", mark)
+    failed = [check.sentence for check in audit.failures]
+    table.caption = Text("\n".join(failed) or f"a sound mechanism fails with probability at most {audit.error_rate:g}")
+    table.caption_justify = "left"
+    return table
+
+
+def canary_table(audit: RunAudit) -> Table:
+    """Return the table of a run's audit: how well the canary is recognised from so many weights of one round."""
+    table = Table(title=Text(f"{audit.name}: what one round's pool of {audit.clients} clients tells about a canary"), title_justify="left")
+    for heading in ("weights seen", "guessed right", f"{audit.confidence:.0%} interval", "epsilon at least", "at most, if the claim held"):
+        table.add_column(heading, justify="right")
+    for row in audit.rows:
+        table.add_row(
+            f"{row.weights:,}",
+            f"{row.accuracy:.1%}",
+            f"{row.accuracy_low:.1%} .. {row.accuracy_high:.1%}",
+            f"{row.epsilon_lower:.3g}",
+            f"{row.best_possible_if_claim_held:.1%}",
+        )
+    table.caption = (
+        f"{audit.trials} trials; the canary holds one of two known patterns, the server knows what all others hold. "
+        "The last column is the most that anyone could guess right if all that a client sends in a round cost the claimed epsilon."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _answers(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    target = f"central epsilon {answer['target_central']:g}"
+    if answer["clients_needed"] is not None:
+        yield (
+            f"clients for {target}",
+            f"{answer['clients_needed']:,} are enough; with fewer than {answer['clients_necessary']:,} it is exceeded",
+        )
+    if answer["epsilon_allowed"] is not None:
+        yield f"epsilon a report for {target}", f"{answer['epsilon_allowed']:.4g}"
+
+
+def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+    pure: dict[tuple[str, str, str], str] = {}
+    for row in guarantees:
+        key = (row["trust_model"], row["scope"], row["unit"])
+        what = f"one {row['unit']}, {_SCOPES[row['scope']]}"
+        trusted = _TRUSTED[row["trust_model"]]
+        if row["status"] == "claimed":
+            yield what, trusted, number(row["epsilon"]), "[red]paper's claim[/red]"
+        elif row["status"] == "estimate":
+            yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
+        elif row["delta"] == 0 and row["unit"] == "client":
+            pure[key] = number(row["epsilon"])  # shares its line with the one for delta, which comes next
+        elif not row["adaptive"]:
+            yield what, trusted, interval(row["lower"], row["epsilon"]), "fixed inputs"
+        else:
+            yield what, trusted, _proved(row, pure.get(key)), "proved"
+
+
+def _proved(row: dict[str, Any], pure: str | None) -> str:
+    if row["delta"] == 0:
+        return f"{number(row['epsilon'])} (pure)"
+    found = interval(row["lower"], row["epsilon"])
+    return found if pure is None or pure == found else f"{found} ({pure} pure)"
+
+
+def interval(lower: float | None, upper: float | str) -> str:
+    """Return ``lower .. upper``, or one number where both read the same."""
+    if lower is None or number(lower) == number(upper):
+        return number(upper)
+    return f"{number(lower)} .. {number(upper)}"
+
+
+def number(value: float | str) -> str:
+    """Return a figure with four digits or so, and thousands apart."""
+    if isinstance(value, str):
+        return value
+    if value >= 1e9:
+        return f"{value:.4g}"
+    if value >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if value >= 100 else f"{value:.4g}"
