@@ -27,6 +27,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/mechanism.py
 	$(BIN)/python benchmarks/local_training.py
+	$(BIN)/python benchmarks/accounting.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'

@@ -13,7 +13,7 @@ from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.composition import local_epsilon
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
-from ldpfl.privacy.accountants.shuffled import single_epsilon
+from ldpfl.privacy.accountants.shuffled import single_attained_epsilon, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import Bracket, ShuffledRounds, shuffled_epsilon
 from ldpfl.privacy.claims import paper_claim
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
@@ -108,20 +108,20 @@ def _cost(group: RoundGroup) -> tuple[float, int]:
 
 def _unit_rows(groups: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
-    pure = [group for group in groups if isinstance(group.release, BinaryRelease | PureRelease)]
-    if len(pure) < len(groups):
+    worst = max(groups, key=lambda group: (_report_epsilon(group), -group.cohort))
+    if isinstance(worst.release, GaussianRelease):
         return []
-    worst = max(pure, key=lambda group: (_report_epsilon(group), -group.cohort))
-    common: dict[str, Any] = {"unit": worst.release.unit, "units_per_round": worst.release.units, "adjacency": "replace one client's value"}
     epsilon = _report_epsilon(worst)
-    rows = [Guarantee(epsilon, 0.0, trust_model="local", status="proved", assumptions=_PUBLIC, **common)]
+    common: dict[str, Any] = {
+        "unit": worst.release.unit,
+        "units_per_round": worst.release.units,
+        "adjacency": "replace one client's value",
+        "status": "proved",
+    }
+    rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
     if _counts_only(worst):
-        shuffled = single_epsilon(epsilon, worst.cohort, delta)
-        rows.append(
-            Guarantee(
-                shuffled, delta, trust_model="shuffled", status="proved", assumptions=_shuffler(worst.cohort), lower=shuffled, **common
-            )
-        )
+        shuffled, attained = single_epsilon(epsilon, worst.cohort, delta), single_attained_epsilon(epsilon, worst.cohort, delta)
+        rows.append(Guarantee(shuffled, delta, trust_model="shuffled", assumptions=_shuffler(worst.cohort), lower=attained, **common))
     return rows
 
 
@@ -222,7 +222,12 @@ def _counts_only(group: RoundGroup) -> bool:
 
 
 def _report_epsilon(group: RoundGroup) -> float:
-    return group.release.epsilon if isinstance(group.release, BinaryRelease | PureRelease) else inf
+    match group.release:
+        case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
+            return epsilon
+        case UnprotectedRelease():
+            return inf
+    return 0.0  # Gaussian noise has no pure epsilon; it is accounted by the round
 
 
 def _shuffler(crowd: int) -> tuple[str, ...]:

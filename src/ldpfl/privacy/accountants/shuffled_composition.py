@@ -26,7 +26,7 @@ from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.losses import GridLosses, curve_of, from_curve
 from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
-from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_epsilon
+from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_attained_epsilon, single_epsilon
 
 _BERRY_ESSEEN = 0.56
 _CURVE_POINTS = 8192
@@ -76,8 +76,10 @@ def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
     """Return certified upper bounds of epsilon: for inputs that are fixed beforehand, and for adaptive ones."""
     groups = _merged(groups)
-    single = _known(groups, delta)
-    if single is not None:
+    if _nothing_to_hide_in(groups, delta):
+        return _local(groups, delta), _local(groups, delta)
+    if len(groups) == 1 and groups[0].releases == 1:
+        single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
         return single, single
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
     renyi, order = best_order(rounds.log_moment, delta)
@@ -90,9 +92,10 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
     groups = _merged(groups)
-    single = _known(groups, delta)
-    if single is not None:
-        return single
+    if _nothing_to_hide_in(groups, delta):
+        return _local(groups, delta)
+    if len(groups) == 1 and groups[0].releases == 1:
+        return single_attained_epsilon(groups[0].epsilon0, groups[0].clients, delta)
     for half in _ATTAINED_GRIDS if len(groups) == 1 else ():
         own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
         composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
@@ -102,13 +105,9 @@ def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     return _attained_by_moments(losses, [group.releases for group in groups], delta)
 
 
-def _known(groups: Sequence[ShuffledRounds], delta: float) -> float | None:
-    """Return epsilon where it is known exactly: nothing released, nobody to hide among, no delta, or one single bit."""
-    if not groups or delta <= 0 or all(group.clients == 1 for group in groups):
-        return _local(groups, delta)
-    if len(groups) == 1 and groups[0].releases == 1:
-        return single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
-    return None
+def _nothing_to_hide_in(groups: Sequence[ShuffledRounds], delta: float) -> bool:
+    """Tell whether shuffling changes nothing: nothing was released, there are no others, or no failure is allowed."""
+    return not groups or delta <= 0 or all(group.clients == 1 for group in groups)
 
 
 def _local(groups: Sequence[ShuffledRounds], delta: float) -> float:
