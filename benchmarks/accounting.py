@@ -20,6 +20,19 @@ from ldpfl.report.privacy import number
 
 DELTA = 1e-5
 
+_HEADINGS = (
+    "clients",
+    "epsilon a bit",
+    "bits x rounds",
+    "local",
+    "attained",
+    "certified",
+    "adaptive",
+    "gap",
+    "adaptive gap",
+    "seconds",
+)
+
 SETTINGS = (
     ShuffledRounds(1.0, 100, 21_840, 1),
     ShuffledRounds(1.0, 100, 21_840, 10),
@@ -36,18 +49,7 @@ def main() -> None:
     parser.add_argument("--largest", action="store_true")
     settings = SETTINGS + (LARGEST if parser.parse_args().largest else ())
     table = Table(title=f"central epsilon of a whole run, delta {DELTA:g}, ideal shuffler")
-    for heading in (
-        "clients",
-        "epsilon a bit",
-        "bits x rounds",
-        "local",
-        "attained",
-        "certified",
-        "adaptive",
-        "gap",
-        "adaptive gap",
-        "seconds",
-    ):
+    for heading in _HEADINGS:
         table.add_column(heading, justify="right")
     for setting in settings:
         shuffled_losses.cache_clear()
