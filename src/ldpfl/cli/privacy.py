@@ -27,7 +27,7 @@ from ldpfl.privacy.audit import audit_mechanism
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among
 from ldpfl.privacy.planner import plan as plan_setting
-from ldpfl.report.plots import draw_epsilon_by_clients
+from ldpfl.report.plots import draw_epsilon_by_clients, plot_format
 from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees
 from ldpfl.suggestions import did_you_mean
 
@@ -62,7 +62,10 @@ def _ledger_of(what: str, overrides: list[str]) -> tuple[Ledger, float]:
         if path.is_file():
             return Ledger.load(path), DELTA
         folder = RunFolder(path)
-        return Ledger.load(folder.ledger_path), folder.config().privacy.delta
+        chosen = folder.config().privacy.delta  # says so if there is no run
+        if not folder.ledger_path.exists():
+            raise ConfigError(f"{path} has released nothing yet: no round is finished")
+        return Ledger.load(folder.ledger_path), chosen
     config = recipe_or_file(what, overrides)
     return planned_ledger(config), config.privacy.delta
 
@@ -106,12 +109,15 @@ def plan(
         channel=_channel(channel),
         colluding=colluding,
     )
+    if plot is not None:
+        plot_format(plot)  # before the work, not after it
     found = None
-    if target_central is not None:
-        both = epsilon is not None and clients is not None
-        found = answer(setting, target_central, clients=clients is None or both, epsilon=epsilon is None or both)
-        setting = _solved(setting, found, clients_given=clients is not None, epsilon_given=epsilon is not None)
-    planned = plan_setting(setting)
+    with Console(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
+        if target_central is not None:
+            both = epsilon is not None and clients is not None
+            found = answer(setting, target_central, clients=clients is None or both, epsilon=epsilon is None or both)
+            setting = _solved(setting, found, clients_given=clients is not None, epsilon_given=epsilon is not None)
+        planned = plan_setting(setting)
     if plot is not None:
         counts = track(crowds(setting), "epsilon against clients", console=Console(stderr=True), disable=as_json)
         draw_epsilon_by_clients(plot, setting, [(count, *epsilon_among(setting, count)) for count in counts], target_central)

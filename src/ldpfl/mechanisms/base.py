@@ -72,6 +72,11 @@ class Mechanism(ABC):
     def release(self, ranges: LayerRanges) -> Release:
         """Say what one client's report of a round is, for the ledger."""
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a user of these parameters should be told, a line each."""
+        return ()
+
     def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
         """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""
         return self.decode(self.encode(values, ranges, generator), ranges)

@@ -80,6 +80,13 @@ class Duchi(Mechanism):
         return min(self.epsilon, log(hi / lo))  # the logarithm itself may round up
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        if self.epsilon - self.epsilon_realised < 0.01:
+            return ()
+        realised = f"{self.epsilon_realised:.2f}"
+        return (f"epsilon {self.epsilon:g} is more than {BITS} random bits express: {realised} is realised, {self.epsilon:g} is counted",)
+
+    @property
     def gain(self) -> float:
         """A: the estimate is center +- radius * A. From the integer thresholds, so that it is unbiased."""
         return (1 << (BITS - 1)) / self._half

@@ -175,7 +175,8 @@ def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> 
     rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(crowd), scope=scope, lower=lower, **common))
     if scope == "run" and known and len(groups) == 1 and _counts_only(groups[0]):
         group = groups[0]
-        estimate = central_limit_epsilon(_report_epsilon(group), group.cohort, group.reports, delta)
+        # Among a few clients it may say more than even the sum of all reports: then it is no estimate either.
+        estimate = min(_local(groups, 0.0), central_limit_epsilon(_report_epsilon(group), group.cohort, group.reports, delta))
         rows.append(
             Guarantee(estimate, delta, scope=scope, source="central limit theorem: bounds nothing", **{**common, "status": "estimate"})
         )

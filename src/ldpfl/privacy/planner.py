@@ -134,6 +134,7 @@ def plan(setting: Setting) -> Plan:
         channel=setting.channel,
     )
     statement = account_groups([group], setting.delta)
+    statement = replace(statement, warnings=(*mechanism.caveats, *statement.warnings))
     noise = float(mechanism.noise_std(ranges, setting.cohort).max())
     return Plan(setting, statement, noise, (mechanism.payload_bits(ranges) + 7) // 8)
 
@@ -175,15 +176,19 @@ def answer(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> 
     """
     if not (isfinite(target) and target > 0):
         raise ConfigError(f"the target must be positive and finite, got {target:g}")
-    if setting.channel != "ideal-shuffler" or (setting.secret and setting.participation < 1):
-        raise ConfigError("a central target needs channel = ideal-shuffler and a cohort that is not secret")
-    if not isinstance(setting.build().release(setting.ranges()), BinaryRelease):
-        raise ConfigError(f"a central target is solved for one-bit reports, and {setting.mechanism} does not send such")
+    _require_central(setting)
     found = Answer(target)
     if clients:
         found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
         found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
     return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
+
+
+def _require_central(setting: Setting) -> None:
+    if setting.channel != "ideal-shuffler" or (setting.secret and setting.participation < 1):
+        raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
+    if not isinstance(setting.build().release(setting.ranges()), BinaryRelease):
+        raise ConfigError(f"a central epsilon is solved for or drawn for one-bit reports, and {setting.mechanism} does not send such")
 
 
 def crowds(setting: Setting) -> list[int]:
@@ -195,6 +200,7 @@ def crowds(setting: Setting) -> list[int]:
 
 def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
     """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients."""
+    _require_central(setting)
     crowd = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
     rounds = ShuffledRounds(setting.epsilon, crowd, setting.weights, setting.rounds)
     return _attained(rounds, setting.delta), _certified(rounds, setting.delta)

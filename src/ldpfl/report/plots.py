@@ -36,6 +36,18 @@ def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
         axes.legend(loc="lower right")
 
 
+def plot_format(path: Path) -> str:
+    """Return the format that the suffix of ``path`` names.
+
+    Raises:
+        ConfigError: it is none of svg, png, pdf.
+    """
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in _FORMATS:
+        raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}, not as {path.name!r}")
+    return kind
+
+
 def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple[int, float, float]], target: float | None) -> None:
     """Draw the central epsilon of a whole run against the number of clients, on logarithmic scales.
 
@@ -47,9 +59,7 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
     Raises:
         ConfigError: a suffix that is none of svg, png, pdf.
     """
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in _FORMATS:
-        raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}, not as {path.name!r}")
+    kind = plot_format(path)
     counts, lower, upper = zip(*points, strict=True)
     with _figure(path, kind) as axes:
         axes.plot(counts, upper, color="tab:blue", marker="o", markersize=3, label="ideal shuffler, certified for training")

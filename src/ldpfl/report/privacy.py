@@ -105,10 +105,8 @@ def canary_table(audit: RunAudit) -> Table:
 def _answers(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     target = f"central epsilon {answer['target_central']:g}"
     if answer["clients_needed"] is not None:
-        yield (
-            f"clients for {target}",
-            f"{answer['clients_needed']:,} are enough; with fewer than {answer['clients_necessary']:,} it is exceeded",
-        )
+        needed, necessary = answer["clients_needed"], answer["clients_necessary"]
+        yield f"clients for {target}", f"{needed:,} are enough; with fewer than {necessary:,} some data exceed it"
     if answer["epsilon_allowed"] is not None:
         yield f"epsilon a report for {target}", f"{answer['epsilon_allowed']:.4g}"
 
