@@ -98,3 +98,16 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
     if words.dtype != torch.int32 or words.shape != (count,):
         raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
     return words
+
+
+def uniform(source: RandomSource, row: int, count: int) -> Tensor:
+    """Return ``count`` float64 values for ``row``, uniform on the 2**53 midpoints (k + 1/2) / 2**53 of (0, 1): never 0 or 1."""
+    words = draw(source, row, 2 * count).to(torch.int64) & 0xFFFFFFFF
+    high, low = words[0::2] >> 6, words[1::2] >> 5  # 26 and 27 bits
+    return ((high << 27) + low).double().add_(0.5).mul_(2.0**-53)
+
+
+def normal(source: RandomSource, row: int, count: int) -> Tensor:
+    """Return ``count`` float64 standard normal values for ``row``, by inverting the distribution function; below 8.3 in size."""
+    values = uniform(source, row, count)
+    return torch.where(values < 0.5, torch.special.ndtri(values), -torch.special.ndtri(1.0 - values))

@@ -266,17 +266,15 @@ class ChattyReports(BitReports):
     def payloads(self) -> Iterable[bytes]:
         return (row.tobytes() + b"\0" * int(np.unpackbits(row).sum() > self.dimension / 2) for row in self.packed)
 
-    @classmethod
-    def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> ChattyReports:
-        inner = BitReports.from_payloads([payload[: packed_size(dimension)] for payload in payloads], dimension)
-        return cls(inner.packed, dimension)
-
 
 def test_a_payload_whose_length_depends_on_the_value_is_found() -> None:
     class Chatty(Duchi):
         def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
             sent = super().encode(values, ranges, generator)
             return ChattyReports(sent.packed, sent.dimension)
+
+        def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+            return super().read([payload[: packed_size(ranges.dimension)] for payload in payloads], ranges)
 
     assert failures(audited(Chatty(1.0))) == {"equal lengths", "stated length"}
 
@@ -289,18 +287,10 @@ def test_a_wrong_statement_of_the_payload_is_found() -> None:
     assert failures(audited(Understated(1.0))) == {"stated length"}
 
 
-@dataclass(frozen=True, eq=False)
-class UnreadableReports(BitReports):
-    @classmethod
-    def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> UnreadableReports:
-        raise ProtocolError("a report is not what it should be")
-
-
 def test_reports_that_cannot_be_read_back_are_found() -> None:
     class Unreadable(Duchi):
-        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
-            sent = super().encode(values, ranges, generator)
-            return UnreadableReports(sent.packed, sent.dimension)
+        def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+            raise ProtocolError("a report is not what it should be")
 
     audit = audited(Unreadable(1.0))
     assert failures(audit) == {"readable reports"}
@@ -374,6 +364,9 @@ class LaplaceNoise(Mechanism):
         noise = -(noise - 0.5).sign() * torch.log1p(-2 * (noise - 0.5).abs())
         noise = torch.where(chance < self.leak, noise * radius * self.hair, noise * self._scale(ranges))
         return DenseReports((inside + noise).float())
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports:
+        return DenseReports.from_payloads(payloads, ranges.dimension)
 
     def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
         return reports.values.clone()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.reports import Reports
 from ldpfl.privacy import Guarantee, Release
 from ldpfl.randomness import RandomSource
@@ -39,6 +40,14 @@ class Mechanism(ABC):
     @abstractmethod
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
         """Return the (K, d) unbiased estimates that the reports stand for, one row a client."""
+
+    @abstractmethod
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
+        """Return the reports that were received as ``payloads``, one a client.
+
+        Raises:
+            ProtocolError: a payload does not follow the wire format; :func:`read_valid` keeps the others.
+        """
 
     @abstractmethod
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
@@ -80,6 +89,29 @@ class Mechanism(ABC):
     def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
         """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""
         return self.decode(self.encode(values, ranges, generator), ranges)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A payload that was not accepted: its place among those received, and why, in one line."""
+
+    place: int
+    reason: str
+
+
+def read_valid(mechanism: Mechanism, payloads: Sequence[bytes], ranges: LayerRanges) -> tuple[Any | None, tuple[Refused, ...]]:
+    """Return the reports of all payloads that follow the wire format (None if there are none), and those refused."""
+    try:
+        return (mechanism.read(payloads, ranges) if payloads else None), ()
+    except ProtocolError:
+        kept, refused = [], []
+        for place, payload in enumerate(payloads):
+            try:
+                mechanism.read([payload], ranges)
+                kept.append(payload)
+            except ProtocolError as error:
+                refused.append(Refused(place, str(error)))
+    return (mechanism.read(kept, ranges) if kept else None), tuple(refused)
 
 
 def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:

@@ -114,6 +114,9 @@ class Duchi(Mechanism):
         rows = [torch.from_numpy(reports.unpack(row)).double() for row in range(reports.clients)]
         return (center + radius * self.gain * (2 * torch.stack(rows) - 1)).float()
 
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+        return BitReports.from_payloads(payloads, ranges.dimension)
+
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
         clients = total_clients(reports, ranges, BitReports)
         ones, gain = count_ones(reports), self.gain

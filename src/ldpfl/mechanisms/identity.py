@@ -33,6 +33,9 @@ class Identity(Mechanism):
         total_clients([reports], ranges, DenseReports)
         return reports.values.clone()
 
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports:
+        return DenseReports.from_payloads(payloads, ranges.dimension)
+
     def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
         clients = total_clients(reports, ranges, DenseReports)
         total = torch.zeros(ranges.dimension, dtype=torch.float64)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 REPLACE_ONE = "replace one client's data"
 """Adjacency used throughout: anything that one client holds, in all rounds, may be replaced by anything else."""
 
-Unit = Literal["weight", "layer", "vector", "client"]
+Unit = Literal["weight", "group", "layer", "vector", "client"]
 Scope = Literal["round", "run"]
 TrustModel = Literal["local", "shuffled", "central"]
 Status = Literal["proved", "claimed", "estimate"]

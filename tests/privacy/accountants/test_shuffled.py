@@ -123,7 +123,7 @@ def test_epsilon_and_delta_are_inverse(epsilon0: float, clients: int) -> None:
 
 
 @given(clients=st.integers(1, 200), epsilon0=st.floats(0.01, 6.0), delta=st.floats(1e-9, 0.1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_larger_cohort_never_costs_more(clients: int, epsilon0: float, delta: float) -> None:
     # One more client is noise added to the count, which is post-processing.
     assert single_epsilon(epsilon0, clients + 1, delta) <= single_epsilon(epsilon0, clients, delta) * (1 + 1e-9) + 1e-12
@@ -133,7 +133,7 @@ def test_a_larger_cohort_never_costs_more(clients: int, epsilon0: float, delta: 
 
 
 @pytest.mark.parametrize("epsilon0", [40.0, 1000.0])
-@pytest.mark.parametrize("clients", [2, 100, 1000, 3000])
+@pytest.mark.parametrize("clients", [2, 100, 3000])
 def test_an_almost_certain_bit_is_not_hidden(epsilon0: float, clients: int) -> None:
     assert single_epsilon(epsilon0, clients, 1e-5) == pytest.approx(epsilon0 + math.log1p(-1e-5), rel=1e-12)
     assert single_delta(epsilon0, clients, 0.5) == pytest.approx(1.0, rel=1e-12)

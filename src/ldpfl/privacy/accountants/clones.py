@@ -17,10 +17,13 @@ from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import Array, Binomial, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
-from ldpfl.privacy.accountants.randomized_response import composed_epsilon
+from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 
 _POINTS = 2048
 _COIN_CELLS = 64
+
+_HIDES_NOTHING = 30.0
+"""Beyond this budget a report among even 1e10 others is a clone with probability below 1e-3: what holds locally is all there is."""
 
 
 def any_report(epsilon0: float) -> float:
@@ -35,11 +38,15 @@ def binary_report(epsilon0: float) -> float:
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:
     """delta(``epsilon``) of the pair above for one report of each of ``clients``."""
+    if epsilon0 > _HIDES_NOTHING:
+        return report_delta(epsilon0, epsilon)
     return float(_deltas(epsilon0, np.array([epsilon]), *_coins(clients, coin_share))[0])
 
 
 def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float) -> float:
     """Smallest epsilon for ``delta`` of one report of each of ``clients``; never above ``epsilon0``."""
+    if epsilon0 > _HIDES_NOTHING:
+        return composed_epsilon(epsilon0, 1, delta)
     counts, weights = _coins(clients, coin_share)
 
     def excess(epsilon: float) -> float:
@@ -56,6 +63,8 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
     The smaller of this pair's convolution and the local composition.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
+    if epsilon0 > _HIDES_NOTHING:
+        return local
     if rounds <= 1 or delta <= 0:
         return min(local, clone_epsilon(epsilon0, clients, delta, coin_share)) if rounds == 1 else local
     top = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
@@ -102,7 +111,7 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
             continue
         # The likelihood ratio of a rises with a / (C - a + 1); beyond this it exceeds e^epsilon.
         border = (exp(epsilon) * p1 - p0) / (p1 - exp(epsilon) * p0)
-        first = np.floor(border * (counts + 1) / (1 + border)) + 1
+        first = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all coins, and the report
         gain = (p1 - exp(epsilon) * p0) * binom.sf(first - 2, counts, 0.5)
         loss = (exp(epsilon) * p1 - p0) * binom.sf(first - 1, counts, 0.5)
         deltas[index] = float(np.dot(weights, np.maximum(gain - loss, 0.0)))

@@ -20,7 +20,7 @@ from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """delta(``epsilon``) of mu-GDP: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) (Balle, Wang 2018, Theorem 8)."""
-    if mu == 0:
+    if mu < 1e-150:
         return 0.0
     if mu == inf:
         return 1.0
@@ -50,7 +50,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 1e-12, high, xtol=1e-15, rtol=1e-14))
+    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14))
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:

@@ -20,7 +20,7 @@ from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
 def report_delta(epsilon0: float, epsilon: float) -> float:
     """delta(``epsilon``) of one report at ``epsilon0``: max(0, p1 - e^epsilon p0)."""
-    return max(0.0, -expm1(epsilon - epsilon0) * sigmoid(epsilon0))
+    return -expm1(epsilon - epsilon0) * sigmoid(epsilon0) if epsilon < epsilon0 else 0.0
 
 
 def report_rdp(epsilon0: float, alpha: float | Array) -> Array:
@@ -80,8 +80,9 @@ def sum_of_reports_epsilon(reports: Sequence[tuple[float, int]], delta: float) -
     """
     counts: Counter[float] = Counter()
     for epsilon0, number in reports:
-        counts[epsilon0] += number
-    pure = sum(epsilon0 * number for epsilon0, number in counts.items() if number)
+        if number > 0:
+            counts[epsilon0] += number
+    pure = sum(epsilon0 * number for epsilon0, number in counts.items())
     if len(counts) == 1:
         return composed_epsilon(*next(iter(counts.items())), delta)
     if delta <= 0 or not isfinite(pure) or pure == 0:

@@ -9,7 +9,7 @@ weights of a round, so it is applied after their composition and before that of 
 
 from __future__ import annotations
 
-from math import exp, inf, log, log1p
+from math import exp, expm1, inf, log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ def amplified_epsilon(epsilon: float, share: float) -> float:
     """log(1 + g (e^epsilon - 1)) for a secret random subset with ``share`` g of all clients; its delta is g times as large."""
     if share == 1 or epsilon == 0:
         return epsilon
+    if epsilon < 1:
+        return log1p(share * expm1(epsilon))
     return float(np.logaddexp(log1p(-share), log(share) + epsilon))
 
 
@@ -80,6 +82,8 @@ def self_sampled_delta_exact(epsilon0: float, clients: int, rate: float, epsilon
     """
     if clients > _ENUMERABLE:
         raise ConfigError(f"exact self-sampling is enumerated up to {_ENUMERABLE} clients, got {clients}")
+    if epsilon >= epsilon0:
+        return 0.0
     p1, p0 = rate * sigmoid(epsilon0), rate * sigmoid(-epsilon0)
     plus, minus = _polynomial(p1, p0), _polynomial(p0, p1)
     worst = 0.0

@@ -22,8 +22,9 @@ from math import inf, log, pi, sqrt
 import numpy as np
 from scipy.special import erfcx, ndtr
 
+from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.binomial import Array
-from ldpfl.privacy.accountants.losses import GridLosses, curve_of, from_curve
+from ldpfl.privacy.accountants.losses import GridLosses, curve_of, epsilon_of, from_curve
 from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_attained_epsilon, single_epsilon
@@ -31,7 +32,7 @@ from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, 
 _BERRY_ESSEEN = 0.56
 _CURVE_POINTS = 8192
 _SIZES = 8
-_ATTAINED_GRIDS = (1 << 14, 1 << 11)
+_ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class ShuffledRounds:
     clients: int
     reports: int
     rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.reports < 0 or self.rounds < 0:
+            raise ConfigError(f"a round needs clients and no negative counts, got {self}")
+        if not 0 <= self.epsilon0 < inf:
+            raise ConfigError(f"the budget of a bit must be finite and not negative, got {self.epsilon0}")
 
     @property
     def releases(self) -> int:
@@ -100,7 +107,8 @@ def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
         own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
         composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
         if composed is not None:
-            return composed.epsilon(delta)
+            # Here what rounding and truncation can hide is no reason to count more: the other way round.
+            return epsilon_of(composed.losses, composed.masses, delta + composed.infinite)
     losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
     return _attained_by_moments(losses, [group.releases for group in groups], delta)
 
@@ -243,8 +251,15 @@ def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int]
         left = normal - 2 * float(np.exp(renyi_factor(order))[0]) * _BERRY_ESSEEN * third / variance**1.5
         return (log_moment - t * mean + log(left) - log(delta) if left > 0 else -inf), mean
 
-    points = [excess(exponent) for exponent in np.linspace(-8, 3, 441)]
-    return max((epsilon for surplus, epsilon in points if surplus >= 0), default=0.0)
+    exponents = np.linspace(-8, 3, 221).tolist()
+    enough = [exponent for exponent in exponents if excess(exponent)[0] >= 0]
+    if not enough:
+        return 0.0
+    low, high = enough[-1], enough[-1] + exponents[1] - exponents[0]
+    for _ in range(30):  # bisection: the lower end always holds
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle)[0] >= 0 else (low, middle)
+    return excess(low)[1]
 
 
 def _half(group: ShuffledRounds) -> int:

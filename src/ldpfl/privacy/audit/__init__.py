@@ -67,7 +67,7 @@ class MechanismAudit:
 
 
 def audit_mechanism(mechanism: Mechanism, *, trials: int = 1_000_000, seed: int | None = None, error_rate: float = 1e-4) -> MechanismAudit:
-    """Audit ``mechanism`` as a black box: encode, payloads, from_payloads, decode and aggregate are the real ones.
+    """Audit ``mechanism`` as a black box: encode, payloads, read, decode and aggregate are the real ones.
 
     Checked are the privacy loss at the worst inputs, inside and beyond the range; bias; variance; that every client,
     weight and call has noise of its own; and the wire. ``trials`` units are randomised for each of eight inputs

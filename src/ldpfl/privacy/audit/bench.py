@@ -87,7 +87,7 @@ class Bench:
         """Read ``payloads``; where that fails the reports in memory stand in, so that the other checks can go on."""
         self.lengths.update(len(payload) for payload in payloads)
         try:
-            return type(sent).from_payloads(payloads, self.ranges.dimension)
+            return self.mechanism.read(payloads, self.ranges)
         except ProtocolError as error:
             self.unreadable = str(error)
             return sent

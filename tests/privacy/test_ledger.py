@@ -1,0 +1,421 @@
+"""A ledger comes back as it was saved, and whatever is not a ledger is refused in one line, by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ldpfl.errors import DataError
+from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
+
+COUNTS = st.integers(1, 10**12)
+PARAMETERS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+UNITS = st.sampled_from(["weight", "layer", "vector", "client"])
+TEXT = st.text(st.characters(codec="utf-8"))
+RELEASES = st.one_of(
+    st.builds(BinaryRelease, TEXT, PARAMETERS, COUNTS, UNITS),
+    st.builds(PureRelease, TEXT, PARAMETERS, COUNTS, UNITS),
+    st.builds(GaussianRelease, TEXT, PARAMETERS, COUNTS, UNITS),
+    st.builds(UnprotectedRelease, TEXT, TEXT, COUNTS, UNITS),
+)
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger:
+    ledger, number = Ledger(), 0
+    for release in draw(st.lists(RELEASES, max_size=4)):
+        number += draw(st.integers(1, 5))
+        population = draw(COUNTS)
+        ledger = ledger.charge(
+            RoundEvent(
+                number,
+                release,
+                draw(st.integers(1, population)),
+                population,
+                draw(st.integers(1, number)),
+                draw(st.sampled_from(["everyone", "visible", "secret"])),
+                draw(st.floats(0, 1, exclude_min=True)),
+                draw(st.sampled_from(["ideal-shuffler", "random-delay", "direct"])),
+                draw(COUNTS),
+            )
+        )
+    return ledger
+
+
+def example(rounds: int = 2) -> Ledger:
+    ledger = Ledger()
+    for number in range(1, rounds + 1):
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 99, 100, number))
+    return ledger
+
+
+def refusal(text: str) -> str:
+    """Expect refusal in one line that begins with the origin, and return it."""
+    with pytest.raises(DataError) as caught:
+        Ledger.from_json(text, "some/ledger.json")
+    message = str(caught.value)
+    assert message.splitlines() == [message]
+    assert message.startswith("some/ledger.json")
+    return message
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+@given(ledgers())
+def test_what_is_read_is_what_was_written(ledger: Ledger) -> None:
+    text = ledger.to_json()
+    assert Ledger.from_json(text) == ledger
+    assert Ledger.from_json(text).to_json() == text
+
+
+@given(ledgers())
+def test_what_is_written_is_strict_ascii_json_with_an_event_a_line(ledger: Ledger) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = ledger.to_json()
+    tree = json.loads(text, parse_constant=refuse)
+    assert (tree["format"], tree["version"]) == ("ldpfl-ledger", 1)
+    assert text.isascii()
+    assert sum(line.strip().startswith('{"round": ') for line in text.splitlines()) == len(ledger.events) == len(tree["events"])
+
+
+@given(ledgers(), st.dictionaries(TEXT, st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False), TEXT)))
+def test_what_was_accounted_is_kept_for_people_and_ignored_on_reading(ledger: Ledger, accounted: dict[str, Any]) -> None:
+    text = ledger.to_json(accounted)
+    assert json.loads(text)["accounted"] == accounted
+    assert Ledger.from_json(text) == ledger
+
+
+def test_a_false_account_in_the_file_changes_nothing() -> None:
+    assert Ledger.from_json(example().to_json({"local": 0.0, "events": [], "version": 7})) == example()
+
+
+def test_a_file_is_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    example(3).save(path)
+    example(2).save(path, {"local": 3.0})
+    assert Ledger.load(path) == example(2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_charging_leaves_the_ledger_before_as_it_was() -> None:
+    before = example(2)
+    after = before.charge(RoundEvent(7, GaussianRelease("gaussian", 0.1), 4, 4, 3))
+    assert before == example(2)
+    assert after.events[:2] == before.events
+    assert after.events[2].round == 7
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_round_is_charged_once_and_in_order(number: int) -> None:
+    with pytest.raises(DataError, match=f"round {number} cannot be charged after round 2"):
+        example(2).charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 1), 9, 9, 1))
+
+
+def test_a_save_that_fails_keeps_the_older_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.json"
+    example(1).save(path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        example(2).save(path)
+    assert Ledger.load(path) == example(1)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+SAVER = """
+import sys
+from pathlib import Path
+from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
+ledger = Ledger()
+for number in range(1, 100_000):
+    ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 99, 100, number))
+    ledger.save(Path(sys.argv[1]))
+    print(number, flush=True)
+"""
+
+
+def test_killed_while_it_saves_over_and_over_it_leaves_a_whole_ledger(tmp_path: Path) -> None:
+    """Every saved round is there, or one more whose saving was not yet told; never a part of one."""
+    instants = random.Random(3)
+    for attempt in range(3):
+        path = tmp_path / f"{attempt}" / "ledger.json"
+        path.parent.mkdir()
+        process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        told = [process.stdout.readline() for _ in range(20)]
+        time.sleep(instants.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        told += process.communicate()[0].splitlines()
+        assert process.returncode == -signal.SIGKILL
+        events = Ledger.load(path).events
+        assert len(events) in (len(told), len(told) + 1)
+        assert [event.round for event in events] == list(range(1, len(events) + 1))
+
+
+# --- refusing ---------------------------------------------------------------------------------------------------------
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def put(*keys: str | int, to: Any) -> Change:
+    """Return a change that puts ``to`` at the end of the path ``keys``."""
+
+    def change(tree: dict[str, Any]) -> None:
+        node: Any = tree
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = to
+
+    return change
+
+
+def drop(*keys: str | int) -> Change:
+    def change(tree: dict[str, Any]) -> None:
+        node: Any = tree
+        for key in keys[:-1]:
+            node = node[key]
+        del node[keys[-1]]
+
+    return change
+
+
+def mutated(change: Change) -> str:
+    tree = json.loads(example().to_json())
+    change(tree)
+    return json.dumps(tree)
+
+
+EVENT: tuple[str | int, ...] = ("events", 1)
+RELEASE: tuple[str | int, ...] = ("events", 1, "release")
+
+NO_LEDGERS: dict[str, tuple[Change, str]] = {
+    "other format": (put("format", to="ldpfl-checkpoint"), "not a ledger"),
+    "no format": (drop("format"), "not a ledger"),
+    "newer version": (put("version", to=2), "version 2"),
+    "version as text": (put("version", to="1"), "version '1'"),
+    "version true": (put("version", to=True), "version True"),
+    "no version": (drop("version"), "version None"),
+    "no events": (drop("events"), "no list of events"),
+    "events null": (put("events", to=None), "no list of events"),
+    "events an object": (put("events", to={}), "no list of events"),
+    "an event a number": (put(*EVENT, to=3), "event 2"),
+    "an event null": (put(*EVENT, to=None), "event 2"),
+    "no release": (drop(*EVENT, "release"), "event 2: an event needs a release"),
+    "release a list": (put(*RELEASE, to=[]), "event 2: an event needs a release"),
+    "unknown kind": (put(*RELEASE, "kind", to="binari"), "event 2: unknown kind of release 'binari': did you mean 'binary'"),
+    "kind a list": (put(*RELEASE, "kind", to=["binary"]), "unknown kind of release"),
+    "no kind": (drop(*RELEASE, "kind"), "unknown kind of release None"),
+    "another kind's fields": (put(*RELEASE, "kind", to="gaussian"), "unknown field 'epsilon' in GaussianRelease"),
+    "unknown field of an event": (put(*EVENT, "cohortt", to=3), "did you mean 'cohort'"),
+    "unknown field of a release": (put(*RELEASE, "epsilonn", to=3), "did you mean 'epsilon'"),
+    "no cohort": (drop(*EVENT, "cohort"), "lacks the field 'cohort'"),
+    "no joined": (drop(*EVENT, "joined"), "lacks the field 'joined'"),
+    "no epsilon": (drop(*RELEASE, "epsilon"), "lacks the field 'epsilon'"),
+    "no units": (drop(*RELEASE, "units"), "lacks the field 'units'"),
+    "the same round twice": (put(*EVENT, "round", to=1), "event 2: round 1"),
+    "a round before": (put(*EVENT, "round", to=0), "event 2: round 0"),
+    "a round below zero": (put(*EVENT, "round", to=-2), "event 2: round -2"),
+    "round a float": (put(*EVENT, "round", to=2.0), "RoundEvent.round"),
+    "round true": (put(*EVENT, "round", to=True), "RoundEvent.round"),
+    "round text": (put(*EVENT, "round", to="2"), "RoundEvent.round"),
+    "cohort true": (put(*EVENT, "cohort", to=True), "RoundEvent.cohort"),
+    "cohort null": (put(*EVENT, "cohort", to=None), "RoundEvent.cohort"),
+    "cohort zero": (put(*EVENT, "cohort", to=0), "cohort of 0"),
+    "cohort below zero": (put(*EVENT, "cohort", to=-99), "cohort of -99"),
+    "cohort above the population": (put(*EVENT, "cohort", to=101), "cohort of 101 out of 100"),
+    "cohort huge": (put(*EVENT, "cohort", to=10**400), "cohort of 1"),
+    "population huge": (put(*EVENT, "population", to=10**400), "1e+12"),
+    "joined more than there were": (put(*EVENT, "joined", to=3), "joined 3"),
+    "joined nothing": (put(*EVENT, "joined", to=0), "joined 0"),
+    "joined true": (put(*EVENT, "joined", to=True), "RoundEvent.joined"),
+    "units zero": (put(*RELEASE, "units", to=0), "at least one unit"),
+    "units below zero": (put(*RELEASE, "units", to=-1), "at least one unit"),
+    "units true": (put(*RELEASE, "units", to=True), "BinaryRelease.units"),
+    "units a float": (put(*RELEASE, "units", to=1.5), "BinaryRelease.units"),
+    "units huge": (put(*RELEASE, "units", to=10**400), "1e+12"),
+    "unit unknown": (put(*RELEASE, "unit", to="weigth"), "BinaryRelease.unit"),
+    "epsilon zero": (put(*RELEASE, "epsilon", to=0.0), "must be positive and finite"),
+    "epsilon below zero": (put(*RELEASE, "epsilon", to=-1.0), "must be positive and finite"),
+    "epsilon NaN": (put(*RELEASE, "epsilon", to=float("nan")), "must be positive and finite"),
+    "epsilon infinite": (put(*RELEASE, "epsilon", to=float("inf")), "must be positive and finite"),
+    "epsilon true": (put(*RELEASE, "epsilon", to=True), "BinaryRelease.epsilon"),
+    "epsilon null": (put(*RELEASE, "epsilon", to=None), "BinaryRelease.epsilon"),
+    "epsilon text": (put(*RELEASE, "epsilon", to="1.0"), "BinaryRelease.epsilon"),
+    "epsilon huge": (put(*RELEASE, "epsilon", to=10**400), "BinaryRelease.epsilon"),
+    "epsilon a list": (put(*RELEASE, "epsilon", to=[1.0]), "BinaryRelease.epsilon"),
+    "mechanism null": (put(*RELEASE, "mechanism", to=None), "BinaryRelease.mechanism"),
+    "sampling unknown": (put(*EVENT, "sampling", to="hidden"), "RoundEvent.sampling"),
+    "channel unknown": (put(*EVENT, "channel", to="shuffler"), "RoundEvent.channel"),
+    "rate zero": (put(*EVENT, "rate", to=0.0), "rate"),
+    "rate NaN": (put(*EVENT, "rate", to=float("nan")), "rate"),
+    "rate above one": (put(*EVENT, "rate", to=1.01), "rate"),
+    "rate true": (put(*EVENT, "rate", to=True), "RoundEvent.rate"),
+    "linked zero": (put(*EVENT, "linked", to=0), "0 linked"),
+    "linked true": (put(*EVENT, "linked", to=True), "RoundEvent.linked"),
+}
+
+
+@pytest.mark.parametrize("name", NO_LEDGERS)
+def test_nonsense_is_refused_where_it_stands(name: str) -> None:
+    change, named = NO_LEDGERS[name]
+    assert named in refusal(mutated(change))
+
+
+def test_the_ledger_that_is_mutated_above_is_a_good_one() -> None:
+    assert Ledger.from_json(mutated(lambda tree: None)) == example()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "3",
+        "[]",
+        "{}",
+        '"ldpfl-ledger"',
+        '{"format": "ldpfl-ledger"',
+        "[" * 100_000,
+        '{"format": ' * 50_000,
+        "9" * 5000,
+        "\ufeff{}",
+        "\x00",
+        example().to_json() + "x",
+        example().to_json()[:-3],
+        example().to_json().replace("1.0", "1e400", 1),
+        example().to_json().replace("21840", "2_1840", 1),
+        example().to_json().replace("21840", "9" * 5000, 1),
+    ],
+    ids=repr,
+)
+def test_text_that_is_no_ledger_is_refused(text: str) -> None:
+    refusal(text)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "two\u2028lines", "a\r\nb"])
+def test_a_mechanism_s_name_cannot_break_the_line(name: str) -> None:
+    """Names of mechanisms come from the file, and are repeated in the message."""
+
+    def change(tree: dict[str, Any]) -> None:
+        tree["events"][1]["release"].update(mechanism=name, epsilon=-1.0)
+
+    refusal(mutated(change))
+
+
+def test_a_refusal_does_not_repeat_the_whole_file() -> None:
+    assert len(refusal(mutated(put(*RELEASE, "epsilon", to="x" * 100_000)))) < 500
+
+
+def test_a_field_that_is_given_twice_is_refused() -> None:
+    """JSON readers disagree about which one counts."""
+    refusal(example().to_json().replace('"epsilon": 1.0', '"epsilon": 1.0, "epsilon": 0.001', 1))
+
+
+def test_an_unknown_field_beside_the_events_is_refused() -> None:
+    """A later format may put there what changes their meaning."""
+    refusal(mutated(put("dropped", to=[1])))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"\x80", bytes(range(256))])
+def test_bytes_that_are_no_text_are_refused_by_file(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"ledger\.json cannot be read"):
+        Ledger.load(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(DataError, match="cannot be read"):
+            Ledger.load(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "random-ledger.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        Ledger.load(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@settings(max_examples=150)
+@given(JSON)
+def test_random_json_is_refused_in_one_line(tree: Any) -> None:
+    refusal(json.dumps(tree))
+
+
+@settings(max_examples=150)
+@given(JSON)
+def test_random_events_are_refused_in_one_line(entry: Any) -> None:
+    refusal(mutated(put(*EVENT, to=entry)))
+    refusal(mutated(put(*RELEASE, to=entry)))
+
+
+FIELDS: list[tuple[str | int, ...]] = [
+    *((*EVENT, name) for name in json.loads(example().to_json())["events"][1]),
+    *((*RELEASE, name) for name in json.loads(example().to_json())["events"][1]["release"]),
+]
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(FIELDS), JSON)
+def test_a_mutated_field_is_refused_in_one_line_or_read_as_it_stands(path: tuple[str | int, ...], value: Any) -> None:
+    """What is read must be what is written: nothing is turned into something else on the way."""
+    text = mutated(put(*path, to=value))
+    try:
+        read = Ledger.from_json(text, "some/ledger.json")
+    except DataError:
+        refusal(text)
+        return
+    node: Any = json.loads(read.to_json())
+    for key in path:
+        node = node[key]
+    assert node == value
+    assert isinstance(value, str) == isinstance(node, str)
+    assert not isinstance(value, bool)
+    assert all(1 <= event.cohort <= event.population <= 10**12 for event in read.events)
+    assert [event.round for event in read.events] == sorted({event.round for event in read.events})
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_damaged_file_is_refused_in_one_line_or_still_a_ledger(data: st.DataObject) -> None:
+    """One character put, taken or changed anywhere: often that is another number, and then it must be a possible one."""
+    text = example().to_json()
+    place = data.draw(st.integers(0, len(text) - 1))
+    character = data.draw(st.sampled_from(list('0123456789.-+eE"{}[]:, \\nNI')))
+    damaged = data.draw(st.sampled_from([text[:place] + character + text[place:], text[:place] + character + text[place + 1 :]]))
+    try:
+        read = Ledger.from_json(damaged, "some/ledger.json")
+    except DataError:
+        refusal(damaged)
+        return
+    assert Ledger.from_json(read.to_json()) == read
