@@ -163,7 +163,7 @@ class Duchi(Mechanism):
         )
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        return BinaryRelease(self.name, self.epsilon, ranges.dimension)
+        return BinaryRelease(self.name, self.epsilon, ranges.dimension, realised=self.epsilon_realised)
 
 
 class _Scratch:

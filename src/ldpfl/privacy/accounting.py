@@ -9,12 +9,12 @@ from math import ceil, inf, sqrt
 from typing import Any
 
 from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.composition import local_epsilon
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
-from ldpfl.privacy.accountants.shuffled import single_attained_epsilon, single_epsilon
-from ldpfl.privacy.accountants.shuffled_composition import Bracket, ShuffledRounds, shuffled_epsilon
+from ldpfl.privacy.accountants.shuffled_composition import Bracket, ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.claims import paper_claim
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope
@@ -22,6 +22,11 @@ from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup, Statement
 
 DELTA = 1e-5
+SMALLEST_DELTA = 1e-25
+"""Windows leave out less than 1e-30 of a distribution; a smaller delta would rest on what was left out."""
+
+_NORMAL_ENOUGH = 10.0
+"""Expected number of the rarer answer from which the central limit theorem's figure is worth showing."""
 
 _PUBLIC = ("ranges are public", "random bits are uniform and secret")
 
@@ -43,86 +48,109 @@ def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Stateme
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
-    if not 0 < delta < 1:
-        advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
-        raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta:g}{advice}")
+    _require_delta(delta)
+    claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
+    rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
+    dearest = _dearest(groups)
+    rows += _unit_rows(dearest, delta)
+    notes: list[str] = []
+    for scope, parts in (("round", [[group] for group in dearest]), ("run", [groups])):
+        found, reasons = _client_rows(parts, delta, "round" if scope == "round" else "run")
+        rows += found
+        notes += [reason for reason in reasons if reason not in notes]
     cohort = min(group.cohort for group in groups)
     warnings = []
     if cohort > 1 and delta >= 1 / cohort:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / cohort:g}: to publish one of the clients at random would satisfy it")
-    claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
-    rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
-    rows += _unit_rows(groups, delta)
-    one_round = [replace(max(groups, key=_cost), rounds=1)]
-    notes: list[str] = []
-    scopes: tuple[tuple[Scope, Sequence[RoundGroup]], ...] = (("round", one_round), ("run", groups))
-    for scope, part in scopes:
-        rows += _local_rows(part, delta, scope)
-        shuffled, reason = _shuffled_rows(part, delta, scope)
-        rows += shuffled
-        notes += [reason] if reason and reason not in notes else []
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
 
 
+def _require_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
+        raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta:g}{advice}")
+    if delta < SMALLEST_DELTA:
+        raise ConfigError(f"delta {delta:g} is below {SMALLEST_DELTA:g}, the smallest that is computed reliably; rely on the pure figures")
+
+
 def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
-    """Return the rounds that one client joined, the dearest ones where it did not join all, grouped by likeness."""
+    """Return the rounds of the client that took part most often, grouped by likeness.
+
+    Which rounds it joined is not in the ledger. If all are alike but for the crowd, those with the smallest crowds are
+    the dearest; otherwise it is charged for every one.
+    """
     smallest = min(event.cohort for event in events)
     if not 0 <= colluding < smallest:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
-    alike: Counter[RoundGroup] = Counter()
-    for group in sorted((_group(event, smallest, colluding) for event in events), key=_cost, reverse=True)[: _joined(events)]:
-        alike[group] += 1
-    return [replace(group, rounds=count) for group, count in alike.items()]
-
-
-def _joined(events: Sequence[RoundEvent]) -> int:
-    return len(events) if any(event.sampling == "secret" for event in events) else min(len(events), max(event.joined for event in events))
+    groups = sorted((_group(event, smallest, colluding) for event in events), key=lambda group: group.cohort)
+    if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
+        groups = groups[: max(event.joined for event in events)]
+    return [replace(group, rounds=count) for group, count in Counter(groups).items()]
 
 
 def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
     honest = max(1, event.population - colluding)
     # Where participation is secret, how many took part is chance: it does not make rounds differ.
     cohort = smallest if event.sampling == "secret" else event.cohort
-    return RoundGroup(
-        event.release,
-        cohort - colluding,
-        honest,
-        1,
-        event.sampling,
-        event.rate,
-        event.channel,
-        min(event.linked, event.release.units),
-    )
+    linked = min(event.linked, event.release.units)
+    return RoundGroup(event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked)
 
 
-def _cost(group: RoundGroup) -> tuple[float, int]:
-    """Order rounds by what they cost one client: unprotected ones first, then by pure sum or mu, then by the smaller crowd."""
-    match group.release:
-        case UnprotectedRelease():
-            return inf, -group.cohort
-        case GaussianRelease(mu=mu):
-            return mu, -group.cohort
-        case BinaryRelease(epsilon=epsilon, units=units) | PureRelease(epsilon=epsilon, units=units):
-            return epsilon * units, -group.cohort
+def _dearest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
+    """Return single rounds among which the dearest is, under any trust model: those that no other one exceeds in all that counts."""
+    rounds = list(dict.fromkeys(replace(group, rounds=1) for group in groups))
+    return [one for one in rounds if not any(_exceeds(other, one) for other in rounds)]
 
 
-def _unit_rows(groups: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
+def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
+    def rest(group: RoundGroup) -> tuple[object, ...]:
+        return type(group.release), group.release.unit, group.sampling, group.rate, group.channel, group.linked
+
+    def size(group: RoundGroup) -> tuple[float, int, int, int]:
+        return _parameter(group), group.release.units, -group.cohort, -group.population
+
+    return other != one and rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
+
+
+def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
-    worst = max(groups, key=lambda group: (_report_epsilon(group), -group.cohort))
-    if isinstance(worst.release, GaussianRelease):
-        return []
-    epsilon = _report_epsilon(worst)
+    if any(isinstance(group.release, GaussianRelease) for group in rounds):
+        return []  # Gaussian noise has no pure epsilon; it is accounted by the round
+    worst = max(rounds, key=_parameter)
     common: dict[str, Any] = {
         "unit": worst.release.unit,
         "units_per_round": worst.release.units,
         "adjacency": "replace one client's value",
         "status": "proved",
     }
+    epsilon = _parameter(worst)
     rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
-    if _counts_only(worst):
-        shuffled, attained = single_epsilon(epsilon, worst.cohort, delta), single_attained_epsilon(epsilon, worst.cohort, delta)
-        rows.append(Guarantee(shuffled, delta, trust_model="shuffled", assumptions=_shuffler(worst.cohort), lower=attained, **common))
+    if all(_counts_only(group) for group in rounds):
+        brackets = [_shuffled([replace(group, release=replace(group.release, units=1))], delta) for group in rounds]
+        found = max(brackets, key=lambda pair: pair[0].adaptive)
+        crowd = min(group.cohort for group in rounds)
+        lower = found[0].lower if found[1] else None
+        rows.append(Guarantee(found[0].adaptive, delta, trust_model="shuffled", assumptions=_shuffler(crowd), lower=lower, **common))
     return rows
+
+
+def _client_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope) -> tuple[list[Guarantee], list[str]]:
+    """Return the dearest of ``parts`` under each trust model, and why a line is missing."""
+    rows = _largest([_local_rows(part, delta, scope) for part in parts])
+    reasons = [reason for reason in (_why_not_shuffled(part) for part in parts) if reason]
+    if reasons:
+        return rows, reasons
+    return rows + _largest([_shuffled_rows(part, delta, scope) for part in parts]), []
+
+
+def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
+    """Return for each kind of row the one with the largest epsilon."""
+    best: dict[tuple[object, ...], Guarantee] = {}
+    for row in (row for rows in candidates for row in rows):
+        kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
+        if kind not in best or row.epsilon > best[kind].epsilon:
+            best[kind] = row
+    return list(best.values())
 
 
 def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> list[Guarantee]:
@@ -153,34 +181,21 @@ def _local(groups: Sequence[RoundGroup], delta: float) -> float:
     return local_epsilon(reports, mus, delta)
 
 
-def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> tuple[list[Guarantee], str]:
-    """Return what all that a client sends costs against a server behind an ideal shuffler, or the reason why there is no such line."""
-    reason = _why_not_shuffled(groups)
-    if reason:
-        return [], reason
+def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> list[Guarantee]:
+    """Return what all that a client sends costs against a server behind an ideal shuffler."""
     crowd = min(group.cohort for group in groups)
     bracket, known = _shuffled(groups, delta)
-    common: dict[str, Any] = {
-        "unit": "client",
-        "units_per_round": 1,
-        "adjacency": REPLACE_ONE,
-        "trust_model": "shuffled",
-        "status": "proved",
-    }
+    common: dict[str, Any] = {"unit": "client", "units_per_round": 1, "adjacency": REPLACE_ONE, "trust_model": "shuffled", "scope": scope}
     rows = []
     if known and bracket.upper < bracket.adaptive:
         fixed = (*_shuffler(crowd), "inputs of all rounds are fixed before the first, which training does not do")
-        rows.append(Guarantee(bracket.upper, delta, assumptions=fixed, scope=scope, lower=bracket.lower, adaptive=False, **common))
+        rows.append(Guarantee(bracket.upper, delta, assumptions=fixed, lower=bracket.lower, adaptive=False, status="proved", **common))
     lower = bracket.lower if known else None
-    rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(crowd), scope=scope, lower=lower, **common))
-    if scope == "run" and known and len(groups) == 1 and _counts_only(groups[0]):
-        group = groups[0]
-        # Among a few clients it may say more than even the sum of all reports: then it is no estimate either.
-        estimate = min(_local(groups, 0.0), central_limit_epsilon(_report_epsilon(group), group.cohort, group.reports, delta))
-        rows.append(
-            Guarantee(estimate, delta, scope=scope, source="central limit theorem: bounds nothing", **{**common, "status": "estimate"})
-        )
-    return rows, ""
+    rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(crowd), lower=lower, status="proved", **common))
+    if scope == "run" and known and len(groups) == 1 and crowd * sigmoid(-_parameter(groups[0])) >= _NORMAL_ENOUGH:
+        estimate = central_limit_epsilon(_parameter(groups[0]), crowd, groups[0].reports, delta)
+        rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
+    return rows
 
 
 def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
@@ -203,18 +218,25 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
 
 def _shuffled(groups: Sequence[RoundGroup], delta: float) -> tuple[Bracket, bool]:
     """Return bounds, and whether the lower one is known."""
-    local = _local(groups, delta)
-    first = groups[0]
+    local, first = _local(groups, delta), groups[0]
     if not _counts_only(first):
-        epsilon = _report_epsilon(first) * first.linked
+        epsilon = _parameter(first) * first.linked
         messages = ceil(first.release.units / first.linked) * first.rounds
         upper = min(local, composed_clone_epsilon(epsilon, first.cohort, messages, delta, any_report(epsilon)))
         return Bracket(0.0, upper, upper), False
-    settings = [ShuffledRounds(_report_epsilon(group), group.cohort, group.release.units, group.rounds) for group in groups]
+    settings = [ShuffledRounds(_parameter(group), group.cohort, group.release.units, group.rounds) for group in groups]
     if first.sampling == "secret" and first.rate < 1:
         upper = min(local, self_sampled_epsilon(replace(settings[0], clients=first.population), first.rate, delta))
         return Bracket(0.0, upper, upper), False
-    return shuffled_epsilon(settings, delta), True
+    upper, adaptive = certified_epsilon(settings, delta)
+    # What a data set attains is a fact about the bits that are really sent.
+    realised = [replace(setting, epsilon0=_realised(group)) for setting, group in zip(settings, groups, strict=True)]
+    return Bracket(min(attained_epsilon(realised, delta), upper), upper, adaptive), True
+
+
+def _realised(group: RoundGroup) -> float:
+    realised = group.release.realised if isinstance(group.release, BinaryRelease) else None
+    return _parameter(group) if realised is None else realised
 
 
 def _counts_only(group: RoundGroup) -> bool:
@@ -222,13 +244,15 @@ def _counts_only(group: RoundGroup) -> bool:
     return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel == "ideal-shuffler"
 
 
-def _report_epsilon(group: RoundGroup) -> float:
+def _parameter(group: RoundGroup) -> float:
+    """Return epsilon of one report, or mu of a Gaussian one; infinity where nothing is protected."""
     match group.release:
         case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
             return epsilon
+        case GaussianRelease(mu=mu):
+            return mu
         case UnprotectedRelease():
             return inf
-    return 0.0  # Gaussian noise has no pure epsilon; it is accounted by the round
 
 
 def _shuffler(crowd: int) -> tuple[str, ...]:

@@ -26,17 +26,19 @@ class BinaryRelease:
         epsilon: budget of one bit; its probabilities lie in [1 / (1 + e^epsilon), e^epsilon / (1 + e^epsilon)].
         units: bits that depend on the client's data.
         unit: what one bit stands for.
+        realised: the budget that the bits really spend, where finite precision keeps it below ``epsilon``.
     """
 
     mechanism: str
     epsilon: float
     units: int
     unit: Unit = "weight"
+    realised: float | None = None
 
 
 @dataclass(frozen=True)
 class PureRelease:
-    """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Fields as in :class:`BinaryRelease`."""
+    """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Other fields as in :class:`BinaryRelease`."""
 
     mechanism: str
     epsilon: float
@@ -115,6 +117,9 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
+        realised = self.release.realised if isinstance(self.release, BinaryRelease) else None
+        if realised is not None and not 0 < realised <= self.release.epsilon:  # type: ignore[union-attr]
+            raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:

@@ -1,7 +1,7 @@
 """The statement that goes with every privacy parameter."""
 
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any, Literal
 
 REPLACE_ONE = "replace one client's data"
@@ -48,9 +48,11 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON, which knows no infinity: an infinite epsilon becomes the string ``"infinity"``."""
         fields = asdict(self)
-        return {**fields, "epsilon": json_number(self.epsilon), "assumptions": list(self.assumptions)}
+        return {**fields, "epsilon": json_number(self.epsilon), "lower": json_number(self.lower), "assumptions": list(self.assumptions)}
 
 
 def json_number(value: float | None) -> float | str | None:
     """Return ``value`` as JSON can hold it."""
+    if value is not None and isnan(value):
+        raise ValueError("a privacy figure is not a number")
     return value if value is None or isfinite(value) else "infinity"

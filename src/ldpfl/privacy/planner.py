@@ -25,6 +25,8 @@ from ldpfl.privacy.statement import RoundGroup, Statement
 from ldpfl.ranges import LayerRanges
 
 MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
+LARGEST_EPSILON = 50.0
+"""Largest budget of a report that is solved for; more protects nothing."""
 
 _PRECISE = 1e-3
 """Relative slack of a solved figure: certified at it, and not much more than needed."""
@@ -147,7 +149,8 @@ class Answer:
         target: that epsilon.
         clients: enough of them at the setting's epsilon, certified also for training; None beyond 1e8.
         clients_necessary: with fewer, some data set exceeds the target; None beyond 1e8.
-        epsilon: a budget a report at which the setting's clients are enough; None where it would be below 1e-6.
+        epsilon: a budget a report at which the setting's clients are enough; at ``LARGEST_EPSILON`` more would do as well; None where
+            it would be below 1e-6.
     """
 
     target: float
@@ -230,7 +233,7 @@ def _epsilon(setting: Setting, target: float) -> float | None:
     # For a small budget mu is close to budget * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.weights * setting.rounds
     guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
-    inverse = _smallest(epsilon_at, guess, target, 0.02, 1e6, _PRECISE)
+    inverse = _smallest(epsilon_at, guess, target, 1 / LARGEST_EPSILON, 1e6, _PRECISE)
     return None if inverse is None else 1 / inverse
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.privacy.audit import MechanismAudit
+from ldpfl.privacy.planner import LARGEST_EPSILON
 
 _TRUSTED = {"local": "nobody", "shuffled": "shuffler", "central": "server"}
 _SCOPES = {"round": "one round", "run": "whole run"}
@@ -108,7 +109,8 @@ def _answers(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
         needed, necessary = answer["clients_needed"], answer["clients_necessary"]
         yield f"clients for {target}", f"{needed:,} are enough; with fewer than {necessary:,} some data exceed it"
     if answer["epsilon_allowed"] is not None:
-        yield f"epsilon a report for {target}", f"{answer['epsilon_allowed']:.4g}"
+        allowed = answer["epsilon_allowed"]
+        yield f"epsilon a report for {target}", f"{allowed:.4g}" + (" or more" if allowed >= LARGEST_EPSILON else "")
 
 
 def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:

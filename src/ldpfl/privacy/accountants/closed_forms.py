@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from math import e, expm1, log, sqrt, tanh
+from math import e, expm1, inf, log, sqrt, tanh
 
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
@@ -33,7 +33,8 @@ def zcdp_epsilon(epsilon0: float, count: int, delta: float) -> float:
 
 def central_limit_mu(epsilon0: float, clients: int, count: int) -> float:
     """mu of the normal law that ``count`` shuffled bits among ``clients`` tend to: sqrt(k) tanh(e0/2) / sqrt(n p0 p1)."""
-    return sqrt(count / (clients * sigmoid(epsilon0) * sigmoid(-epsilon0))) * tanh(epsilon0 / 2)
+    variance = clients * sigmoid(epsilon0) * sigmoid(-epsilon0)
+    return sqrt(count / variance) * tanh(epsilon0 / 2) if variance > 0 else inf
 
 
 def central_limit_epsilon(epsilon0: float, clients: int, count: int, delta: float) -> float:

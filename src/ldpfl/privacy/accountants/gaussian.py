@@ -12,10 +12,13 @@ from math import exp, hypot, inf, log, sqrt
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr, ndtr
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
+
+_HUGE = 1e6
+"""Above this mu the second term of the curve is below rounding."""
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -36,7 +39,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if delta <= 0 or mu == inf:
         return inf
-    high = mu * mu / 2 + mu * sqrt(2 * log(1 / delta)) + 1
+    high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1  # without the second term of the curve
+    if mu > _HUGE:
+        return high
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
 
 

@@ -13,7 +13,7 @@ from math import expm1, inf, isfinite, tanh
 
 import numpy as np
 
-from ldpfl.privacy.accountants.binomial import Array, Binomial, sigmoid
+from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, sigmoid
 from ldpfl.privacy.accountants.losses import delta_of, epsilon_of
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
@@ -57,9 +57,9 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     """
     if reports == 0 or epsilon0 == 0:
         return 0.0
-    if delta <= 0 or epsilon0 == inf:
+    if delta <= TAIL or epsilon0 == inf:  # what the window leaves out may be as large
         return epsilon0 * reports
-    return min(epsilon0 * reports, epsilon_of(*_losses(epsilon0, reports), delta))
+    return min(epsilon0 * reports, epsilon_of(*_losses(epsilon0, reports), delta - TAIL))
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:

@@ -66,7 +66,7 @@ class ShuffledLosses:
         clients: whose reports are counted together.
         step: distance of neighbouring losses; they run from -half to half steps.
         masses: (rows, 2 half + 1) probabilities.
-        outside: bound of the probability that lies outside the windows; it counts with a loss of ``epsilon0``.
+        outside: bound of the probability that lies outside the windows; whoever composes k bits adds k times that to delta.
     """
 
     epsilon0: float
@@ -84,13 +84,11 @@ class ShuffledLosses:
         return np.arange(-self.half, self.half + 1) * self.step
 
     def log_moment(self, order: Array) -> Array:
-        """Largest log E[e^(order * loss)] over the rows, (T,)."""
+        """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows."""
         order = np.asarray(order, dtype=np.float64)
         peak = self.half * self.step
         powers = np.exp(np.outer(self.losses - peak, order))
         moments = np.log(np.max(self.masses @ powers, axis=0)) + peak * order
-        if self.outside:
-            moments = np.logaddexp(moments, np.log(self.outside) + self.epsilon0 * order)
         return np.asarray(np.minimum(moments, self.epsilon0 * order))
 
     def tilted(self, order: float) -> tuple[Array, Array, Array]:

@@ -42,7 +42,8 @@ class Bracket:
     Attributes:
         lower: attained by a data set.
         upper: certified for inputs that are fixed before the first round.
-        adaptive: certified for any inputs; this is what training needs.
+        adaptive: certified where inputs depend on what was released before, as in training. They may not depend on a client's own
+            earlier random bits, as an error feedback would make them.
     """
 
     lower: float
@@ -89,8 +90,9 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
         single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
         return single, single
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
-    renyi, order = best_order(rounds.log_moment, delta)
-    fixed = epsilon_from_log_moment(rounds.log_moment, delta, rounds.sharp_factor, near=order)
+    inside = delta - rounds.outside
+    renyi, order = best_order(rounds.log_moment, inside)
+    fixed = epsilon_from_log_moment(rounds.log_moment, inside, rounds.sharp_factor, near=order)
     across = fixed if rounds.is_one_round else rounds.by_rounds(delta)
     adaptive = min(_local(groups, delta), renyi, rounds.convolved(delta), across)
     return min(adaptive, fixed), adaptive
@@ -98,7 +100,7 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
-    groups = _merged(groups)
+    groups = _merged(groups, sizes=None)
     if _nothing_to_hide_in(groups, delta):
         return _local(groups, delta)
     if len(groups) == 1 and groups[0].releases == 1:
@@ -132,6 +134,11 @@ class _Composition:
     @property
     def is_one_round(self) -> bool:
         return len(self.groups) == 1 and self.groups[0].rounds == 1
+
+    @property
+    def outside(self) -> float:
+        """What the windows of all bits leave out, in probability."""
+        return sum(group.releases * own.outside for group, own in zip(self.groups, self.losses, strict=True))
 
     def log_moment(self, order: Array) -> Array:
         parts = [group.releases * own.log_moment(order) for group, own in zip(self.groups, self.losses, strict=True)]
@@ -178,7 +185,7 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
     _, order = best_order(lambda order: reports * losses.log_moment(order), negligible)
     orders = order * np.logspace(-3, 0.5, 71)
     logs = reports * losses.log_moment(orders) + _sharp_factor([losses], [reports], orders)
-    curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0))
+    curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
     curve = np.minimum(curve, _normal_curve(losses, reports, epsilons))
     composed = losses.dominating().composed(reports, 1e4 * negligible)
     if composed is not None:
@@ -220,13 +227,11 @@ def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order
             _, rows, thirds = own.tilted(t)
             variance[index] += count * float(rows.min())
             third[index] += count * float(thirds.max())
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         main = 1 / (np.sqrt(2 * pi * variance) * order * (1 + order))
         error = 2 * np.exp(renyi) * _BERRY_ESSEEN * third / variance**1.5
         sharp = np.log(main + error)
-    # Where something lies outside the windows, large orders would see little else.
-    trusted = np.isfinite(sharp) & np.all([(own.outside == 0) | (order * own.epsilon0 < 30) for own in losses], axis=0)
-    return np.where(trusted, np.minimum(renyi, sharp), renyi)
+    return np.where(np.isfinite(sharp), np.minimum(renyi, sharp), renyi)
 
 
 def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int], delta: float) -> float:
@@ -267,12 +272,13 @@ def _half(group: ShuffledRounds) -> int:
     return 1 << 14 if group.clients <= 128 and group.releases <= 10_000 else 1 << 11
 
 
-def _merged(groups: Sequence[ShuffledRounds]) -> tuple[ShuffledRounds, ...]:
-    """Add up rounds that are alike, after rounding their cohorts down to a few sizes."""
+def _merged(groups: Sequence[ShuffledRounds], sizes: int | None = _SIZES) -> tuple[ShuffledRounds, ...]:
+    """Add up rounds that are alike, after rounding their cohorts down to a few ``sizes``: safe for an upper bound alone."""
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
-    sizes = sorted({group.clients for group in groups})
-    kept = sizes if len(sizes) <= _SIZES else [sizes[round(i * (len(sizes) - 1) / _SIZES)] for i in range(_SIZES)]
+    all_sizes = sorted({group.clients for group in groups})
+    many = sizes is not None and len(all_sizes) > sizes
+    kept = [all_sizes[round(i * (len(all_sizes) - 1) / _SIZES)] for i in range(_SIZES)] if many else all_sizes
     for group in groups:
         size = max(size for size in kept if size <= group.clients)
         rounds[group.epsilon0, size, group.reports] += group.rounds
