@@ -1,11 +1,13 @@
-"""Fixtures that several tests share: an isolated cache, and a tiny data set in the Hugging Face layout."""
+"""Fixtures that several tests share: an isolated cache, a tiny data set in the Hugging Face layout, and the command line."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pyarrow import parquet
 
+from ldpfl.cli import main
 from ldpfl.data import Images, ImageTask
 
 Pixels = NDArray[np.uint8]
@@ -110,6 +113,50 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "tiny.toml"
     path.write_text(TINY_TOML, encoding="utf-8")
     return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """Calls ``ldpfl`` in this process, as the console script does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str | Path) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["ldpfl", *map(str, arguments)])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ending:
+            main()
+        captured = self._capsys.readouterr()
+        assert ending.value.code is None or isinstance(ending.value.code, int)
+        return Outcome(ending.value.code or 0, captured.out, captured.err)
+
+    def refused(self, *arguments: str | Path) -> str:
+        """Expect exit code 2, one line on stderr, nothing on stdout; return the line."""
+        outcome = self(*arguments)
+        assert outcome.code == 2
+        assert outcome.out == ""
+        lines = outcome.err.splitlines()
+        assert len(lines) == 1, outcome.err
+        assert lines[0].startswith("ldpfl: ")
+        return lines[0]
+
+
+@pytest.fixture
+def ldpfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
+    """Called in an empty folder, on one thread, and wide enough that tables do not break."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setenv("COLUMNS", "160")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return CommandLine(monkeypatch, capsys)
 
 
 TINY_TOML = """

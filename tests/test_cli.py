@@ -6,62 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import TINY_TOML, digits, write_split
-from ldpfl import __version__, cli
+from conftest import TINY_TOML, CommandLine, digits, write_split
+from ldpfl import __version__
 from ldpfl.experiments import Runner, read_config, recipe_names
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.plots import draw_accuracy_curve
 from ldpfl.simulation import RoundMetrics
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-class CommandLine:
-    """Calls ``ldpfl`` in this process, as the console script does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str | Path) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["ldpfl", *map(str, arguments)])
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ending:
-            cli.main()
-        captured = self._capsys.readouterr()
-        assert ending.value.code is None or isinstance(ending.value.code, int)
-        return Outcome(ending.value.code or 0, captured.out, captured.err)
-
-    def refused(self, *arguments: str | Path) -> str:
-        """Expect exit code 2, one line on stderr, nothing on stdout; return the line."""
-        outcome = self(*arguments)
-        assert outcome.code == 2
-        assert outcome.out == ""
-        lines = outcome.err.splitlines()
-        assert len(lines) == 1, outcome.err
-        assert lines[0].startswith("ldpfl: ")
-        return lines[0]
-
-
-@pytest.fixture
-def ldpfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
-    """Called in an empty folder, on one thread, and wide enough that tables do not break."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setenv("COLUMNS", "160")
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    return CommandLine(monkeypatch, capsys)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -94,7 +49,9 @@ def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_fi
     result = json.loads(Path("result/result.json").read_text(encoding="utf-8"))
     assert f"{result['accuracy']:.2%}" in outcome.out
     assert f"{result['noise_free_accuracy']:.2%}" in outcome.out
-    for word in ("noise-free twin", "epsilon, one weight", "502 bytes", "clipped", "noise std", "1.weight", "1.bias", "time", "result"):
+    for word in ("noise-free twin", "502 bytes", "clipped", "noise std", "1.weight", "1.bias", "time", "result"):
+        assert word in outcome.out, word
+    for word in ("epsilon at delta 1e-05", "paper's claim", "one weight, one round", "one client, whole run", "24,060 pure", "shuffler"):
         assert word in outcome.out, word
     assert "round 3/3" in outcome.err
 
@@ -302,6 +259,7 @@ def test_show_tells_how_far_an_unfinished_run_got(ldpfl: CommandLine, unfinished
 def test_show_prints_a_finished_run_as_the_run_itself_did(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     ran = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--no-twin")
     assert ldpfl("show", "result").out == ran.out
+    assert "24,060 pure" in ran.out  # the guarantees are part of it
     assert json.loads(ldpfl("show", "result", "--json").out) == json.loads(Path("result/result.json").read_text(encoding="utf-8"))
 
 

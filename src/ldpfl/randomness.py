@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     MIXING = 5
     HOLDOUT = 6
     MODEL = 7
+    PARTICIPATION = 8
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
@@ -101,13 +102,13 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
 
 
 def uniform(source: RandomSource, row: int, count: int) -> Tensor:
-    """Return ``count`` float64 values for ``row``, uniform on the 2**53 midpoints (k + 1/2) / 2**53 of (0, 1): never 0 or 1."""
+    """Return ``count`` float64 values for ``row``, uniform on the 2**52 midpoints (k + 1/2) / 2**52 of (0, 1): never 0 or 1."""
     words = draw(source, row, 2 * count).to(torch.int64) & 0xFFFFFFFF
-    high, low = words[0::2] >> 6, words[1::2] >> 5  # 26 and 27 bits
-    return ((high << 27) + low).double().add_(0.5).mul_(2.0**-53)
+    high, low = words[0::2] >> 6, words[1::2] >> 6  # 26 bits each; with 53 bits the last midpoint would round to 1
+    return ((high << 26) + low).double().add_(0.5).mul_(2.0**-52)
 
 
 def normal(source: RandomSource, row: int, count: int) -> Tensor:
-    """Return ``count`` float64 standard normal values for ``row``, by inverting the distribution function; below 8.3 in size."""
+    """Return ``count`` float64 standard normal values for ``row``, by inverting the distribution function; below 8.2 in size."""
     values = uniform(source, row, count)
     return torch.where(values < 0.5, torch.special.ndtri(values), -torch.special.ndtri(1.0 - values))

@@ -28,7 +28,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.plots import draw_accuracy_curve
 from ldpfl.simulation import BatchSchedule, RoundMetrics, VectorizedTrainer
 
-REPRODUCED = ("model.safetensors", "metrics.jsonl", "config.toml", "curve.svg")
+REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")
 
 KEYS = {
     "accuracy",
@@ -41,6 +41,7 @@ KEYS = {
     "seconds",
     "seed",
     "versions",
+    "privacy",
 }
 
 
@@ -68,7 +69,8 @@ class Watch:
 
 
 def config_of(*overrides: str) -> RunConfig:
-    return parse_config(TINY_TOML, overrides, origin="test")
+    """Reports go to the server directly unless a test says otherwise: that is accounted at once, a shuffler takes seconds."""
+    return parse_config(TINY_TOML, ["shuffling.channel=direct", *overrides], origin="test")
 
 
 def no_curve(path: Path, result: dict[str, Any]) -> None:
@@ -87,20 +89,27 @@ def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), folder)
     names = {path.name for path in folder.path.iterdir() if not path.name.startswith(".")}
-    assert names == {"config.toml", "checkpoint.safetensors", "metrics.jsonl", "result.json", "model.safetensors", "curve.svg"}
+    data = {"config.toml", "checkpoint.safetensors", "metrics.jsonl", "ledger.json"}
+    assert names == data | {"result.json", "model.safetensors", "curve.svg"}
     assert json.loads(folder.result_path.read_text(encoding="utf-8")) == result
     assert folder.curve_path.read_text(encoding="utf-8").startswith("<?xml")
 
 
 def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_path: Path) -> None:
-    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"))
+    folder = RunFolder(tmp_path / "run")
+    result = runner(tiny_data).run(config_of("shuffling.channel=ideal-shuffler"), folder)
     assert set(result) >= KEYS
     assert result["weights"] == 20 * 20 * 10 + 10
     assert result["uplink_bytes_per_client_round"] == -(-4010 // 8)
     assert (result["clients"], result["rounds"], result["seed"], result["epsilon_per_weight"]) == (8, 3, 3, 2.0)
     assert len(result["accuracy_per_round"]) == 3
     assert result["accuracy"] == result["accuracy_per_round"][-1]
-    assert result["epsilon_local_pure_per_client"] == pytest.approx(2.0 * 4010 * 3)
+    assert result["privacy"]["local_pure"] == pytest.approx(2.0 * 4010 * 3)
+    assert result["privacy"]["paper_claim"] == 2.0
+    assert 0 < result["privacy"]["shuffled_upper"] <= result["privacy"]["local"] < result["privacy"]["local_pure"]
+    kept = json.loads(folder.ledger_path.read_text(encoding="utf-8"))
+    assert kept["accounted"] == result["privacy"]  # the same figures in both files
+    assert len(kept["events"]) == 3
     assert {"ldpfl", "torch", "python"} <= set(result["versions"])
     assert result["seconds"] > 0
 
@@ -131,7 +140,7 @@ def test_the_written_config_runs_again_to_the_same_bytes(tiny_data: Path, tmp_pa
     config = read_config(tmp_path / "one" / "config.toml")
     runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(tmp_path / "two"), twin=False)
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert len(files(tmp_path / "one")) == 4
+    assert len(files(tmp_path / "one")) == 5
 
 
 def test_another_seed_ends_in_another_model(tiny_data: Path, tmp_path: Path) -> None:
@@ -330,8 +339,8 @@ def test_layers_are_told_apart_in_the_result(tiny_data: Path, tmp_path: Path) ->
     assert set(layers["1.bias"]) == {"weights", "radius", "noise_std", "clipped_fraction"}
 
 
-LONG = ("training.rounds=10", "training.epochs=20", "training.batch_size=5")
-"""Some tenths of a second a round, so that there is time to interrupt."""
+LONG = ("training.rounds=24", "training.epochs=20", "training.batch_size=5")
+"""A tenth of a second a round, and far more rounds than the test below interrupts."""
 
 
 def start(arguments: list[str], data: Path) -> subprocess.Popen[bytes]:
@@ -344,11 +353,11 @@ def rounds_done(folder: Path) -> int:
     return len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
 
 
-def interrupt(process: subprocess.Popen[bytes], folder: Path, *, after_rounds: int, delay: float, with_signal: signal.Signals) -> int:
-    """Send the signal ``delay`` seconds after the run has come so far, and return the exit code."""
-    deadline = time.monotonic() + 60
-    while rounds_done(folder) < after_rounds and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+def interrupt(process: subprocess.Popen[bytes], folder: Path, *, delay: float, with_signal: signal.Signals) -> int:
+    """Send the signal ``delay`` seconds after the process has finished a round of its own, and return the exit code."""
+    before, deadline = rounds_done(folder), time.monotonic() + 60
+    while rounds_done(folder) == before and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
     time.sleep(delay)
     process.send_signal(with_signal)
     process.communicate(timeout=60)
@@ -356,34 +365,30 @@ def interrupt(process: subprocess.Popen[bytes], folder: Path, *, after_rounds: i
 
 
 def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Path, tmp_path: Path) -> None:
-    """The real program, killed three times and interrupted once, against one that was left alone."""
+    """The real program, killed three times and interrupted once, against one that was left alone.
+
+    Delays are parts of a measured round, so a fast machine does not reach the end before the signal comes.
+    """
     config = tmp_path / "long.toml"
     config.write_text(config_of(*LONG).to_toml(), encoding="utf-8")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), twin=False)
+    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), twin=False)
+    a_round = min(result["seconds_per_round"])
     instants = random.Random(7)
 
-    process = start([str(config), "--out", str(killed)], tiny_data)
-    assert interrupt(process, killed, after_rounds=1, delay=0, with_signal=signal.SIGKILL) == -signal.SIGKILL
-    assert not (killed / "result.json").exists()
-
-    go_on = ["--resume", "--out", str(killed)]
-    for after in (2, 3):
-        process = start(go_on, tiny_data)
-        code = interrupt(process, killed, after_rounds=after, delay=instants.uniform(0, 0.15), with_signal=signal.SIGKILL)
-        assert code == -signal.SIGKILL
+    arguments = [str(config), "--out", str(killed)]
+    for with_signal in (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
+        process = start(arguments, tiny_data)
+        code = interrupt(process, killed, delay=instants.uniform(0, 2 * a_round), with_signal=with_signal)
+        assert code == (130 if with_signal == signal.SIGINT else -with_signal)
         assert not (killed / "result.json").exists()
+        arguments = ["--resume", "--out", str(killed)]
 
-    process = start(go_on, tiny_data)
-    so_far = rounds_done(killed)
-    assert interrupt(process, killed, after_rounds=so_far + 1, delay=0, with_signal=signal.SIGINT) == 130
-    assert not (killed / "result.json").exists()
-
-    process = start(go_on, tiny_data)
+    process = start(arguments, tiny_data)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 0, errors.decode()
     assert files(killed) == files(whole)
-    assert len(files(killed)) == 4
+    assert len(files(killed)) == 5
 
 
 def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> None:

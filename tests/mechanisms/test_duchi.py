@@ -23,6 +23,7 @@ from ldpfl import ConfigError, LayerRanges, LdpflError, PrivacyError, SecureSour
 from ldpfl.mechanisms import BitReports, Mechanism
 from ldpfl.mechanisms.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.privacy import BinaryRelease
 
 WORDS = 1 << BITS
 LOWEST, HIGHEST = -(WORDS // 2), WORDS // 2 - 1
@@ -521,4 +522,17 @@ def test_guarantee_states_the_unit_and_counts_it() -> None:
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "weight", 7)
     assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
     assert guarantee.assumptions
-    assert guarantee.pure_total(rounds=10) == pytest.approx(1.5 * 7 * 10)  # never "epsilon 1.5" for a whole run
+    assert guarantee.scope == "round"  # never "epsilon 1.5" for a whole run
+
+
+def test_release_says_how_many_bits_left_at_which_budget() -> None:
+    release = duchi(1.5).release(box([0.0, 0.0], [1.0, 1.0], [3, 4]))
+    assert release == BinaryRelease("duchi", 1.5, 7, "weight", realised=Duchi(1.5).epsilon_realised)
+
+
+@pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (10.0, False), (40.0, True)])
+def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
+    """32 bits realise at most ln(2**32 - 1) = 22.18."""
+    caveats = duchi(epsilon).caveats
+    assert len(caveats) == told
+    assert all("22.18" in caveat for caveat in caveats)

@@ -11,6 +11,7 @@ from torch import Tensor
 import ldpfl
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SeededStreams
 from ldpfl.mechanisms import DenseReports
+from ldpfl.privacy import UnprotectedRelease
 
 RANGES = LayerRanges(center=torch.tensor([0.0, 1.0]), radius=torch.tensor([0.1, 0.1]), sizes=(3, 2))
 NONE = ldpfl.mechanisms.create("none")
@@ -59,8 +60,8 @@ def test_guarantee_admits_that_nothing_is_protected() -> None:
     guarantee = NONE.guarantee(RANGES)
     assert guarantee.epsilon == math.inf
     assert guarantee.units_per_round == 5
-    assert guarantee.pure_total(1) == math.inf
     assert any("nothing" in assumption for assumption in guarantee.assumptions)
+    assert NONE.release(RANGES) == UnprotectedRelease("none", "values leave as they are", 5, "weight")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -51,7 +51,10 @@ def main() -> None:
 
 
 def _stop(message: str, code: int = 2) -> NoReturn:
-    print(f"ldpfl: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    # A file's content may be part of the message: nothing of it may steer the terminal.
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line)
+    print(f"ldpfl: {shown}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -68,5 +71,5 @@ def _options(
     """Federated learning under local differential privacy."""
 
 
-for command in (runs.run, runs.recipes, runs.show, privacy.plan, privacy.ledger, privacy.audit):
+for command in (runs.run, runs.sweep, runs.recipes, runs.show, privacy.plan, privacy.ledger, privacy.audit):
     app.command()(command)

@@ -25,9 +25,9 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA, account
 from ldpfl.privacy.audit import audit_mechanism
 from ldpfl.privacy.events import Channel
-from ldpfl.privacy.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among
+from ldpfl.privacy.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among, require_central
 from ldpfl.privacy.planner import plan as plan_setting
-from ldpfl.report.plots import draw_epsilon_by_clients, plot_format
+from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
 from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees
 from ldpfl.suggestions import did_you_mean
 
@@ -44,6 +44,8 @@ def ledger(
 ) -> None:
     """Account what a run released, or what a recipe would release, and print what holds."""
     events, chosen = _ledger_of(what, set_ or [])
+    if not events.events:
+        raise ConfigError(f"{what}: the ledger is empty, nothing was released yet")
     statement = account(events, chosen if delta is None else delta, colluding)
     if as_json:
         print(json.dumps({"name": what, "rounds": len(events.events), "colluding": colluding, **statement.to_dict()}, indent=2))
@@ -56,10 +58,11 @@ def ledger(
 def _ledger_of(what: str, overrides: list[str]) -> tuple[Ledger, float]:
     """Return the events, and the delta that was chosen for them."""
     path = Path(what)
-    if path.is_dir() or (path.is_file() and path.suffix == ".json"):
+    is_file = path.suffix == ".json" or (path.is_file() and path.suffix != ".toml")
+    if path.is_dir() or is_file:
         if overrides:
             raise ConfigError("--set changes a recipe, not a run that was made")
-        if path.is_file():
+        if is_file:
             return Ledger.load(path), DELTA
         folder = RunFolder(path)
         chosen = folder.config().privacy.delta  # says so if there is no run
@@ -109,8 +112,9 @@ def plan(
         channel=_channel(channel),
         colluding=colluding,
     )
-    if plot is not None:
-        plot_format(plot)  # before the work, not after it
+    if plot is not None:  # before the work, not after it
+        require_plot(plot)
+        require_central(setting)
     found = None
     with Console(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         if target_central is not None:
@@ -181,6 +185,7 @@ def audit(
 
 def _audit_run(folder: RunFolder, data_dir: Path | None, device: str, trials: int, seed: int, *, as_json: bool) -> None:
     """Put a canary among the run's clients and print what its pool gives away."""
+    folder.config()  # says so if there is no run, before a progress bar is drawn
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
         task = progress.add_task("canary trials", total=trials)
         result = audit_run(

@@ -20,8 +20,10 @@ from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recip
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.report.console import ProgressDisplay, layer_table, result_table
-from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.experiments.sweep import cells, load_sweep, rows, run_cell, sweep_names
+from ldpfl.files import write_text
+from ldpfl.report.console import ProgressDisplay, layer_table, result_table, sweep_table
+from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
 from ldpfl.report.privacy import print_guarantees
 
 INTERRUPTED = 130
@@ -93,6 +95,37 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def sweep(
+    name: Annotated[str, typer.Argument(help="A sweep's name (see ldpfl recipes) or a file (*.toml).")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
+    config = load_sweep(name)
+    todo = cells(config, set_ or [])
+    folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
+    torch.set_num_threads(_cores())
+    errors = Console(stderr=True)
+    results = []
+    for number, cell in enumerate(todo, start=1):
+        errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
+        with ProgressDisplay(errors, lines=False) as display:
+            runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
+            results.append((cell, run_cell(config, cell, runner, folder)))
+    gathered = rows(results)
+    write_text(folder / "rows.json", json.dumps([row.to_dict() for row in gathered], indent=2) + "\n")
+    draw_sweep(folder / "accuracy.svg", config, gathered)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in gathered], indent=2))
+        return
+    console = Console()
+    console.print(sweep_table(config, gathered))
+    console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
+
+
 def recipes() -> None:
     """List the recipes that "ldpfl run" knows."""
     table = Table(title="recipes", title_justify="left")
@@ -100,7 +133,15 @@ def recipes() -> None:
     table.add_column("what it runs")
     for name in recipe_names():
         table.add_row(name + (" (default)" if name == DEFAULT else ""), load_recipe(name).description)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if sweep_names():
+        sweeps = Table(title="sweeps (ldpfl sweep NAME)", title_justify="left")
+        sweeps.add_column("name", style="bold", no_wrap=True)
+        sweeps.add_column("what it runs")
+        for name in sweep_names():
+            sweeps.add_row(name, load_sweep(name).description)
+        console.print(sweeps)
 
 
 def show(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch.func import functional_call
 from ldpfl import mechanisms, models
 from ldpfl.data import Images, ImageTask, partition
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import MechanismConfig, RangesConfig, RunConfig
+from ldpfl.experiments.config import LOWEST_PROBABILITY, MechanismConfig, RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.randomness import Purpose, stream
@@ -78,15 +79,35 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
         channel=config.shuffling.channel,
+        self_sampling=lowest_probability(config),
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
     return federation, initial_checkpoint(weights, initial_ranges(config, layout, weights), origin)
 
 
+def lowest_probability(config: RunConfig) -> float | None:
+    """Return the lowest probability with which a client joins a round, if clients decide for themselves.
+
+    Raises:
+        ConfigError: the server is to draw a part of the clients as well.
+    """
+    lowest = LOWEST_PROBABILITY[config.clients.self_sampling]
+    if lowest is not None and config.clients.fraction != 1:
+        raise ConfigError("clients.self_sampling lets clients decide, and clients.fraction the server: leave one of them out")
+    return lowest
+
+
 def mechanism_of(config: MechanismConfig) -> Mechanism:
-    """Return the mechanism that ``config`` names; the non-private one has no budget."""
-    return mechanisms.create(config.name, **({} if config.name == "none" else {"epsilon": config.epsilon}))
+    """Return the mechanism that ``config`` names, with those of its settings that this one has."""
+    settings: dict[str, Any] = {} if config.name == "none" else {"epsilon": config.epsilon}
+    if config.name == "harmony":
+        settings["group"] = None if config.group == "layer" else config.group
+    elif config.name in ("laplace", "piecewise", "hybrid"):
+        settings["coordinates"] = None if config.coordinates == "all" else config.coordinates
+    elif config.name == "privunit-g":
+        settings |= {"norm": config.norm, "magnitude_share": config.magnitude_share}
+    return mechanisms.create(config.name, **settings)
 
 
 def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:

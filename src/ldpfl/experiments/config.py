@@ -47,6 +47,11 @@ class ClientsConfig(_Section):
 
     count: Count = 100
     fraction: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    self_sampling: Literal["off", "restrictive", "plain"] = "off"
+    """Each client decides for itself, with probability q ~ U(0.5, 1) or U(0, 1) a round; then ``fraction`` must be 1."""
+
+
+LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}
 
 
 class TrainingConfig(_Section):
@@ -64,9 +69,17 @@ class TrainingConfig(_Section):
 class MechanismConfig(_Section):
     """What clients do to their values before they leave."""
 
-    name: Literal["duchi", "none"] = "duchi"
+    name: Literal["duchi", "harmony", "laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g", "none"] = "duchi"
     epsilon: Positive = 1.0
-    """Budget of one weight in one round."""
+    """Budget of one unit in one round: a weight, a group, or the whole vector, as the mechanism has it."""
+    group: Count | Literal["layer"] = "layer"
+    """``harmony``: weights of which one is sent; ``layer`` as in Optimal LDP-FL."""
+    coordinates: Count | Literal["all", "auto"] = "all"
+    """``laplace``, ``piecewise``, ``hybrid``: weights sent, at the whole budget together; ``all`` sends each at ``epsilon``."""
+    norm: Positive = 1.0
+    """``privunit-g``: longest vector, a longer one is shortened to it."""
+    magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
+    """``privunit-g``: part of ``epsilon`` that buys the vector's length."""
     perturbed: Perturbed = "weights"
     """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast."""
 

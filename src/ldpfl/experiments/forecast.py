@@ -6,11 +6,11 @@ import numpy as np
 
 from ldpfl import models
 from ldpfl.data.loading import image_shape
-from ldpfl.experiments.build import initial_ranges, mechanism_of
+from ldpfl.experiments.build import initial_ranges, lowest_probability, mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.layout import ParameterLayout
 from ldpfl.privacy import Ledger
-from ldpfl.simulation import round_event, sample_cohort
+from ldpfl.simulation import round_event, sample_cohort, self_sampled_cohort
 
 
 def planned_ledger(config: RunConfig) -> Ledger:
@@ -26,11 +26,15 @@ def planned_ledger(config: RunConfig) -> Ledger:
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     release = mechanism_of(config.mechanism).release(initial_ranges(config, layout, weights))
-    clients, fraction = config.clients.count, config.clients.fraction
+    clients, lowest = config.clients.count, lowest_probability(config)
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
     for number in range(1, config.training.rounds + 1):
-        cohort = sample_cohort(config.seed, number, clients, fraction)
+        if lowest is None:
+            cohort = sample_cohort(config.seed, number, clients, config.clients.fraction)
+        else:
+            cohort = self_sampled_cohort(config.seed, number, clients, lowest)
         joined[cohort] += 1
-        ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel))
+        if cohort.size:
+            ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, lowest))
     return ledger

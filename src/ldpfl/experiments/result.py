@@ -32,7 +32,7 @@ def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: 
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
-        "uplink_bytes_per_client_round": history[-1].uplink_bytes_per_client,
+        "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
         "layers": _layers(federation, last),
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],

@@ -6,11 +6,26 @@ from typing import Any
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
+from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.identity import Identity
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports
+from ldpfl.mechanisms.privunit import PrivUnitG, VectorReports
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports
+from ldpfl.mechanisms.sampled import Hybrid, Laplace, Piecewise
+from ldpfl.mechanisms.sampled_reports import SampledReports
 from ldpfl.suggestions import did_you_mean
 
-_REGISTRY: dict[str, Callable[..., Mechanism]] = {"duchi": Duchi, "none": Identity}
+_REGISTRY: dict[str, Callable[..., Mechanism]] = {
+    "duchi": Duchi,
+    "harmony": Harmony,
+    "laplace": Laplace,
+    "piecewise": Piecewise,
+    "hybrid": Hybrid,
+    "duchi-vector": DuchiVector,
+    "privunit-g": PrivUnitG,
+    "none": Identity,
+}
 
 
 def names() -> tuple[str, ...]:
@@ -32,4 +47,23 @@ def create(name: str, **parameters: Any) -> Mechanism:
         raise ConfigError(f"mechanism {name!r} does not take these parameters: {error}") from None
 
 
-__all__ = ["BitReports", "DenseReports", "Duchi", "Identity", "Mechanism", "Reports", "create", "names"]
+__all__ = [
+    "BitReports",
+    "DenseReports",
+    "Duchi",
+    "DuchiVector",
+    "Harmony",
+    "Hybrid",
+    "Identity",
+    "IndexedBitReports",
+    "Laplace",
+    "Mechanism",
+    "Piecewise",
+    "PrivUnitG",
+    "Reports",
+    "SampledReports",
+    "VectorBitReports",
+    "VectorReports",
+    "create",
+    "names",
+]

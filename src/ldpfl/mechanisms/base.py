@@ -120,16 +120,35 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
     Raises:
         PrivacyError: wrong dtype or shape, or a value that is NaN or infinite.
     """
+    values = require_shape(values, ranges).cpu()
+    for row in values:
+        low, high = row.aminmax()  # NaN propagates through both
+        require_finite_sample(torch.stack([low, high]))
+    return values
+
+
+def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
+    """Return ``values`` detached if their dtype and shape fit; for mechanisms that look only at a sample of them.
+
+    Raises:
+        PrivacyError: wrong dtype or shape.
+    """
     if values.dtype != torch.float32:
         raise PrivacyError(f"values have dtype {values.dtype}, expected torch.float32; nothing was sent")
     if values.dim() != 2 or values.shape[1] != ranges.dimension:
         raise PrivacyError(f"values have shape {tuple(values.shape)}, expected (clients, {ranges.dimension}); nothing was sent")
-    values = values.detach().cpu()
-    for row in values:
-        low, high = row.aminmax()  # NaN propagates through both
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            raise PrivacyError("a client's values contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
-    return values
+    return values.detach()
+
+
+def require_finite_sample(sampled: Tensor) -> Tensor:
+    """Return the values that are about to be randomised if all of them are finite; otherwise stop, without repeating any.
+
+    Raises:
+        PrivacyError: one is NaN or infinite.
+    """
+    if not bool(torch.isfinite(sampled).all()):
+        raise PrivacyError("a client's values contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
+    return sampled
 
 
 def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -> int:

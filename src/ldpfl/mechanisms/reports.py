@@ -80,7 +80,7 @@ class BitReports:
 
 @dataclass(frozen=True, eq=False)
 class DenseReports:
-    """Un-randomised float32 values, (clients, d): the wire format of the non-private reference."""
+    """float32 values as they are, (clients, d): the wire format of noise on every weight, and of the non-private reference."""
 
     values: Tensor
 

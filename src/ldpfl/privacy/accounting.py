@@ -42,13 +42,14 @@ def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Stateme
         ConfigError: delta not between 0 and 1, or as many colluding clients as there are in some round.
     """
     if not ledger.events:
-        raise ConfigError("the ledger is empty: nothing was released yet")
+        require_delta(delta)
+        return Statement(delta, (), ("nothing was released",))
     return account_groups(_groups(ledger.events, colluding), delta)
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
-    _require_delta(delta)
+    require_delta(delta)
     claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
     dearest = _dearest(groups)
@@ -58,14 +59,15 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         found, reasons = _client_rows(parts, delta, "round" if scope == "round" else "run")
         rows += found
         notes += [reason for reason in reasons if reason not in notes]
-    cohort = min(group.cohort for group in groups)
+    clients = max(group.population for group in groups)
     warnings = []
-    if cohort > 1 and delta >= 1 / cohort:
-        warnings.append(f"delta {delta:g} is not below 1/n = {1 / cohort:g}: to publish one of the clients at random would satisfy it")
+    if clients > 1 and delta >= 1 / clients:
+        warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
 
 
-def _require_delta(delta: float) -> None:
+def require_delta(delta: float) -> None:
+    """Raise a :class:`ConfigError` unless ``delta`` is one that figures can be given for."""
     if not 0 < delta < 1:
         advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
         raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta:g}{advice}")
@@ -84,7 +86,9 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
     groups = sorted((_group(event, smallest, colluding) for event in events), key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        groups = groups[: max(event.joined for event in events)]
+        # Some client joined at least as often as clients did on average, whatever the events say.
+        average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
+        groups = groups[: max(average, *(event.joined for event in events))]
     return [replace(group, rounds=count) for group, count in Counter(groups).items()]
 
 
@@ -128,9 +132,8 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     if all(_counts_only(group) for group in rounds):
         brackets = [_shuffled([replace(group, release=replace(group.release, units=1))], delta) for group in rounds]
         found = max(brackets, key=lambda pair: pair[0].adaptive)
-        crowd = min(group.cohort for group in rounds)
         lower = found[0].lower if found[1] else None
-        rows.append(Guarantee(found[0].adaptive, delta, trust_model="shuffled", assumptions=_shuffler(crowd), lower=lower, **common))
+        rows.append(Guarantee(found[0].adaptive, delta, trust_model="shuffled", assumptions=_shuffler(rounds), lower=lower, **common))
     return rows
 
 
@@ -187,11 +190,11 @@ def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> 
     bracket, known = _shuffled(groups, delta)
     common: dict[str, Any] = {"unit": "client", "units_per_round": 1, "adjacency": REPLACE_ONE, "trust_model": "shuffled", "scope": scope}
     rows = []
-    if known and bracket.upper < bracket.adaptive:
-        fixed = (*_shuffler(crowd), "inputs of all rounds are fixed before the first, which training does not do")
+    if known and bracket.upper < bracket.adaptive * (1 - 1e-9):
+        fixed = (*_shuffler(groups), "inputs of all rounds are fixed before the first, which training does not do")
         rows.append(Guarantee(bracket.upper, delta, assumptions=fixed, lower=bracket.lower, adaptive=False, status="proved", **common))
     lower = bracket.lower if known else None
-    rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(crowd), lower=lower, status="proved", **common))
+    rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(groups), lower=lower, status="proved", **common))
     if scope == "run" and known and len(groups) == 1 and crowd * sigmoid(-_parameter(groups[0])) >= _NORMAL_ENOUGH:
         estimate = central_limit_epsilon(_parameter(groups[0]), crowd, groups[0].reports, delta)
         rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
@@ -255,6 +258,12 @@ def _parameter(group: RoundGroup) -> float:
             return inf
 
 
-def _shuffler(crowd: int) -> tuple[str, ...]:
+def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+    crowd = min(group.cohort for group in groups)
     others = f"the other {crowd - 1:,} clients are honest, and none of them drops out or colludes"
+    if crowd == 1:
+        others = "there is no other client to hide among"
+    if any(group.sampling == "secret" for group in groups):
+        population = min(group.population for group in groups)
+        others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
     return (*_PUBLIC, "an ideal shuffler shows how often each value was sent for each weight, and nothing else", others)

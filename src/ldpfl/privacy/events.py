@@ -126,7 +126,8 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: counts beyond {_LARGEST:.0e} are not accounted")
         parameter = _parameter(self.release)
         if not (isfinite(parameter) and parameter > 0):
-            raise ConfigError(f"round {self.round}: the parameter of {self.release.mechanism} must be positive and finite, got {parameter}")
+            name = self.release.mechanism[:40]
+            raise ConfigError(f"round {self.round}: the parameter of {name!r} must be positive and finite, got {parameter}")
 
 
 def _parameter(release: Release) -> float:

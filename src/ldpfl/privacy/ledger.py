@@ -21,6 +21,8 @@ from ldpfl.suggestions import did_you_mean
 FORMAT = "ldpfl-ledger"
 VERSION = 1
 
+_PARTS = {"format", "version", "events", "accounted"}
+
 _KINDS: Mapping[str, type[Release]] = {
     "binary": BinaryRelease,
     "pure": PureRelease,
@@ -61,13 +63,17 @@ class Ledger:
             DataError: not a ledger, of another version, or with an event that is unknown or contradicts itself; one line.
         """
         try:
-            tree = json.loads(text)
+            tree = json.loads(text, object_pairs_hook=_fields)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{origin} is not valid JSON: {error}") from None
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}")
-        if tree.get("version") != VERSION:
-            raise DataError(f"{origin} is a ledger of version {tree.get('version')!r}, and this ldpfl reads version {VERSION}")
+        version = tree.get("version")
+        if type(version) is not int or version != VERSION:
+            raise DataError(f"{origin} is a ledger of version {_short(version)}, and this ldpfl reads version {VERSION}")
+        unknown = sorted(tree.keys() - _PARTS)
+        if unknown:
+            raise DataError(f"{origin} has an unknown part {_short(unknown[0])}")
         if not isinstance(tree.get("events"), list):
             raise DataError(f"{origin} has no list of events")
         ledger = cls()
@@ -92,6 +98,19 @@ class Ledger:
         return cls.from_json(text, str(path))
 
 
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object, and refuse one that says the same thing twice: JSON would let the last one win."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field is given twice")
+    return fields
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
     tree = asdict(event)
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **tree["release"]}}
@@ -102,7 +121,7 @@ def _from_tree(tree: Any) -> RoundEvent:
         raise DataError("an event needs a release, which is an object with a kind")
     kind = tree["release"].get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"unknown kind of release {kind!r}: {did_you_mean(str(kind), _KINDS)}")
+        raise DataError(f"unknown kind of release {_short(kind)}: {did_you_mean(str(kind)[:40], _KINDS)}")
     release = _build(_KINDS[kind], {name: value for name, value in tree["release"].items() if name != "kind"})
     return _build(RoundEvent, {**tree, "release": release})
 
@@ -111,7 +130,7 @@ def _build(kind: type[Kind], values: dict[str, Any]) -> Kind:
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - known.keys())
     if unknown:
-        raise DataError(f"unknown field {unknown[0]!r} in {kind.__name__}: {did_you_mean(unknown[0], known)}")
+        raise DataError(f"unknown field {_short(unknown[0])} in {kind.__name__}: {did_you_mean(unknown[0][:40], known)}")
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
     if missing:
         raise DataError(f"{kind.__name__} lacks the field {missing[0]!r}")
@@ -123,4 +142,4 @@ def _checked(wanted: Any, value: Any, place: str) -> Any:
     try:
         return TypeAdapter(wanted).validate_python(value, strict=True)
     except ValidationError as error:
-        raise DataError(f"{place}: {error.errors()[0]['msg']}, got {value!r}") from None
+        raise DataError(f"{place}: {error.errors()[0]['msg']}, got {_short(value)}") from None

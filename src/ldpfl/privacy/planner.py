@@ -18,7 +18,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
-from ldpfl.privacy.accounting import DELTA, account_groups
+from ldpfl.privacy.accounting import DELTA, account_groups, require_delta
 from ldpfl.privacy.events import BinaryRelease, Channel
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import RoundGroup, Statement
@@ -67,6 +67,7 @@ class Setting:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
             raise ConfigError(f"planned are at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
+        require_delta(self.delta)
         if not 0 < self.participation <= 1:
             raise ConfigError(f"participation must lie in (0, 1], got {self.participation:g}")
         if not (isfinite(self.radius) and self.radius > 0):
@@ -106,6 +107,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
         inputs = {name: getattr(self.setting, name) for name in _INPUTS}
+        if self.setting.mechanism == "none":
+            inputs["epsilon"] = None
         return {
             **inputs,
             "cohort": self.setting.cohort,
@@ -179,7 +182,7 @@ def answer(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> 
     """
     if not (isfinite(target) and target > 0):
         raise ConfigError(f"the target must be positive and finite, got {target:g}")
-    _require_central(setting)
+    require_central(setting)
     found = Answer(target)
     if clients:
         found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
@@ -187,7 +190,8 @@ def answer(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> 
     return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
 
 
-def _require_central(setting: Setting) -> None:
+def require_central(setting: Setting) -> None:
+    """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn."""
     if setting.channel != "ideal-shuffler" or (setting.secret and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
     if not isinstance(setting.build().release(setting.ranges()), BinaryRelease):
@@ -203,7 +207,7 @@ def crowds(setting: Setting) -> list[int]:
 
 def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
     """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients."""
-    _require_central(setting)
+    require_central(setting)
     crowd = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
     rounds = ShuffledRounds(setting.epsilon, crowd, setting.weights, setting.rounds)
     return _attained(rounds, setting.delta), _certified(rounds, setting.delta)

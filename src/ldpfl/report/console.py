@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +12,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.experiments.sweep import Row, SweepConfig
+from ldpfl.report.privacy import number
 from ldpfl.simulation import RoundMetrics
 
 
@@ -97,6 +100,32 @@ def result_table(result: dict[str, Any]) -> Table:
     bits, size = result["uplink_bits_per_client_round"], result["uplink_bytes_per_client_round"]
     table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
     table.add_row("time", f"{result['seconds']:.1f} s on {result['device']}")
+    return table
+
+
+def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
+    """Return the table of a sweep: a line for each variant and point, accuracy with its spread over the seeds."""
+    table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seeds"), title_justify="left")
+    table.add_column("variant")
+    for key in sweep.axes:
+        table.add_column(key.rpartition(".")[2], justify="right")
+    for heading in ("accuracy %", "bytes", "local", "shuffled", "seconds"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        local, shuffled = row.privacy["local"], row.privacy["shuffled_upper_adaptive"]
+        table.add_row(
+            Text(row.variant),
+            *(f"{value}" for _, value in row.point),
+            f"{100 * row.mean:.2f} ± {100 * row.deviation:.2f}",
+            f"{row.bytes_per_client:,}",
+            number(local),
+            "-" if shuffled is None else number(shuffled),
+            f"{row.seconds:.0f}",
+        )
+    table.caption = (
+        "bytes: of one client in one round; local, shuffled: epsilon of one client's whole run, trusting nobody, or an ideal shuffler"
+    )
+    table.caption_justify = "left"
     return table
 
 

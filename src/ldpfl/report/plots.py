@@ -13,6 +13,7 @@ from ldpfl.files import replace_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ldpfl.experiments.sweep import Row, SweepConfig
     from ldpfl.privacy.planner import Setting
 
 _FORMATS = ("svg", "png", "pdf")
@@ -36,12 +37,33 @@ def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
         axes.legend(loc="lower right")
 
 
-def plot_format(path: Path) -> str:
+def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
+    """Draw accuracy against the sweep's first axis, a line a variant with its spread; without axes, against bytes sent."""
+    kind = require_plot(path)
+    axis = next(iter(sweep.axes), None)
+    with _figure(path, kind) as axes:
+        for variant in sweep.variants:
+            own = [row for row in rows if row.variant == variant]
+            at = [float(dict(row.point)[axis]) if axis else float(row.bytes_per_client) for row in own]
+            means, spread = [100 * row.mean for row in own], [100 * row.deviation for row in own]
+            axes.errorbar(at, means, yerr=spread, marker="o", markersize=4, capsize=2, linestyle="-" if axis else "none", label=variant)
+        axes.set_xlabel(axis or "bytes that a client sends in a round")
+        if not axis:
+            axes.set_xscale("log")
+        axes.set_ylabel("accuracy (%)")
+        axes.set_title(sweep.name)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best")
+
+
+def require_plot(path: Path) -> str:
     """Return the format that the suffix of ``path`` names.
 
     Raises:
-        ConfigError: it is none of svg, png, pdf.
+        ConfigError: it is none of svg, png, pdf, or there is no such folder.
     """
+    if not path.parent.is_dir():
+        raise ConfigError(f"the plot {path} cannot be written: there is no folder {path.parent}")
     kind = path.suffix.lstrip(".").lower()
     if kind not in _FORMATS:
         raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}, not as {path.name!r}")
@@ -59,7 +81,7 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
     Raises:
         ConfigError: a suffix that is none of svg, png, pdf.
     """
-    kind = plot_format(path)
+    kind = require_plot(path)
     counts, lower, upper = zip(*points, strict=True)
     with _figure(path, kind) as axes:
         axes.plot(counts, upper, color="tab:blue", marker="o", markersize=3, label="ideal shuffler, certified for training")

@@ -52,7 +52,8 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
 
 def plan_table(plan: dict[str, Any], answer: dict[str, Any] | None) -> Table:
     """Return the table of a plan in the form of ``Plan.to_dict``: its setting, its noise, its bytes, and what was solved for."""
-    table = Table(title=f"plan: {plan['mechanism']}, epsilon {plan['epsilon']:.4g} a report", show_header=False, title_justify="left")
+    budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {plan['epsilon']:.4g} a report"
+    table = Table(title=f"plan: {plan['mechanism']}, {budget}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['secret'] else 'known to others'})"
@@ -151,6 +152,6 @@ def number(value: float | str) -> str:
         return value
     if value >= 1e9:
         return f"{value:.4g}"
-    if value >= 10_000:
+    if value >= 9_999.95:  # what would read 10,000.0
         return f"{value:,.0f}"
     return f"{value:,.1f}" if value >= 100 else f"{value:.4g}"

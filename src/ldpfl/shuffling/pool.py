@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.duchi_vector import VectorBitReports, mix_vectors
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed
+from ldpfl.mechanisms.privunit import VectorReports, mix_vector_rows
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, count_ones
+from ldpfl.mechanisms.sampled_reports import SampledReports, mix_sampled
 
 
 @dataclass(frozen=True, eq=False)
 class ReportPool:
     """All (parameter id, report) pairs of a round, in an order that says nothing about clients.
 
-    Column j of ``reports`` holds the values received for parameter j, in an order drawn for that column alone; a row
-    is no client. This is the only thing that server code gets to see of a round.
+    Column j of ``reports`` holds the values received for parameter (or group) j, in an order drawn for that column
+    alone; a row is no client. Where a client's whole vector is one report, rows stay together and their order is drawn.
+    This is the only thing that server code gets to see of a round.
     """
 
     reports: Reports
@@ -43,11 +49,10 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
         raise PrivacyError("there is no report to shuffle")
     if len({(type(batch), batch.dimension) for batch in reports}) != 1:
         raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
-    bits = [batch for batch in reports if isinstance(batch, BitReports)]
-    if bits:
-        return ReportPool(_mix_bits(bits, generator))
-    dense = [batch for batch in reports if isinstance(batch, DenseReports)]
-    return ReportPool(_mix_dense(dense, generator))
+    mixer = _MIXERS.get(type(reports[0]))
+    if mixer is None:
+        raise PrivacyError(f"nobody knows how to shuffle {type(reports[0]).__name__}: teach shuffling/pool.py")
+    return ReportPool(mixer(reports, generator))
 
 
 def _mix_bits(reports: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
@@ -75,3 +80,13 @@ def _mix_dense(reports: Sequence[DenseReports], generator: np.random.Generator) 
         block = values[:, start : start + width].numpy()
         mixed[:, start : start + width] = torch.from_numpy(generator.permuted(block, axis=0))
     return DenseReports(mixed)
+
+
+_MIXERS: Mapping[type, Callable[[Sequence[Any], np.random.Generator], Reports]] = {
+    BitReports: _mix_bits,
+    DenseReports: _mix_dense,
+    IndexedBitReports: mix_indexed,
+    SampledReports: mix_sampled,
+    VectorBitReports: mix_vectors,
+    VectorReports: mix_vector_rows,
+}

@@ -22,13 +22,33 @@ def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -
     return np.sort(chosen).astype(np.int64)
 
 
-def round_event(number: int, release: Release, cohort: int, joined: NDArray[np.int64], channel: Channel) -> RoundEvent:
+def self_sampled_cohort(seed: int, round_number: int, clients: int, lowest: float) -> NDArray[np.int64]:
+    """Return the clients that decide to take part, in ascending order; it may be none.
+
+    Each client draws q ~ U(``lowest``, 1) for this round and joins with probability q, so with (``lowest`` + 1) / 2 over all;
+    q itself changes nothing, for nobody learns it.
+
+    Source: Optimal LDP-FL, Algorithm 4, with ``lowest`` 0.5; the plain variant that it replaces has 0.
+    """
+    draws = np.array([stream(seed, Purpose.PARTICIPATION, round_number, client).random(2) for client in range(clients)])
+    joined: NDArray[np.int64] = np.flatnonzero(draws[:, 1] < lowest + (1 - lowest) * draws[:, 0]).astype(np.int64)
+    return joined
+
+
+def round_event(
+    number: int, release: Release, cohort: int, joined: NDArray[np.int64], channel: Channel, lowest: float | None = None
+) -> RoundEvent:
     """Return the ledger's record of round ``number``.
 
     Args:
-        cohort: clients whose reports arrived. The server draws them, so who they are is no secret.
+        cohort: clients whose reports arrived.
         joined: how many rounds each client has taken part in so far, this one included.
         channel: what stands between clients and server.
+        lowest: of :func:`self_sampled_cohort`, if that is how the cohort came about. Then who took part is a secret as long
+            as the channel keeps it; a cohort that the server draws is none.
     """
+    most = int(joined.max())
+    if lowest is not None and channel == "ideal-shuffler":
+        return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + lowest) / 2, channel)
     sampling: Sampling = "everyone" if cohort == joined.size else "visible"
-    return RoundEvent(number, release, cohort, joined.size, int(joined.max()), sampling, channel=channel)
+    return RoundEvent(number, release, cohort, joined.size, most, sampling, channel=channel)

@@ -21,7 +21,7 @@ from ldpfl.server import Perturbed, ServerState, advance, client_values
 from ldpfl.shuffling import mix
 from ldpfl.simulation.checkpoint import Checkpoint
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
-from ldpfl.simulation.cohort import round_event, sample_cohort
+from ldpfl.simulation.cohort import round_event, sample_cohort, self_sampled_cohort
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
@@ -46,7 +46,8 @@ class Federation:
         perturbed: whether those values are trained weights or their change.
         rule: how the server chooses the next ranges.
         server_learning_rate: factor on the mean update.
-        fraction: part of the clients that takes part in a round.
+        fraction: part of the clients that takes part in a round, drawn by the server.
+        self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
         epochs, batch_size: of local training.
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
@@ -65,12 +66,20 @@ class Federation:
     epochs: int
     batch_size: int
     channel: Channel = "ideal-shuffler"
+    self_sampling: float | None = None
     chunk_size: int | None = None
 
     @property
     def batch_width(self) -> int:
         """Batch size, or the size of the largest client where that is smaller; the same in every chunk."""
         return min(self.batch_size, max(own.size for own in self.samples))
+
+    def cohort(self, round_number: int) -> NDArray[np.int64]:
+        """Return the clients of a round, in ascending order; none, if all of them decide so."""
+        clients = len(self.samples)
+        if self.self_sampling is None:
+            return sample_cohort(self.seed, round_number, clients, self.fraction)
+        return self_sampled_cohort(self.seed, round_number, clients, self.self_sampling)
 
     @property
     def device(self) -> torch.device:
@@ -88,44 +97,74 @@ def simulate(
     checkpoint, chunk_size = start, federation.chunk_size
     joined = _rounds_joined(federation, start.state.round)
     while checkpoint.state.round < rounds:
-        began = time.perf_counter()
-        number = checkpoint.state.round + 1
-        cohort = sample_cohort(federation.seed, number, len(federation.samples), federation.fraction)
-        if chunk_size is None:
-            chunk_size = _probe_chunk_size(federation, checkpoint.state, cohort)
-        reports, clipped = _collect(federation, checkpoint.state, cohort, chunk_size, clients_done)
-        # From here on nothing knows which client sent what.
-        pool = mix(reports, stream(federation.seed, Purpose.MIXING, number))
-        state = advance(
-            checkpoint.state,
-            pool,
-            federation.mechanism,
-            perturbed=federation.perturbed,
-            rule=federation.rule,
-            learning_rate=federation.server_learning_rate,
-        )
-        metrics = RoundMetrics(
-            round=number,
-            accuracy=accuracy(federation.task, state.weights, federation.evaluation),
-            clients=pool.clients,
-            uplink_bytes_per_client=len(next(iter(pool.reports.payloads()))),
-            clipped_fraction=_by_layer(federation, clipped.fractions()),
-            noise_std=_by_layer(federation, federation.mechanism.noise_std(checkpoint.state.ranges, pool.clients).tolist()),
-            radius=_by_layer(federation, checkpoint.state.ranges.radius.tolist()),
-            seconds=time.perf_counter() - began,
-        )
+        cohort = federation.cohort(checkpoint.state.round + 1)
         joined[cohort] += 1
-        release = federation.mechanism.release(checkpoint.state.ranges)
-        event = round_event(number, release, pool.clients, joined, federation.channel)
-        checkpoint = replace(checkpoint, state=state, history=(*checkpoint.history, metrics), ledger=checkpoint.ledger.charge(event))
+        if cohort.size == 0:
+            checkpoint = _idle_round(federation, checkpoint)
+        else:
+            chunk_size = chunk_size or _probe_chunk_size(federation, checkpoint.state, cohort)
+            checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done)
         yield checkpoint
+
+
+def _round(
+    federation: Federation,
+    before: Checkpoint,
+    cohort: NDArray[np.int64],
+    joined: NDArray[np.int64],
+    chunk_size: int,
+    clients_done: ClientsDone,
+) -> Checkpoint:
+    """Return what follows ``before`` when ``cohort`` takes part."""
+    began = time.perf_counter()
+    number, ranges = before.state.round + 1, before.state.ranges
+    reports, clipped = _collect(federation, before.state, cohort, chunk_size, clients_done)
+    # From here on nothing knows which client sent what.
+    pool = mix(reports, stream(federation.seed, Purpose.MIXING, number))
+    state = advance(
+        before.state,
+        pool,
+        federation.mechanism,
+        perturbed=federation.perturbed,
+        rule=federation.rule,
+        learning_rate=federation.server_learning_rate,
+    )
+    metrics = RoundMetrics(
+        round=number,
+        accuracy=accuracy(federation.task, state.weights, federation.evaluation),
+        clients=pool.clients,
+        uplink_bytes_per_client=len(next(iter(pool.reports.payloads()))),
+        clipped_fraction=_by_layer(federation, clipped.fractions()),
+        noise_std=_by_layer(federation, federation.mechanism.noise_std(ranges, pool.clients).tolist()),
+        radius=_by_layer(federation, ranges.radius.tolist()),
+        seconds=time.perf_counter() - began,
+    )
+    release = federation.mechanism.release(ranges)
+    event = round_event(number, release, pool.clients, joined, federation.channel, federation.self_sampling)
+    return replace(before, state=state, history=(*before.history, metrics), ledger=before.ledger.charge(event))
+
+
+def _idle_round(federation: Federation, before: Checkpoint) -> Checkpoint:
+    """Return what follows ``before`` when nobody takes part: the same model, and nothing released."""
+    state, nothing = replace(before.state, round=before.state.round + 1), [0.0] * len(before.state.ranges.sizes)
+    metrics = RoundMetrics(
+        round=state.round,
+        accuracy=accuracy(federation.task, state.weights, federation.evaluation),
+        clients=0,
+        uplink_bytes_per_client=0,
+        clipped_fraction=_by_layer(federation, nothing),
+        noise_std=_by_layer(federation, nothing),
+        radius=_by_layer(federation, state.ranges.radius.tolist()),
+        seconds=0.0,
+    )
+    return replace(before, state=state, history=(*before.history, metrics))
 
 
 def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
     """Return how many of the first ``rounds`` rounds each client took part in."""
     joined = np.zeros(len(federation.samples), dtype=np.int64)
     for number in range(1, rounds + 1):
-        joined[sample_cohort(federation.seed, number, joined.size, federation.fraction)] += 1
+        joined[federation.cohort(number)] += 1
     return joined
 
 

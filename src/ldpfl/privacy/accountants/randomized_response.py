@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import expm1, inf, isfinite, tanh
+from math import expm1, tanh
 
 import numpy as np
 
 from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, sigmoid
 from ldpfl.privacy.accountants.losses import delta_of, epsilon_of
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
+
+HUGE_BUDGET = 700.0
+"""Above this budget e^epsilon overflows, and nothing is protected anyway."""
 
 
 def report_delta(epsilon0: float, epsilon: float) -> float:
@@ -57,7 +60,8 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     """
     if reports == 0 or epsilon0 == 0:
         return 0.0
-    if delta <= TAIL or epsilon0 == inf:  # what the window leaves out may be as large
+    # What the window leaves out may be as large as delta; and a huge budget is its pure sum to all digits.
+    if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return epsilon0 * reports
     return min(epsilon0 * reports, epsilon_of(*_losses(epsilon0, reports), delta - TAIL))
 
@@ -85,7 +89,7 @@ def sum_of_reports_epsilon(reports: Sequence[tuple[float, int]], delta: float) -
     pure = sum(epsilon0 * number for epsilon0, number in counts.items())
     if len(counts) == 1:
         return composed_epsilon(*next(iter(counts.items())), delta)
-    if delta <= 0 or not isfinite(pure) or pure == 0:
+    if delta <= 0 or pure == 0 or max(counts) > HUGE_BUDGET:
         return pure
     return min(
         pure,

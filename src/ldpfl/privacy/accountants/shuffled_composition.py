@@ -26,7 +26,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.losses import GridLosses, curve_of, epsilon_of, from_curve
 from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
-from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
+from ldpfl.privacy.accountants.randomized_response import HUGE_BUDGET, sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_attained_epsilon, single_epsilon
 
 _BERRY_ESSEEN = 0.56
@@ -112,12 +112,15 @@ def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
             # Here what rounding and truncation can hide is no reason to count more: the other way round.
             return epsilon_of(composed.losses, composed.masses, delta + composed.infinite)
     losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
-    return _attained_by_moments(losses, [group.releases for group in groups], delta)
+    found = _attained_by_moments(losses, [group.releases for group in groups], delta)
+    if found == 0 and len(groups) > 1:  # too few releases for the theorem: then at least what one kind of round attains
+        return max(attained_epsilon([group], delta) for group in groups)
+    return found
 
 
 def _nothing_to_hide_in(groups: Sequence[ShuffledRounds], delta: float) -> bool:
-    """Tell whether shuffling changes nothing: nothing was released, there are no others, or no failure is allowed."""
-    return not groups or delta <= 0 or all(group.clients == 1 for group in groups)
+    """Tell whether shuffling changes nothing: nothing was released, no others, no failure allowed, or a budget that hides nothing."""
+    return not groups or delta <= 0 or all(group.clients == 1 for group in groups) or any(g.epsilon0 > HUGE_BUDGET for g in groups)
 
 
 def _local(groups: Sequence[ShuffledRounds], delta: float) -> float:

@@ -1,0 +1,230 @@
+"""One sampled weight a group, sent as one randomised bit: the Adaptive-Harmony mechanism of Optimal LDP-FL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_shape, total_clients
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits
+from ldpfl.privacy import BinaryRelease, Guarantee, PureRelease
+from ldpfl.privacy.guarantee import Unit
+from ldpfl.randomness import RandomSource, as_source, draw
+from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True)
+class Harmony(Mechanism):
+    """Sample one weight of each group uniformly, and send its place and its sign as ``duchi`` would.
+
+    Guarantee: epsilon-LDP (pure) for each group of each round's report, replacing all of the group's weights at once;
+    a report of G groups costs G * epsilon. Assumes public ranges and random bits nobody can guess, even from the places.
+
+    A layer is cut into consecutive groups of ``group`` weights; the last may be smaller, and so may a whole layer, which
+    is then one group. Without ``group`` a layer is one group, as in the paper; ``group=1`` is ``duchi``, bit for bit.
+
+    The estimate is c + s r A * sign at the sampled weight of a group of s, and c at the others. It is unbiased with
+    this fill value alone: equations (11) and (12) write 0, which adds -c (1 - 1/s) to every mean. The place is drawn
+    without looking at the values, so it costs no budget; a value that is not sampled is not even checked for NaN.
+
+    Source: Optimal LDP-FL, Algorithm 2 and equation (10), after Nguyen et al. 2016; the clamp is missing there. The
+    paper spends epsilon a layer and calls it the model's.
+    """
+
+    epsilon: float
+    group: int | None = None
+    name: ClassVar[str] = "harmony"
+
+    def __post_init__(self) -> None:
+        Duchi(self.epsilon)  # refuses what it cannot express
+        if self.group is not None and (isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1):
+            raise ConfigError(f"group must be a positive whole number of weights, got {self.group!r}")
+
+    @property
+    def epsilon_realised(self) -> float:
+        """The budget that the integer thresholds really spend; never above ``epsilon``."""
+        return Duchi(self.epsilon).epsilon_realised
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return Duchi(self.epsilon).caveats
+
+    @property
+    def gain(self) -> float:
+        """A, as in ``duchi``: a group of s weights moves its sampled one by s r A."""
+        return Duchi(self.epsilon).gain
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> IndexedBitReports:
+        values = require_shape(values, ranges)
+        source, groups = as_source(generator), _Groups.of(ranges, self.group)
+        index = _sample(source, values.shape[0], groups.sizes)
+        columns = torch.from_numpy(index + groups.starts).to(values.device)
+        # From here on it is duchi, on one weight a group; it checks what was sampled.
+        bits = Duchi(self.epsilon).encode(values.gather(1, columns), groups.ranges, source)
+        signs = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
+        return IndexedBitReports(index, signs, groups.sizes)
+
+    def decode(self, reports: IndexedBitReports, ranges: LayerRanges) -> Tensor:
+        groups = _Groups.of(ranges, self.group)
+        groups.count_clients([reports], ranges)
+        center, step = groups.scale(self.gain)
+        estimates = _fill(ranges).repeat(reports.clients, 1)
+        for rows, columns, signs in groups.entries([reports]):
+            np.put_along_axis(estimates.numpy()[rows], columns, (center + step * signs).astype(np.float32), axis=1)
+        return estimates
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> IndexedBitReports:
+        return IndexedBitReports.from_payloads(payloads, _Groups.of(ranges, self.group).sizes)
+
+    def aggregate(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> Tensor:
+        groups = _Groups.of(ranges, self.group)
+        clients = groups.count_clients(reports, ranges)
+        center, step = groups.scale(self.gain / clients)
+        # Not zeroed as a whole: only what a report hits is ever set or read, and the rest costs nothing, however large the model.
+        total = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
+        for _, columns, _ in groups.entries(reports):
+            total[columns] = 0
+        for _, columns, signs in groups.entries(reports):
+            np.add.at(total, columns.ravel(), signs.ravel())
+        mean = _fill(ranges)
+        for _, columns, _ in groups.entries(reports):  # a weight hit twice is written twice, with the same value
+            mean.numpy()[columns] = center + step * total[columns]
+        return mean
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """s r^2 A^2 - (w - c)^2 for the clamped w (Optimal LDP-FL, equation (18)), s being the size of the weight's group."""
+        center, radius = ranges.expand()
+        inside = values.double().clamp(center - radius, center + radius)
+        return (self._second_moment(ranges) - (inside - center) ** 2).to(values.dtype)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        """(s r^2 A^2 - (mean - c)^2) / (n - 1), or the upper bound s r^2 A^2 of one report.
+
+        Unbiased but for the cut at 0, which matters to few clients in large groups (n below about sqrt(s)): there it is
+        too large, and at most s r^2 A^2 / (n - 1).
+        """
+        moment = self._second_moment(ranges)
+        if clients == 1:
+            return moment.float()
+        center, _ = ranges.expand()
+        return ((moment - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        """r A sqrt(s / n) for the largest group s of each layer (upper bound)."""
+        return ranges.radius * torch.from_numpy(_Groups.of(ranges, self.group).largest).double().sqrt() * (self.gain / sqrt(clients))
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return payload_bits(_Groups.of(ranges, self.group).sizes)
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=0.0,
+            unit=self._unit,
+            units_per_round=_Groups.of(ranges, self.group).sizes.size,
+            adjacency="replace one client's value" if self.group == 1 else f"replace one client's values of one {self._unit}",
+            trust_model="local",
+            status="proved",
+            assumptions=("ranges are public", "random bits are uniform and secret"),
+        )
+
+    def release(self, ranges: LayerRanges) -> BinaryRelease | PureRelease:
+        """A pure report a group. Only groups of one weight are plain bits, which the shuffle accountants count."""
+        if self.group == 1:
+            return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name)
+        return PureRelease(self.name, self.epsilon, _Groups.of(ranges, self.group).sizes.size, self._unit)
+
+    @property
+    def _unit(self) -> Unit:
+        if self.group is None:
+            return "layer"
+        return "weight" if self.group == 1 else "group"
+
+    def _second_moment(self, ranges: LayerRanges) -> Tensor:
+        """s r^2 A^2, (d,): the mean square of an estimate's distance from the center."""
+        sizes = _Groups.of(ranges, self.group).sizes
+        return torch.from_numpy(np.repeat(sizes, sizes)) * (ranges.expand()[1] * self.gain) ** 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """How the weights of all layers are cut.
+
+    Attributes:
+        sizes: (G,) weights of each group, layer by layer.
+        starts: (G,) where each begins.
+        largest: (L,) the size of each layer's first group, which is its largest.
+        ranges: center and radius as before, but a layer's size is its number of groups.
+    """
+
+    sizes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    largest: NDArray[np.int64]
+    ranges: LayerRanges
+
+    @classmethod
+    def of(cls, ranges: LayerRanges, group: int | None) -> _Groups:
+        layers = np.array(ranges.sizes, dtype=np.int64)
+        if group is not None and group > layers.max():
+            raise ConfigError(f"a group of {group} weights is larger than the layer of {layers.max()}, the largest there is")
+        largest = layers if group is None else np.minimum(layers, group)
+        if largest.max() >> 32:
+            raise ConfigError(f"a group of {largest.max()} weights is more than 32 bits can index")
+        counts = -(-layers // largest)
+        sizes = np.repeat(largest, counts)
+        sizes[np.cumsum(counts) - 1] = layers - largest * (counts - 1)
+        return cls(sizes, np.cumsum(sizes) - sizes, largest, replace(ranges, sizes=tuple(counts.tolist())))
+
+    def scale(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return each group's center, and the step s r ``gain`` that one sign makes, (G,) both."""
+        center, radius = self.ranges.expand()
+        return center.numpy(), self.sizes * radius.numpy() * gain
+
+    def count_clients(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> int:
+        clients = total_clients(reports, ranges, IndexedBitReports)
+        if not all(np.array_equal(batch.group_sizes, self.sizes) for batch in reports):
+            raise PrivacyError("a report cuts the weights into other groups than this mechanism does")
+        return clients
+
+    def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield (rows, sampled coordinates, signs -1 or 1), a few clients of one batch at a time."""
+        step = max(1, COORDINATE_BLOCK // self.sizes.size)
+        for batch in reports:
+            for start in range(0, batch.clients, step):
+                rows = slice(start, start + step)
+                yield rows, batch.index[rows] + self.starts, 2 * batch.signs[rows].astype(np.int64) - 1
+
+
+def _sample(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Draw one index below each of ``sizes`` for every client: the upper half of a 64-bit word times the size.
+
+    The probability of an index is within 2**-64 of 1 / size: at most size / 2**64 of it, far below what any number of
+    draws shows. It is the same whatever the values, so that it touches no epsilon. Groups of one weight alone draw nothing.
+    """
+    index = np.zeros((clients, sizes.size), dtype=np.int64)
+    if sizes.max() == 1:
+        return index
+    for start in range(0, sizes.size, COORDINATE_BLOCK):
+        size = sizes[start : start + COORDINATE_BLOCK].astype(np.uint64)
+        for row in range(clients):
+            words = draw(source, row, 2 * size.size).numpy().view(np.uint32).astype(np.uint64)
+            high, low = words[0::2] * size, words[1::2] * size
+            index[row, start : start + COORDINATE_BLOCK] = (high + (low >> np.uint64(32))) >> np.uint64(32)
+    return index
+
+
+def _fill(ranges: LayerRanges) -> Tensor:
+    """Return a (d,) float32 vector that holds each layer's center."""
+    filled = torch.empty(ranges.dimension, dtype=torch.float32)
+    for layer, center in zip(filled.split_with_sizes(list(ranges.sizes)), ranges.center.tolist(), strict=True):
+        layer.fill_(center)
+    return filled

@@ -1,0 +1,155 @@
+"""Reports of one sign a group of weights: which weight was sampled, and its sign, in memory and on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import PrivacyError, ProtocolError
+from ldpfl.mechanisms.reports import packed_size
+
+_BITS_AT_ONCE = 1 << 22
+"""Bits that are spread out over a byte each while packing: bounds the working memory, one client's report apart."""
+
+_COLUMN_BLOCK = 64
+"""Columns that are shuffled at once: a row of them fills a few cache lines."""
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedBitReports:
+    """One (index, sign) a group and client. Each group has exactly one, so no index can be sent twice.
+
+    On the wire a group takes ceil(log2(size)) bits for the index, none for a group of one weight, and then one for the
+    sign (1 is +). The groups follow one another, lowest bit first, and zero bits fill the last byte.
+
+    Attributes:
+        index: (clients, groups) int64, the place of the sampled weight within its group.
+        signs: (clients, groups) bool.
+        group_sizes: (groups,) int64, weights of each group.
+
+    Raises:
+        ProtocolError: shapes or dtypes disagree, or an index lies outside its group.
+    """
+
+    index: NDArray[np.int64]
+    signs: NDArray[np.bool_]
+    group_sizes: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        sizes, index, signs = self.group_sizes, self.index, self.signs
+        if sizes.dtype != np.int64 or sizes.ndim != 1 or sizes.size == 0 or sizes.min() < 1:
+            raise ProtocolError(f"group sizes must be positive int64, at least one, got {sizes.dtype} {sizes.shape}")
+        if index.dtype != np.int64 or signs.dtype != np.bool_ or index.shape != signs.shape or index.shape[1:] != sizes.shape:
+            raise ProtocolError(
+                f"a report has {index.dtype} indices {index.shape} and {signs.dtype} signs {signs.shape}, "
+                f"expected int64 and bool (clients, {sizes.size})"
+            )
+        outside = (index < 0) | (index >= sizes)
+        if outside.any():
+            row, group = np.argwhere(outside)[0]
+            raise ProtocolError(f"a report names index {index[row, group]} in a group of {sizes[group]} weights")
+
+    @property
+    def clients(self) -> int:
+        return int(self.index.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.group_sizes.sum())
+
+    @property
+    def bytes_per_client(self) -> int:
+        return packed_size(payload_bits(self.group_sizes))
+
+    def payloads(self) -> Iterable[bytes]:
+        """Yield what each client puts on the wire."""
+        lengths = _lengths(self.group_sizes)
+        for rows in _row_blocks(self.clients, lengths):
+            code = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))
+            yield from (row.tobytes() for row in _pack(code, lengths))
+
+    @classmethod
+    def from_payloads(cls, payloads: Sequence[bytes], group_sizes: NDArray[np.int64]) -> IndexedBitReports:
+        """Read reports off the wire.
+
+        Raises:
+            ProtocolError: a payload has the wrong length, sets a bit beyond its groups, or names an index outside a group.
+        """
+        bits = payload_bits(group_sizes)
+        size, spare = packed_size(bits), -bits % 8
+        for payload in payloads:
+            if len(payload) != size:
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {group_sizes.size} groups")
+            if spare and payload[-1] >> (8 - spare):
+                raise ProtocolError(f"a report sets a bit beyond its {group_sizes.size} groups")
+        packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
+        lengths = _lengths(group_sizes)
+        index = np.empty((len(payloads), group_sizes.size), dtype=np.int64)
+        signs = np.empty(index.shape, dtype=np.bool_)
+        for rows in _row_blocks(len(payloads), lengths):
+            code = _unpack(packed[rows], lengths)
+            signs[rows] = code >> (lengths - 1)
+            index[rows] = code & ((1 << (lengths - 1)) - 1)
+        return cls(index, signs, group_sizes)
+
+
+def payload_bits(group_sizes: NDArray[np.int64]) -> int:
+    """Bits of one client's report, before rounding up to bytes: ceil(log2(size)) + 1 a group."""
+    return int(_lengths(group_sizes).sum())
+
+
+def mix_indexed(batches: Sequence[IndexedBitReports], generator: np.random.Generator) -> IndexedBitReports:
+    """Pool all reports and reorder the (index, sign) pairs within every group, uniformly and independently.
+
+    This is what an ideal shuffler does to messages (group, index, sign): a row of the result is no client.
+
+    Raises:
+        PrivacyError: no reports, or reports that cut the weights into different groups.
+    """
+    if sum(batch.clients for batch in batches) == 0:
+        raise PrivacyError("there is no report to shuffle")
+    sizes = batches[0].group_sizes
+    if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
+        raise PrivacyError("reports about different groups of weights cannot be shuffled together")
+    pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])
+    for start in range(0, sizes.size, _COLUMN_BLOCK):
+        block = pairs[:, start : start + _COLUMN_BLOCK]
+        block[:] = generator.permuted(block, axis=0)
+    return IndexedBitReports(pairs >> 1, (pairs & 1).astype(np.bool_), sizes)
+
+
+def _lengths(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bits (G,) that each group takes: those of its largest index, and the sign."""
+    digits: NDArray[np.int32] = np.frexp(group_sizes - 1.0)[1]  # the binary exponent, exact below 2**53
+    return digits.astype(np.int64) + 1
+
+
+def _row_blocks(clients: int, lengths: NDArray[np.int64]) -> Iterator[slice]:
+    step = max(1, _BITS_AT_ONCE // int(lengths.sum()))
+    return (slice(start, start + step) for start in range(0, clients, step))
+
+
+def _places(lengths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield, for each binary place, the groups that have it and where on the wire they do."""
+    first = np.cumsum(lengths) - lengths
+    for place in range(int(lengths.max())):
+        groups = np.flatnonzero(lengths > place)
+        yield place, groups, first[groups] + place
+
+
+def _pack(code: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    bits = np.zeros((len(code), int(lengths.sum())), dtype=np.uint8)
+    for place, groups, columns in _places(lengths):
+        bits[:, columns] = (code[:, groups] >> place) & 1
+    return np.packbits(bits, axis=1, bitorder="little")
+
+
+def _unpack(packed: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    bits = np.unpackbits(packed, axis=1, count=int(lengths.sum()), bitorder="little")
+    code = np.zeros((len(packed), lengths.size), dtype=np.int64)
+    for place, groups, columns in _places(lengths):
+        code[:, groups] |= bits[:, columns].astype(np.int64) << place
+    return code

@@ -1,0 +1,300 @@
+"""PrivUnitG: a direction with Gaussian noise around it, at a pure budget for the whole vector, and optionally its length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, expm1, floor, isfinite, log, pi, sqrt
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.special import expit, log_expit, ndtri, ndtri_exp
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.duchi import BITS, Duchi
+from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.privacy import Guarantee, PureRelease
+from ldpfl.randomness import RandomSource, as_source, draw, normal, uniform
+from ldpfl.ranges import LayerRanges
+
+_SMALLEST_EPSILON, _LARGEST_EPSILON = 1e-6, 1e4
+"""Outside, float32 cannot hold the estimates of every permitted norm, or the optimum is lost to rounding."""
+
+_SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20
+
+Number = TypeVar("Number", float, Tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorReports(DenseReports):
+    """Noisy float32 vectors, of which a client's row is protected as a whole: it stays together, in the shuffler too."""
+
+
+def mix_vector_rows(batches: Sequence[VectorReports], generator: np.random.Generator) -> VectorReports:
+    """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
+
+    Raises:
+        PrivacyError: no report, or reports of different dimensions.
+    """
+    clients = sum(batch.clients for batch in batches)
+    if clients == 0:
+        raise PrivacyError("there is no report to shuffle")
+    if len({batch.dimension for batch in batches}) != 1:
+        raise PrivacyError("reports of different dimensions cannot be shuffled together")
+    order = torch.from_numpy(generator.permutation(clients))
+    return VectorReports(torch.cat([batch.values for batch in batches])[order])
+
+
+@dataclass(frozen=True)
+class DirectionLaw:
+    """How a unit vector u is randomised: Z = (alpha u + g) / scale, with g standard normal orthogonally to u.
+
+    alpha is a standard normal value on condition of lying above ``gamma`` with probability ``p``, else below it. Without
+    condition it would lie above with probability q: the densities of Z for any two u differ by the factor
+    (p / q) / ((1 - p) / (1 - q)) = e^epsilon at most. ``scale`` is E[alpha], written m in the paper.
+    """
+
+    p: float
+    log_q: float
+    gamma: float
+    scale: float
+
+    @property
+    def second_moment(self) -> float:
+        """E[alpha^2] = 1 + gamma m.
+
+        A normal value a has E[a; a > gamma] = phi(gamma), E[a^2; a > gamma] = q + gamma phi(gamma) and, as the whole is
+        1, E[a^2; a < gamma] = 1 - q - gamma phi(gamma). Weighted by p / q and (1 - p) / (1 - q), the first gives
+        m = phi(gamma) (p / q - (1 - p) / (1 - q)), and the others 1 + gamma m.
+        """
+        return 1 + self.gamma * self.scale
+
+    def alpha(self, above: bool, tail: float) -> float:
+        """Return what alpha exceeds with probability ``tail`` in (0, 1], given its side of gamma.
+
+        By the nearer tail, and the far one by its logarithm, so that nothing cancels.
+        """
+        if above:
+            return float(-ndtri_exp(log(tail) + self.log_q))
+        mass = -expm1(self.log_q)  # 1 - q
+        left = (1 - tail) * mass
+        return float(ndtri(left)) if left < 0.5 else float(-ndtri(exp(self.log_q) + tail * mass))
+
+
+@lru_cache(maxsize=256)
+def direction_law(epsilon: float) -> DirectionLaw:
+    """Return the law with the smallest error, that is with the largest m, among all that spend ``epsilon``.
+
+    ln(p / (1 - p)) of it go to the choice of the side and ln((1 - q) / q) to the place of gamma. The derivative of m by
+    the former has the sign of gamma - m, so the maximum is where the two cross.
+    """
+    logit = brentq(lambda value: _scale(epsilon, value) - _gamma(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
+    return DirectionLaw(float(expit(logit)), float(log_expit(logit - epsilon)), _gamma(epsilon, logit), _scale(epsilon, logit))
+
+
+def _gamma(epsilon: float, logit: float) -> float:
+    return float(-ndtri_exp(log_expit(logit - epsilon)))
+
+
+def _scale(epsilon: float, logit: float) -> float:
+    """phi(gamma) (p / q) (1 - e^-epsilon): the same m, without a difference."""
+    log_density = -(_gamma(epsilon, logit) ** 2) / 2 - log(2 * pi) / 2
+    return exp(log_density + float(log_expit(logit) - log_expit(logit - epsilon))) * -expm1(-epsilon)
+
+
+@dataclass(frozen=True)
+class PrivUnitG(Mechanism):
+    """Send the direction of w - c with noise around it, times ``norm`` or times a one-bit estimate of its own length.
+
+    Guarantee: epsilon-LDP (pure) for the whole vector of each round's report, replacing it by any other vector; in real
+    arithmetic, as the noise is drawn in floating point. Assumes public ranges and norm, and unguessable random bits.
+
+    Of ``ranges`` only the centers are used: vectors are clipped to the Euclidean ball of radius ``norm`` around them, and
+    coordinates to nothing. A zero vector gets a random corner of the cube as its direction.
+
+    Attributes:
+        norm: longest vector; a longer one is shortened to it.
+        magnitude_share: part of epsilon that buys the length. With 0 every vector counts as one of length ``norm``:
+            short vectors come out too long (biased).
+
+    Source: Asi, Feldman & Talwar 2022; Bhowmick et al. 2018 for the separate length; Duchi et al. 2018 for its bit.
+    """
+
+    epsilon: float
+    norm: float
+    magnitude_share: float = 0.0
+    name: ClassVar[str] = "privunit-g"
+
+    def __post_init__(self) -> None:
+        if not _number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
+            raise ConfigError(f"norm must lie between {_SMALLEST_NORM:g} and {_LARGEST_NORM:g}, got {self.norm!r}")
+        if not _number_between(self.magnitude_share, 0.0, 1.0) or self.magnitude_share == 1:
+            raise ConfigError(f"magnitude_share must lie in [0, 1), got {self.magnitude_share!r}")
+        if not _number_between(self.epsilon, _SMALLEST_EPSILON, _LARGEST_EPSILON):
+            raise ConfigError(f"epsilon must lie between {_SMALLEST_EPSILON:g} and {_LARGEST_EPSILON:g}, got {self.epsilon!r}")
+        parts = (self._direction_epsilon, *((self._length_epsilon,) if self.magnitude_share else ()))
+        if min(parts) < _SMALLEST_EPSILON:
+            raise ConfigError(f"magnitude_share {self.magnitude_share} leaves a part of epsilon {self.epsilon} below {_SMALLEST_EPSILON:g}")
+
+    @property
+    def law(self) -> DirectionLaw:
+        """How directions are randomised."""
+        return direction_law(self._direction_epsilon)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        if not self.magnitude_share:
+            return (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
+        return Duchi(self._length_epsilon).caveats
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
+        values = require_finite(values, ranges)
+        source, center = as_source(generator), ranges.expand()[0]
+        lengths = torch.tensor([float((values[row] - center).norm()) for row in range(len(values))], dtype=torch.float64)
+        factors = self._noisy_lengths(lengths.clamp_max(self.norm), source).tolist()
+        law, sent = self.law, torch.empty_like(values)
+        for row, length in enumerate(lengths.tolist()):
+            words = draw(source, row, 1 + (ranges.dimension + BITS - 1) // BITS)
+            # The words are drawn for all alike, whether their vector is zero or not.
+            direction = (values[row] - center).div_(length) if length > 0 else _corner(words[1:], ranges.dimension)
+            above = int(words[0]) + (1 << (BITS - 1)) < floor(law.p * (1 << BITS))  # p rounded down spends less, not more
+            sent[row] = _noisy_direction(law, direction, above, source, row).mul_(factors[row])
+        if not isfinite(sent.sum(dtype=torch.float64)):
+            raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
+        return VectorReports(sent)
+
+    def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
+        total_clients([reports], ranges, VectorReports)
+        return (reports.values + ranges.expand()[0]).float()
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
+        return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
+
+    def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
+        clients = total_clients(reports, ranges, VectorReports)
+        total = torch.zeros(ranges.dimension, dtype=torch.float64)
+        for batch in reports:
+            for row in batch.values:  # client by client, so that the sum does not depend on how they were batched
+                total += row
+        return (ranges.expand()[0] + total / clients).float()
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and direction Z.
+
+        The two are independent. Z_j = (alpha u_j + g_j) / m, and g_j has variance 1 - u_j^2, so
+        E[Z_j^2] = (1 + gamma m u_j^2) / m^2. The random direction of a zero vector has u_j^2 = 1 / d and mean 0.
+        """
+        offset = values.double() - ranges.expand()[0]
+        length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
+        squares = torch.where(length > 0, (offset / length) ** 2, 1 / ranges.dimension)  # 0 / 0 is not taken
+        sent = length.clamp_max(self.norm)
+        mean = torch.where(length > 0, sent if self.magnitude_share else self.norm, 0.0)
+        second: Tensor = (1 + (self.law.second_moment - 1) * squares) / self.law.scale**2
+        variance: Tensor = second * self._second_moment(sent) - mean**2 * squares
+        return variance.to(values.dtype)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        """The closed form over n, with gamma = m: (V / m^2 + (V - N^2) u_j^2) / n, V = E[M^2] for clients of length N.
+
+        Where lengths are not sent that is norm^2 / (m^2 n), exactly. Otherwise u is that of the mean, and N is what makes
+        the mean as long as it is, noise included: its squared length is N^2 + (V (d / m^2 + 1) - N^2) / n, and V is
+        linear in N. Consistent where all clients hold the same; too small by a factor of (A^2 + 3) / (A^2 - 1) at most,
+        A the gain of the length's bit, where their updates cancel.
+        """
+        scale = self.law.scale
+        if not self.magnitude_share:
+            return torch.full_like(mean, self.norm**2 / (scale**2 * clients), dtype=torch.float32)
+        offset = mean.double() - ranges.expand()[0]
+        total = float(offset.square().sum())
+        length = self._length_behind(total, (ranges.dimension / scale**2 + 1) / clients, clients)
+        second = self._second_moment(length)
+        squares = offset**2 / total if total > 0 else torch.full_like(offset, 1 / ranges.dimension)
+        return ((second / scale**2 + (second - length**2) * squares) / clients).float()
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        """The most that any vector leads to, the same in every layer.
+
+        Lengths not sent: norm / (m sqrt(n)) for all vectors. Lengths sent: a vector of the worst length in one weight.
+        """
+        return torch.full_like(ranges.radius, sqrt(self._worst_variance() / clients))
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return 32 * ranges.dimension
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=0.0,
+            unit="vector",
+            units_per_round=1,
+            adjacency="replace one client's vector",
+            trust_model="local",
+            status="proved",
+            assumptions=(
+                "ranges and norm are public",
+                "random bits are uniform and secret",
+                "noise is real-valued: it is drawn in floating point, whose finite precision the proof does not cover",
+            ),
+            source="Asi, Feldman & Talwar 2022",
+        )
+
+    def release(self, ranges: LayerRanges) -> PureRelease:
+        return PureRelease(self.name, self.epsilon, 1, "vector")
+
+    @property
+    def _length_epsilon(self) -> float:
+        return self.magnitude_share * self.epsilon
+
+    @property
+    def _direction_epsilon(self) -> float:
+        return self.epsilon - self._length_epsilon
+
+    def _noisy_lengths(self, lengths: Tensor, source: RandomSource) -> Tensor:
+        """Return what stands for the (K,) ``lengths``: all of them ``norm``, or each one a bit by ``duchi``."""
+        if not self.magnitude_share:
+            return torch.full_like(lengths, self.norm)
+        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm] is a range like any other, of one weight
+        return Duchi(self._length_epsilon).privatize(lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
+
+    def _second_moment(self, length: Number) -> Number:
+        """E[M^2] for a length at most ``norm``: norm^2 (A^2 - 1) / 4 + norm * length where it is sent, else norm^2."""
+        if not self.magnitude_share:
+            return 0 * length + self.norm**2
+        return self.norm * length + self.norm**2 * (Duchi(self._length_epsilon).gain ** 2 - 1) / 4
+
+    def _length_behind(self, total: float, spread: float, clients: int) -> float:
+        """Solve (1 - 1/n) N^2 + spread V(N) = total for the length N, as far as it lies in [0, norm]."""
+        square, linear = 1 - 1 / clients, spread * self.norm
+        rest = total - spread * self._second_moment(0.0)
+        if rest <= 0:
+            return 0.0
+        return min(self.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
+
+    def _worst_variance(self) -> float:
+        noise = 1 / self.law.scale**2
+        if not self.magnitude_share:
+            return self.norm**2 * noise
+        length = self.norm * min(1.0, (1 + noise) / 2)  # where the difference is largest
+        return self._second_moment(length) * (1 + noise) - length**2
+
+
+def _number_between(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and low <= value <= high
+
+
+def _corner(words: Tensor, dimension: int) -> Tensor:
+    """Return a unit vector (d,) whose entries differ in their signs only, random ``words`` for the signs: its mean is 0."""
+    bits = np.unpackbits(words.numpy().view(np.uint8), count=dimension)
+    return (2 * torch.from_numpy(bits).double() - 1) / sqrt(dimension)
+
+
+def _noisy_direction(law: DirectionLaw, direction: Tensor, above: bool, source: RandomSource, row: int) -> Tensor:
+    """Return Z (d,) for the unit vector ``direction``; E[Z] is ``direction``."""
+    alpha = law.alpha(above, float(uniform(source, row, 1)))
+    noise = normal(source, row, direction.numel())
+    return noise.add_(direction, alpha=alpha - float(noise @ direction)).div_(law.scale)

@@ -1,0 +1,269 @@
+"""Laplace, piecewise and hybrid noise on every weight, or on a random few of them at the whole budget (k-of-d)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, sqrt
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, require_finite_sample, require_shape, total_clients
+from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
+from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, checked_epsilon
+from ldpfl.privacy import Guarantee, PureRelease
+from ldpfl.randomness import RandomSource, as_source, uniform
+from ldpfl.ranges import LayerRanges
+
+Coordinates = int | Literal["auto"] | None
+
+EPSILON_A_COORDINATE = 2.5
+"""k grows by one for every 2.5 of epsilon: close to the best k for the worst input (Wang et al. 2019, section 4)."""
+
+FINITE_PRECISION = "noise is drawn in floating point: proved for real arithmetic, not in finite precision (Mironov 2012)"
+
+
+@dataclass(frozen=True)
+class ScalarMechanism(Mechanism):
+    """Clamp and scale a weight to t = (w - c) / r in [-1, 1], report t* drawn by a :class:`ScalarLaw`, estimate c + r t*.
+
+    With ``coordinates`` k, each client draws k of the d weights without replacement, whatever their values, and
+    reports them at epsilon / k each; the estimate of those is c + r (d / k) t*, of the others c. A report carries t*.
+
+    Guarantee: pure epsilon-LDP, replacing one weight by any other value (``coordinates=None``: d such reports a round)
+    or replacing the whole vector (k-of-d: one report). Assumes public ranges and an unguessable source of random bits.
+    Proved for real arithmetic: the noise is drawn in floating point, and in finite precision nothing is proved (Mironov 2012).
+
+    Source: Wang et al. 2019, Algorithms 2 to 4, with the clamp in front, without which there is no epsilon.
+
+    Attributes:
+        epsilon: budget of a weight, or with ``coordinates`` of the whole vector.
+        coordinates: ``None``, k, or ``"auto"``: k = max(1, min(d, floor(epsilon / 2.5))).
+    """
+
+    epsilon: float
+    coordinates: Coordinates = None
+    law: ClassVar[type[ScalarLaw]]
+
+    def __post_init__(self) -> None:
+        checked_epsilon(self.epsilon)
+        if self.coordinates is None or self.coordinates == "auto":
+            return
+        if isinstance(self.coordinates, bool) or not isinstance(self.coordinates, int) or self.coordinates < 1:
+            raise ConfigError(f'coordinates must be a whole number of at least 1, or "auto", got {self.coordinates!r}')
+        checked_epsilon(_share(self.epsilon, self.coordinates))
+
+    def sampled(self, ranges: LayerRanges) -> int | None:
+        """Return how many weights k a client reports; ``None`` for all of them, each at the full epsilon.
+
+        Raises:
+            ConfigError: ``coordinates`` exceeds the number of weights.
+        """
+        if self.coordinates == "auto":
+            return max(1, min(ranges.dimension, floor(self.epsilon / EPSILON_A_COORDINATE)))
+        if self.coordinates is not None and self.coordinates > ranges.dimension:
+            raise ConfigError(f"coordinates is {self.coordinates}, and there are only {ranges.dimension} weights")
+        return self.coordinates
+
+    def law_for(self, ranges: LayerRanges) -> ScalarLaw:
+        """Return the law that one reported value is drawn from."""
+        return self.law(_share(self.epsilon, self.sampled(ranges)))
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        taken = floor(self.epsilon / EPSILON_A_COORDINATE) if self.coordinates == "auto" else self.coordinates
+        each = _share(self.epsilon, max(1, taken) if taken is not None else None)
+        if each <= self.law.limit:
+            return (FINITE_PRECISION,)
+        extreme = (
+            f"epsilon {each:g} a value is more than {self.law.limit:.1f}, above which rare reports are never drawn and others give t away"
+        )
+        return (FINITE_PRECISION, extreme)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports | SampledReports:
+        law, taken, source = self.law_for(ranges), self.sampled(ranges), as_source(generator)
+        if taken is None:
+            return _encode_all(require_finite(values, ranges), ranges, source, law)
+        return _encode_sampled(require_shape(values, ranges).cpu(), ranges, source, law, taken)
+
+    def decode(self, reports: DenseReports | SampledReports, ranges: LayerRanges) -> Tensor:
+        self._checked([reports], ranges)
+        center, radius = ranges.expand()
+        if isinstance(reports, DenseReports):
+            return (center + radius * reports.values).float()
+        hit = torch.from_numpy(reports.index)
+        estimated = center[hit] + radius[hit] * self._weight(ranges) * torch.from_numpy(reports.values)
+        return center.float().expand(reports.clients, -1).scatter(1, hit, estimated.float())
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports | SampledReports:
+        taken = self.sampled(ranges)
+        if taken is None:
+            return DenseReports.from_payloads(payloads, ranges.dimension)
+        return SampledReports.from_payloads(payloads, ranges.dimension, taken)
+
+    def aggregate(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> Tensor:
+        """Divide by the number of clients, not by that of the hits: the mean stays unbiased and the hits tell nothing more."""
+        clients = self._checked(reports, ranges)
+        total = np.zeros(ranges.dimension)
+        for batch in reports:  # client by client, so that the sum does not depend on how they were batched
+            if isinstance(batch, SampledReports):
+                np.add.at(total, batch.index.ravel(), batch.values.ravel().astype(np.float64))
+            else:
+                for row in batch.values.numpy():
+                    total += row
+        center, radius = ranges.expand()
+        return (center + radius * torch.from_numpy(total) * (self._weight(ranges) / clients)).float()
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """r^2 V(t), and with k-of-d r^2 [(d / k) V(t; epsilon / k) + (d / k - 1) t^2] (Wang et al. 2019, section 4)."""
+        center, radius = ranges.expand()
+        offset, slope = self._quadratic(ranges)
+        t = _scaled(values, center, radius)
+        return ((offset + slope * t**2) * radius**2).to(values.dtype)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        """r^2 (a + b m^2) / (n + b), with V = a + b t^2 and m = (mean - c) / r.
+
+        From E[m^2] = t^2 + (a + b t^2) / n, which makes it unbiased where all clients hold the same t; where their t have
+        the variance s^2 it is off by -b s^2 / (n + b). b is 0 for Laplace and for hybrid above eps*, with all weights
+        reported; positive for piecewise, and about d / k for k-of-d. It is -1 for one bit a weight: there it could turn
+        negative once only some are reported, and the upper bound a / n stands, too large by t^2 / n at most.
+        """
+        center, radius = ranges.expand()
+        offset, slope = self._quadratic(ranges)
+        if slope < 0 and (clients == 1 or self.sampled(ranges) is not None):
+            return (radius**2 * (offset / clients)).float()
+        m = (mean.double() - center) / radius
+        estimate = (offset + slope * m**2) * radius**2 / (clients + slope)
+        return estimate.clamp_min(0).float()  # below 0 only by the rounding of the mean
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        offset, slope = self._quadratic(ranges)
+        return ranges.radius * sqrt((offset + max(0.0, slope)) / clients)
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        taken = self.sampled(ranges)
+        return 32 * ranges.dimension if taken is None else taken * (32 + index_bits(ranges.dimension))
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        release = self.release(ranges)
+        return Guarantee(
+            epsilon=release.epsilon,
+            delta=0.0,
+            unit=release.unit,
+            units_per_round=release.units,
+            adjacency="replace one client's value" if release.unit == "weight" else "replace one client's vector",
+            trust_model="local",
+            status="proved",
+            assumptions=("ranges are public", "random bits are uniform and secret", FINITE_PRECISION),
+        )
+
+    def release(self, ranges: LayerRanges) -> PureRelease:
+        if self.sampled(ranges) is None:
+            return PureRelease(self.name, self.epsilon, ranges.dimension, "weight")
+        return PureRelease(self.name, self.epsilon, 1, "vector")
+
+    def _weight(self, ranges: LayerRanges) -> float:
+        """d / k: what a reported value counts for."""
+        taken = self.sampled(ranges)
+        return 1.0 if taken is None else ranges.dimension / taken
+
+    def _quadratic(self, ranges: LayerRanges) -> tuple[float, float]:
+        """Return (a, b): the variance of one client's estimate is r^2 (a + b t^2)."""
+        law, weight = self.law_for(ranges), self._weight(ranges)
+        return weight * law.offset, weight * law.slope + (weight - 1)
+
+    def _checked(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> int:
+        """Return the number of clients behind reports of the kind that :meth:`encode` makes.
+
+        Raises:
+            PrivacyError: no report, or one of another kind, dimension or number of weights.
+        """
+        taken = self.sampled(ranges)
+        clients = total_clients(reports, ranges, DenseReports if taken is None else SampledReports)
+        for batch in reports:
+            if isinstance(batch, SampledReports) and batch.coordinates != taken:
+                raise PrivacyError(f"a report covers {batch.coordinates} sampled weights, expected {taken}")
+        return clients
+
+
+@dataclass(frozen=True)
+class Laplace(ScalarMechanism):
+    """Laplace noise of scale 2 / epsilon on t. Guarantee, sampling and what it assumes: see :class:`ScalarMechanism`.
+
+    Variance 8 / epsilon^2 whatever t. Source: Dwork et al. 2006.
+    """
+
+    name: ClassVar[str] = "laplace"
+    law: ClassVar[type[ScalarLaw]] = LaplaceLaw
+
+
+@dataclass(frozen=True)
+class Piecewise(ScalarMechanism):
+    """Bounded noise, mostly close to t. Guarantee, sampling and what it assumes: see :class:`ScalarMechanism`.
+
+    Worst-case variance below one bit's from epsilon 1.28978 on. Source: Wang et al. 2019, Algorithms 2 and 4.
+    """
+
+    name: ClassVar[str] = "piecewise"
+    law: ClassVar[type[ScalarLaw]] = PiecewiseLaw
+
+
+@dataclass(frozen=True)
+class Hybrid(ScalarMechanism):
+    """Piecewise or one bit, at random. Guarantee, sampling and what it assumes: see :class:`ScalarMechanism`.
+
+    Never worse than either for the worst t. Source: Wang et al. 2019, sections 3.3 and 4.
+    """
+
+    name: ClassVar[str] = "hybrid"
+    law: ClassVar[type[ScalarLaw]] = HybridLaw
+
+
+def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw) -> DenseReports:
+    reported = torch.empty(values.shape, dtype=torch.float32)
+    for start in range(0, ranges.dimension, COORDINATE_BLOCK):
+        stop = min(start + COORDINATE_BLOCK, ranges.dimension)
+        center, radius = ranges.slice(start, stop)
+        for row in range(values.shape[0]):
+            t = _scaled(values[row, start:stop], center, radius)
+            # The uniforms of a value stand next to each other, so that the size of a block does not change its stream.
+            drawn = uniform(source, row, law.draws * (stop - start)).view(-1, law.draws)
+            reported[row, start:stop] = law.sample(t, drawn.unbind(1))
+    return DenseReports(reported)
+
+
+def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw, taken: int) -> SampledReports:
+    center, radius = ranges.expand()
+    index = np.empty((values.shape[0], taken), dtype=np.int64)
+    reported = np.empty(index.shape, dtype=np.float32)
+    step = max(1, COORDINATE_BLOCK // taken)  # clients at once: their working set stays inside a core's cache
+    for start in range(0, values.shape[0], step):
+        rows = range(start, min(start + step, values.shape[0]))
+        drawn = torch.stack([uniform(source, row, (1 + law.draws) * taken) for row in rows])
+        for row, choice in zip(rows, drawn[:, :taken].numpy(), strict=True):
+            index[row] = choose_coordinates(choice, ranges.dimension)
+        hit = torch.from_numpy(index[start : rows.stop])
+        t = _scaled(require_finite_sample(values[start : rows.stop].gather(1, hit)), center[hit], radius[hit])
+        # One client at a time: a processor may round a value differently by its place in a longer array.
+        for row, scaled, uniforms in zip(rows, t, drawn[:, taken:].view(len(rows), taken, law.draws), strict=True):
+            reported[row] = law.sample(scaled, uniforms.unbind(1)).numpy()
+    return SampledReports(index, reported, ranges.dimension)
+
+
+def _scaled(values: Tensor, center: Tensor, radius: Tensor) -> Tensor:
+    """Return t = (w - c) / r for w clamped to the range: never outside [-1, 1]."""
+    return values.double().sub(center).div_(radius).clamp_(-1, 1)
+
+
+def _share(epsilon: float, taken: int | None) -> float:
+    """Return the budget of one reported value."""
+    try:
+        return epsilon if taken is None else epsilon / taken
+    except OverflowError:  # more coordinates than a float can hold
+        return 0.0

@@ -1,0 +1,73 @@
+"""The ledger that is forecast from a config is the one that its run leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import TINY_TOML
+from ldpfl.data import load
+from ldpfl.errors import ConfigError
+from ldpfl.experiments import recipe_names
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.recipes import load_recipe
+from ldpfl.privacy import BinaryRelease, PureRelease, UnprotectedRelease
+from ldpfl.simulation import simulate
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["clients.fraction=0.3", "training.rounds=5"],
+        ["clients.fraction=0.3", "training.rounds=5", "seed=4"],
+        ["mechanism.name=none"],
+        ["shuffling.channel=random-delay", "mechanism.epsilon=0.5", "data.evaluate_on=holdout"],
+        ["model.name=two-layer-cnn", "training.rounds=1", "mechanism.perturbed=weights", "ranges.radius=initial"],
+    ],
+    ids=" ".join,
+)
+def test_the_forecast_is_the_ledger_that_the_run_leaves(overrides: list[str], tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny images are 20x20, those of MNIST 28x28: the forecast is told so."""
+    monkeypatch.setattr("ldpfl.experiments.forecast.image_shape", lambda name: ((1, 20, 20), 10))
+    config = parse_config(TINY_TOML, overrides, origin="test")
+    federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
+    *_, last = simulate(federation, start, config.training.rounds)
+    assert planned_ledger(config) == last.ledger
+    assert {event.release.units for event in last.ledger.events} == {federation.task.layout.dimension}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_forecast(name: str) -> None:
+    config = load_recipe(name, [])
+    events = planned_ledger(config).events
+    assert [event.round for event in events] == list(range(1, config.training.rounds + 1))
+    release = events[0].release
+    assert isinstance(release, BinaryRelease | PureRelease)
+    assert release.epsilon == config.mechanism.epsilon
+
+
+def test_the_paper_s_mnist_setting_has_its_number_of_weights() -> None:
+    releases = [event.release for event in planned_ledger(load_recipe("ldp-fl/mnist", [])).events]
+    assert [(release.mechanism, release.units) for release in releases] == [("duchi", 21_840)] * 10
+    unprotected = {event.release for event in planned_ledger(load_recipe("ldp-fl/mnist", ["mechanism.name=none"])).events}
+    assert unprotected == {UnprotectedRelease("none", "values leave as they are", 21_840, "weight")}
+
+
+def test_who_joins_is_counted() -> None:
+    """Nine clients, three a round: after three rounds someone has joined at least once, and nobody more than three times."""
+    config = parse_config(TINY_TOML, ["clients.count=9", "clients.fraction=0.3", "training.rounds=12"], origin="test")
+    joined = [event.joined for event in planned_ledger(config).events]
+    assert joined == sorted(joined)
+    assert joined[0] == 1
+    assert 4 <= joined[-1] < 12
+
+
+@pytest.mark.parametrize(("override", "named"), [("data.name=minst", "mnist"), ("model.name=two-layer-cn", "two-layer-cnn")])
+def test_what_is_unknown_is_refused_by_name(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        planned_ledger(parse_config(TINY_TOML, [override], origin="test"))

@@ -1,0 +1,459 @@
+"""PrivUnitG: its law against closed forms and quadrature, its draws against its law, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import integrate, special, stats
+from torch import Tensor
+
+from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import DenseReports, privunit
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.privunit import DirectionLaw, PrivUnitG, VectorReports, direction_law, mix_vector_rows
+from ldpfl.privacy import PureRelease
+from ldpfl.privacy.audit import audit_mechanism
+from ldpfl.privacy.audit.bench import RADII
+from ldpfl.privacy.audit.statistics import epsilon_lower_bound
+
+Floats = NDArray[np.float64]
+
+ORACLES = (
+    (0.5, 0.54523, 0.19928),
+    (1.0, 0.58933, 0.39746),
+    (2.0, 0.67032, 0.78648),
+    (4.0, 0.79095, 1.51564),
+    (8.0, 0.90102, 2.74294),
+    (10.0, 0.92467, 3.26006),
+)
+EPSILONS = (1e-6, 1e-3, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 30.0, 100.0)
+
+
+def box(center: Sequence[float], sizes: Sequence[int]) -> LayerRanges:
+    return LayerRanges(torch.tensor(center, dtype=torch.float64), torch.full((len(sizes),), 0.02, dtype=torch.float64), tuple(sizes))
+
+
+def one_layer(dimension: int, center: float = 0.0) -> LayerRanges:
+    return box([center], [dimension])
+
+
+def unit_vector(dimension: int, seed: int = 0) -> Tensor:
+    values = torch.randn(dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return values / values.norm()
+
+
+# --- the law of a direction ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "p", "scale"), ORACLES)
+def test_law_equals_the_oracles(epsilon: float, p: float, scale: float) -> None:
+    law = direction_law(epsilon)
+    assert law.p == pytest.approx(p, abs=5e-6)
+    assert law.scale == pytest.approx(scale, abs=5e-6)
+    assert law.gamma == pytest.approx(law.scale, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_law_spends_exactly_epsilon_and_follows_the_definitions(epsilon: float) -> None:
+    law = direction_law(epsilon)
+    q, rest = math.exp(law.log_q), -math.expm1(law.log_q)
+    assert special.log_ndtr(-law.gamma) == pytest.approx(law.log_q, rel=1e-12)  # gamma = Phi^-1(1 - q)
+    spent = math.log(law.p) - law.log_q - math.log1p(-law.p) + math.log(rest)
+    assert spent == pytest.approx(epsilon, abs=1e-9)
+    if epsilon >= 0.1:  # below, the difference cancels
+        scale = stats.norm.pdf(law.gamma) * (law.p / q - (1 - law.p) / rest)
+        assert law.scale == pytest.approx(scale, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_law_is_the_best_on_a_grid_of_p(epsilon: float) -> None:
+    logits = np.linspace(0, epsilon, 2001)
+    scales = np.array([privunit._scale(epsilon, logit) for logit in logits])
+    best = direction_law(epsilon).scale
+    assert best >= scales.max() * (1 - 1e-12)
+    assert best == pytest.approx(scales.max(), rel=0.02)
+
+
+@pytest.mark.parametrize(("epsilon", "clients"), [(1.0, 101_281), (4.0, 6_965), (10.0, 1_505)])
+def test_clients_for_a_signal_to_noise_of_one(epsilon: float, clients: int) -> None:
+    assert 16_000 / direction_law(epsilon).scale ** 2 == pytest.approx(clients, abs=0.6)
+
+
+@pytest.mark.parametrize("dimension", [2, 16, 200])
+@pytest.mark.parametrize("epsilon", [0.5, 4.0, 10.0])
+def test_squared_error_is_d_over_m_squared(epsilon: float, dimension: int) -> None:
+    law = direction_law(epsilon)
+    error = (1 + law.gamma * law.scale + dimension - 1) / law.scale**2 - 1
+    assert error == pytest.approx(dimension / law.scale**2, rel=1e-9)
+    variance = PrivUnitG(epsilon, 1.0).variance(unit_vector(dimension)[None], one_layer(dimension))
+    assert float(variance.sum()) == pytest.approx(error, rel=1e-9)
+
+
+# --- privacy --------------------------------------------------------------------------------------------------------------
+
+
+def log_density(law: DirectionLaw, alpha: Floats) -> Floats:
+    """Logarithm of alpha's density."""
+    rest = math.log1p(-law.p) - math.log(-math.expm1(law.log_q))
+    return np.asarray(stats.norm.logpdf(alpha) + np.where(alpha >= law.gamma, math.log(law.p) - law.log_q, rest))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 10.0, 30.0])
+def test_density_ratio_of_opposite_directions_is_epsilon(epsilon: float) -> None:
+    """Z = (alpha u + g) / m: on the line along u its density is that of alpha for u, and that of -alpha for -u.
+
+    Across the line both are the same. Any other pair of directions compares the same two factors at other places.
+    """
+    law = direction_law(epsilon)
+    places = np.concatenate([np.linspace(-12, 12, 4801), [law.gamma, np.nextafter(law.gamma, 0), -law.gamma]])
+    ratio = log_density(law, places) - log_density(law, -places)
+    assert np.abs(ratio).max() == pytest.approx(epsilon, abs=1e-9)
+    assert set(np.round(np.abs(ratio), 9)) == {0.0, round(epsilon, 9)}
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 10.0])
+def test_density_has_the_stated_mass_mean_and_second_moment(epsilon: float) -> None:
+    law = direction_law(epsilon)
+
+    def moment(power: int) -> float:
+        def integrand(alpha: float) -> float:
+            return float(alpha**power * np.exp(log_density(law, np.array(alpha))))
+
+        pieces = ((-12.0, law.gamma), (law.gamma, 12.0))
+        return sum(float(integrate.quad(integrand, low, high, epsabs=1e-13)[0]) for low, high in pieces)
+
+    assert moment(0) == pytest.approx(1, abs=1e-10)
+    assert moment(1) == pytest.approx(law.scale, abs=1e-10)
+    assert moment(2) == pytest.approx(law.second_moment, abs=1e-10)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("tail", [2.0**-54, 1e-9, 0.01, 0.3, 0.5, 0.7, 0.99, 1 - 2.0**-53, 1.0])
+def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -> None:
+    law = direction_law(epsilon)
+    above = law.alpha(True, tail)
+    assert math.isfinite(above)
+    assert above >= law.gamma - 1e-12
+    assert special.log_ndtr(-above) == pytest.approx(math.log(tail) + law.log_q, rel=1e-10, abs=1e-14)
+    if tail == 1:
+        assert law.alpha(False, tail) == -math.inf  # the end that uniform leaves out
+        return
+    below, mass = law.alpha(False, tail), -math.expm1(law.log_q)
+    assert below <= law.gamma + 1e-12
+    if below < 0:
+        assert special.ndtr(below) == pytest.approx((1 - tail) * mass, rel=1e-10)
+    else:
+        assert special.ndtr(-below) == pytest.approx(math.exp(law.log_q) + tail * mass, rel=1e-10)
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.0), (3.0, 0.0), (3.0, 0.25)])
+def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float, share: float) -> None:
+    """The event is fixed beforehand, so the bound is valid: beyond epsilon once in 10^4 seeds; the seed is fixed."""
+    clients, dimension = 40_000, 2
+    mechanism, direction = PrivUnitG(epsilon, 1.0, share), torch.tensor([0.6, 0.8])
+    threshold, hits = mechanism.law.gamma / mechanism.law.scale, []
+    top = 1.0 if not share else 0.5 * (1 + Duchi(share * epsilon).gain)
+    for sign, seed in ((1, 1), (-1, 2)):
+        values = (sign * direction).expand(clients, dimension).contiguous()
+        source = torch.Generator().manual_seed(seed)
+        along = mechanism.encode(values, one_layer(dimension), source).values.double() @ direction.double()
+        hits.append(int((along > threshold * top).sum()))
+    lower = epsilon_lower_bound((hits[0], hits[1]), (clients, clients), 0.0, 1e-4)
+    assert 0.85 * mechanism._direction_epsilon < lower <= epsilon
+
+
+# --- draws ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "dimension"), [(0.5, 2), (4.0, 5), (30.0, 3), (2.0, 1)])
+def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dimension: int) -> None:
+    """Seven Kolmogorov-Smirnov tests at 1e-4; the seed is fixed."""
+    clients, mechanism = 5_000, PrivUnitG(epsilon, 2.0)
+    law, direction = mechanism.law, unit_vector(dimension)
+    values = (2 * direction).float().expand(clients, dimension).contiguous()
+    sent = mechanism.encode(values, one_layer(dimension), torch.Generator().manual_seed(3)).values.double() * law.scale / 2
+
+    def distribution(alpha: Floats) -> Floats:
+        below = (1 - law.p) * np.minimum(stats.norm.cdf(alpha) / -math.expm1(law.log_q), 1)
+        return np.asarray(below + law.p * (1 - np.minimum(stats.norm.sf(alpha) / math.exp(law.log_q), 1)))
+
+    along = sent @ direction
+    assert stats.kstest(along.numpy(), distribution).pvalue > 1e-4
+    across = sent - along[:, None] * direction
+    if dimension > 1:
+        normal_to = torch.linalg.svd(direction[None])[2][1]
+        assert stats.kstest((across @ normal_to).numpy(), "norm").pvalue > 1e-4
+    else:
+        assert float(across.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dimension", "epsilon", "share", "length"),
+    [(2, 1.0, 0.0, 1.0), (2, 8.0, 0.3, 0.25), (16, 4.0, 0.2, 1.0), (16, 10.0, 0.1, 0.5), (200, 4.0, 0.0, 5.0), (200, 2.0, 0.5, 0.0)],
+)
+def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: float, share: float, length: float) -> None:
+    """204,000 vectors over the six cases, eight comparisons in each with |z| < 4: a false alarm once in 330 seeds."""
+    clients, norm = 34_000, 3.0
+    mechanism, ranges = PrivUnitG(epsilon, norm, share), one_layer(dimension, center=0.5)
+    values = (0.5 + length * norm * unit_vector(dimension, seed=1)).float()
+    sent = mechanism.encode(values.expand(clients, dimension), ranges, torch.Generator().manual_seed(dimension + int(epsilon)))
+    noisy = sent.values.double()
+    offset = values.double() - 0.5
+    clipped = offset * (norm / max(norm, float(offset.norm())))
+    expected = clipped if share else offset / offset.norm() * norm
+    variance = mechanism.variance(values[None].double(), ranges)[0]
+    samples = [(noisy[:, place], expected[place], variance[place]) for place in (0, dimension // 2 - 1, dimension - 1)]
+    for sample, mean, spread in samples:
+        assert abs(float(sample.mean() - mean)) < 4 * math.sqrt(float(spread) / clients)
+        squares = (sample - mean) ** 2
+        assert abs(float(squares.mean() - spread)) < 4 * float(squares.std()) / math.sqrt(clients)
+    error = (noisy - expected).square().sum(dim=1)
+    assert abs(float(error.mean() - variance.sum())) < 4 * float(error.std()) / math.sqrt(clients)
+    along = noisy @ unit_vector(dimension, seed=1)
+    assert abs(float(along.mean() - expected.norm())) < 4 * float(along.std()) / math.sqrt(clients)
+
+
+def test_longer_vectors_are_clipped_to_the_norm() -> None:
+    ranges, direction = one_layer(7), unit_vector(7)
+    for share in (0.0, 0.3):
+        mechanism = PrivUnitG(2.0, 0.5, share)
+        reports = [
+            mechanism.encode((length * direction).float()[None], ranges, SeededStreams.for_clients(1, 1, [0])).values
+            for length in (0.5, 5.0, 1e30)
+        ]
+        torch.testing.assert_close(reports[0], reports[1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(reports[0], reports[2], rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
+    ranges, direction, mechanism = one_layer(7), unit_vector(7), PrivUnitG(2.0, 0.5)
+    long, short = (
+        mechanism.encode((length * direction).float()[None], ranges, SeededStreams.for_clients(1, 1, [0])).values for length in (0.5, 1e-30)
+    )
+    torch.testing.assert_close(long, short, rtol=1e-5, atol=1e-5)
+    assert "biased" in mechanism.caveats[0]
+    assert PrivUnitG(2.0, 0.5, 0.2).caveats == ()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: float) -> None:
+    """Six comparisons with |z| < 4, seed fixed."""
+    clients, mechanism, ranges = 10_000, PrivUnitG(4.0, 1.0, share), one_layer(3)
+    noisy = mechanism.encode(torch.zeros(clients, 3), ranges, torch.Generator().manual_seed(1)).values.double()
+    variance = mechanism.variance(torch.zeros(1, 3), ranges)[0].double()
+    assert float((noisy.mean(0) / (variance / clients).sqrt()).abs().max()) < 4
+    squares = noisy**2
+    assert float(((squares.mean(0) - variance) / (squares.std(0) / math.sqrt(clients))).abs().max()) < 4
+
+
+def test_the_worst_variance_bounds_all_and_is_attained() -> None:
+    for epsilon, share in ((0.5, 0.0), (1.0, 0.2), (4.0, 0.1), (10.0, 0.5)):
+        mechanism, ranges = PrivUnitG(epsilon, 2.0, share), box([0.0, 1.0], [4, 2])
+        worst = float(mechanism.noise_std(ranges, 9)[0] ** 2) * 9
+        lengths = torch.linspace(0, 2, 401, dtype=torch.float64)[:, None]
+        values = torch.cat([lengths * unit_vector(6, seed) for seed in range(5)] + [lengths * torch.eye(6, dtype=torch.float64)[0]])
+        values[:, 4:] += 1.0
+        largest = float(mechanism.variance(values, ranges).max())
+        assert largest == pytest.approx(worst, rel=1e-4)
+        assert largest <= worst * (1 + 1e-9)
+        assert mechanism.noise_std(ranges, 9).shape == (2,)
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.0, 1.0), (0.2, 1.0), (0.2, 0.3), (0.5, 0.0)])
+def test_mean_variance_follows_from_the_mean(share: float, length: float) -> None:
+    """Where lengths are sent it is consistent, not unbiased: within 5 % here."""
+    clients, dimension = 30, 500
+    mechanism, ranges = PrivUnitG(10.0, 2.0, share), one_layer(dimension, 1.0)
+    values = (1.0 + 2 * length * unit_vector(dimension)).float()
+    source = torch.Generator().manual_seed(2)
+    means = [mechanism.aggregate([mechanism.encode(values.expand(clients, -1), ranges, source)], ranges) for _ in range(40)]
+    found = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means])
+    assert found.dtype == torch.float32
+    truth = float(mechanism.variance(values[None].double(), ranges).sum()) / clients
+    assert float(found.double().sum(1).mean()) == pytest.approx(truth, rel=0.05 if share else 1e-6)
+
+
+def test_mean_variance_of_a_single_report_is_positive_whatever_the_mean() -> None:
+    for share in (0.0, 0.3):
+        mechanism, ranges = PrivUnitG(2.0, 1.0, share), one_layer(50)
+        for mean in (torch.zeros(50), torch.full((50,), 1e-3), torch.full((50,), 1e6)):
+            for clients in (1, 2, 1000):
+                estimate = mechanism.mean_variance(mean, ranges, clients)
+                assert bool(torch.isfinite(estimate).all())
+                assert bool((estimate > 0).all())
+                assert float(estimate.max()) <= float(mechanism.noise_std(ranges, clients)[0] ** 2) * (1 + 1e-5)
+
+
+# --- streams, batches, aggregation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("dimension", [1, 8, 33, 40_000])
+def test_a_clients_report_does_not_depend_on_its_batch(dimension: int, share: float) -> None:
+    ranges, mechanism = one_layer(dimension), PrivUnitG(1.0, 1.0, share)
+    values = torch.randn(3, dimension, generator=torch.Generator().manual_seed(1))
+    values[1] = 0.0
+    together = mechanism.encode(values, ranges, SeededStreams.for_clients(7, 2, range(3))).values
+    alone = [mechanism.encode(values[row : row + 1], ranges, SeededStreams.for_clients(7, 2, [row])).values for row in range(3)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("source", [SecureSource(), torch.Generator().manual_seed(0)])
+def test_other_sources_work(source: Any) -> None:
+    sent = PrivUnitG(1.0, 1.0).encode(torch.ones(2, 4000), one_layer(4000), source).values
+    assert not torch.equal(sent[0], sent[1])
+    assert float(sent.std()) == pytest.approx(1 / 0.39746, rel=0.1)
+
+
+@pytest.mark.parametrize("clients", [1, 255, 256])
+def test_aggregate_is_the_mean_of_decode_and_does_not_depend_on_splits(clients: int) -> None:
+    ranges, mechanism = box([0.5, -1.0], [13, 8]), PrivUnitG(8.0, 1.0, 0.1)
+    values = torch.randn(clients, 21, generator=torch.Generator().manual_seed(clients))
+    whole = mechanism.encode(values, ranges, SeededStreams.for_clients(2, 0, range(clients)))
+    mean = mechanism.aggregate([whole], ranges)
+    assert mean.dtype == torch.float32
+    torch.testing.assert_close(mean, mechanism.decode(whole, ranges).double().mean(0).float(), rtol=1e-5, atol=1e-6)
+    for cut in {1, clients // 3, clients - 1}:
+        assert torch.equal(mechanism.aggregate([VectorReports(whole.values[:cut]), VectorReports(whole.values[cut:])], ranges), mean)
+
+
+def test_missing_and_foreign_reports_are_refused() -> None:
+    mechanism, ranges = PrivUnitG(1.0, 1.0), one_layer(9)
+    for report in (VectorReports(torch.zeros(0, 9)), VectorReports(torch.zeros(1, 8)), DenseReports(torch.zeros(1, 9))):
+        calls: tuple[Callable[[], Tensor], ...] = (
+            lambda: mechanism.aggregate([report], ranges),  # type: ignore[list-item]  # noqa: B023
+            lambda: mechanism.decode(report, ranges),  # type: ignore[arg-type]  # noqa: B023
+        )
+        for call in calls:
+            with pytest.raises(PrivacyError):
+                call()
+    with pytest.raises(PrivacyError):
+        mechanism.aggregate([], ranges)
+
+
+def test_mixing_keeps_rows_together_and_puts_them_in_any_order() -> None:
+    rows = torch.arange(4.0)[:, None].expand(4, 3)
+    batches, generator = [VectorReports(rows[:3]), VectorReports(rows[3:])], np.random.default_rng(0)
+    mixed = [mix_vector_rows(batches, generator).values for _ in range(2400)]
+    assert all(torch.equal(values, values[:, :1].expand(4, 3)) for values in mixed)
+    orders = [tuple(values[:, 0].tolist()) for values in mixed]
+    counts = [orders.count(order) for order in set(orders)]
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-4
+    with pytest.raises(PrivacyError, match="no report"):
+        mix_vector_rows([], generator)
+    with pytest.raises(PrivacyError, match="dimensions"):
+        mix_vector_rows([batches[0], VectorReports(torch.zeros(1, 4))], generator)
+
+
+# --- the wire, what is refused, what is stated ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_reports_survive_the_wire(dimension: int, clients: int, seed: int) -> None:
+    mechanism, ranges = PrivUnitG(1.0, 0.1, 0.5), one_layer(dimension)
+    values = torch.randn(clients, dimension, generator=torch.Generator().manual_seed(seed))
+    sent = mechanism.encode(values, ranges, SeededStreams.for_clients(seed, 0, range(clients)))
+    payloads = list(sent.payloads())
+    received = mechanism.read(payloads, ranges)
+    assert type(received) is VectorReports
+    assert torch.equal(received.values, sent.values)
+    assert {len(payload) for payload in payloads} == {sent.bytes_per_client} == {mechanism.payload_bits(ranges) // 8}
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00" * 4, b"\x00" * 9, np.array([1, np.nan], dtype=np.float32).tobytes()])
+def test_malformed_payloads_are_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        PrivUnitG(1.0, 1.0).read([payload], one_layer(2))
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, 1e-9, 1e9, True, "1", None])
+def test_an_unusable_epsilon_is_refused(epsilon: Any) -> None:
+    with pytest.raises(ConfigError, match="epsilon"):
+        PrivUnitG(epsilon, 1.0)
+
+
+@pytest.mark.parametrize("norm", [0, 0.0, -1.0, math.nan, math.inf, 1e30, True, "1", None])
+def test_an_unusable_norm_is_refused(norm: Any) -> None:
+    with pytest.raises(ConfigError, match="norm"):
+        PrivUnitG(1.0, norm)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1, 1.5, math.nan, 1e-9, 1 - 1e-9, True, "0.5", None])
+def test_an_unusable_share_is_refused(share: Any) -> None:
+    with pytest.raises(ConfigError, match="magnitude_share"):
+        PrivUnitG(1.0, 1.0, share)
+
+
+def test_extreme_parameters_stay_within_float32() -> None:
+    for epsilon, share, norm in ((2.1e-6, 0.5, 1e20), (1e4, 0.0, 1e20), (1e4, 0.5, 1e-20), (100.0, 0.1, 1.0)):
+        mechanism = PrivUnitG(epsilon, norm, share)
+        sent = mechanism.encode(torch.ones(5, 30), one_layer(30), SeededStreams.for_clients(0, 0, range(5)))
+        assert bool(torch.isfinite(sent.values).all())
+        assert bool(torch.isfinite(mechanism.variance(torch.ones(1, 30, dtype=torch.float64), one_layer(30))).all())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([[867.5, math.nan, 0.0]]),
+        torch.tensor([[867.5, 0.0, 0.0], [0.0, math.inf, 0.0]]),
+        torch.tensor([[867.5, 0.0, 0.0]], dtype=torch.float64),
+        torch.tensor([867.5, 0.0, 0.0]),
+        torch.tensor([[867.5, 0.0]]),
+        torch.empty(1, 0),
+    ],
+)
+def test_bad_values_are_refused_without_being_repeated(values: Tensor) -> None:
+    with pytest.raises(PrivacyError, match="nothing was sent") as caught:
+        PrivUnitG(1.0, 1.0).encode(values, one_layer(3), SeededStreams.for_clients(0, 0, range(len(values))))
+    assert "867" not in str(caught.value)
+
+
+def test_noise_that_is_not_finite_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinite noise minus its part along the direction would leave the direction's signs."""
+    monkeypatch.setattr(privunit, "normal", lambda source, row, count: torch.full((count,), math.inf, dtype=torch.float64))
+    with pytest.raises(PrivacyError, match="nothing was sent"):
+        PrivUnitG(1.0, 1.0).encode(torch.ones(1, 3), one_layer(3), SeededStreams.for_clients(0, 0, [0]))
+
+
+def test_a_source_that_runs_out_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="nothing was sent"):
+        PrivUnitG(1.0, 1.0).encode(torch.zeros(2, 4), one_layer(4), SeededStreams.for_clients(0, 0, [0]))
+
+
+def test_encode_leaves_the_callers_values_alone() -> None:
+    values = torch.tensor([[5.0, -5.0, 0.5]], requires_grad=True)
+    PrivUnitG(1.0, 1.0).encode(values, one_layer(3), SeededStreams.for_clients(0, 0, [0]))
+    assert values.tolist() == [[5.0, -5.0, 0.5]]
+
+
+def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> None:
+    mechanism, ranges = PrivUnitG(1.5, 1.0, 0.2), box([0.0, 0.0], [3, 4])
+    guarantee = mechanism.guarantee(ranges)
+    assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "vector", 1)
+    assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
+    assert any("finite precision" in assumption for assumption in guarantee.assumptions)
+    assert mechanism.release(ranges) == PureRelease("privunit-g", 1.5, 1, "vector")
+    assert mechanism._length_epsilon + mechanism._direction_epsilon == 1.5
+
+
+def test_audit_finds_nothing() -> None:
+    """The norm is that of the audit's corners, so that its box and the ball clip the same inputs alike.
+
+    The audit counts weights in radii, of which its smallest is 1e-6: next to that, noise hides all else. What it tests
+    is the wire, independence and agreement; the budget is tested above.
+    """
+    norm = 2 * math.sqrt(sum(radius**2 for radius in RADII))
+    audit = audit_mechanism(PrivUnitG(2.0, norm, 0.2), trials=4_000, seed=1)
+    assert audit.passed, audit.verdict

@@ -1,0 +1,140 @@
+"""The tables of guarantees say what the statement says, and name what it rests on."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.accounting import account
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
+from ldpfl.privacy.planner import Answer, Setting, plan
+from ldpfl.privacy.statement import Statement
+from ldpfl.report.privacy import guarantee_table, interval, number, plan_table, print_guarantees
+
+
+def printed(*things: Table) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    for thing in things:
+        console.print(thing)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def row(epsilon: float, delta: float, unit: str, trust: str, status: str, **more: Any) -> Guarantee:
+    return Guarantee(epsilon, delta, unit, 1, REPLACE_ONE, trust, status, **more)  # type: ignore[arg-type]
+
+
+def statement() -> Statement:
+    shuffler = ("the other 99 clients are honest",)
+    return Statement(
+        1e-5,
+        (
+            row(1.0, 0.0, "client", "shuffled", "claimed", scope="run"),
+            row(1.0, 0.0, "weight", "local", "proved"),
+            row(218_400.0, 0.0, "client", "local", "proved", scope="run"),
+            row(102_690.0, 1e-5, "client", "local", "proved", scope="run"),
+            row(1406.2, 1e-5, "client", "shuffled", "proved", scope="run", lower=1405.4, adaptive=False, assumptions=shuffler),
+            row(1411.9, 1e-5, "client", "shuffled", "proved", scope="run", lower=1405.4, assumptions=shuffler),
+            row(1392.9, 1e-5, "client", "shuffled", "estimate", scope="run"),
+        ),
+        ("no shuffled number: because",),
+        ("delta is too large",),
+    )
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+
+
+def test_the_table_has_a_line_for_each_trust_model_with_the_claim_first() -> None:
+    assert cells(printed(guarantee_table(statement().to_dict()))) == [
+        ["one client, whole run", "shuffler", "1", "paper's claim"],
+        ["one weight, one round", "nobody", "1 (pure)", "proved"],
+        ["one client, whole run", "nobody", "102,690 (218,400 pure)", "proved"],
+        ["one client, whole run", "shuffler", "1,405.4 .. 1,406.2", "fixed inputs"],
+        ["one client, whole run", "shuffler", "1,405.4 .. 1,411.9", "proved"],
+        ["one client, whole run", "shuffler", "~ 1,392.9", "estimate"],
+    ]
+
+
+def test_the_caption_says_what_a_shuffler_and_fixed_inputs_are() -> None:
+    text = printed(guarantee_table(statement().to_dict()))
+    assert "epsilon at delta 1e-05" in text
+    assert "the other 99 clients are honest" in " ".join(text.split())
+    assert "fixed inputs: proved if no input depends on earlier rounds" in " ".join(text.split())
+    local = Statement(1e-5, statement().rows[1:4])
+    assert "shuffler" not in printed(guarantee_table(local.to_dict()))
+
+
+def test_notes_and_warnings_are_printed_below() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    print_guarantees(console, statement().to_dict())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[-2:] == ["no shuffled number: because", "warning: delta is too large"]
+
+
+def test_what_is_not_protected_is_printed_as_infinite() -> None:
+    nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are"), 5, 5, 1),))
+    text = printed(guarantee_table(account(nothing).to_dict()))
+    assert text.count("infinity") == 3
+    assert "shuffler" not in text
+
+
+def test_names_from_a_file_are_no_markup() -> None:
+    release = UnprotectedRelease("[red]x[/blue]", "[bold]y[/italic]")
+    console = Console(file=io.StringIO(), width=160)
+    print_guarantees(console, account(Ledger((RoundEvent(1, release, 5, 5, 1),))).to_dict())
+
+
+def test_a_plan_s_table_names_its_setting_and_its_answers() -> None:
+    setting = Setting(2.0, 1000, 300, 4, channel="direct", participation=0.1, colluding=7)
+    text = printed(plan_table(plan(setting).to_dict(), Answer(4.0, 264, 258, 0.5).to_dict()))
+    for word in ("duchi, epsilon 2 a report", "1,000, 100 a round (known to others), 7 of them collude", "300; 4", "38 bytes"):
+        assert word in text, word
+    for word in ("264 are enough", "fewer than 258", "0.5"):
+        assert word in text, word
+    assert "are enough" not in printed(plan_table(plan(setting).to_dict(), None))
+
+
+def test_a_plan_without_noise_names_no_budget() -> None:
+    """There is none; an epsilon in its title would be read as a guarantee."""
+    assert "epsilon 1" not in printed(plan_table(plan(Setting(1.0, 10, 3, 1, mechanism="none")).to_dict(), None))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.40781789, "0.4078"),
+        (1.0, "1"),
+        (99.994, "99.99"),
+        (185.12, "185.1"),
+        (1405.44, "1,405.4"),
+        (10_647.8, "10,648"),
+        (218_400.0, "218,400"),
+        (9999.97, "10,000"),
+        (4.6e9, "4.6e+09"),
+        ("infinity", "infinity"),
+    ],
+)
+def test_figures_are_short_and_thousands_apart(value: float | str, text: str) -> None:
+    assert number(value) == text
+
+
+def test_an_interval_whose_ends_read_the_same_is_one_number() -> None:
+    assert interval(None, 3.0) == "3"
+    assert interval(2.99999, 3.0) == "3"
+    assert interval(2.9, 3.0) == "2.9 .. 3"
+    assert interval(2.9, "infinity") == "2.9 .. infinity"
+
+
+def test_a_certified_figure_is_never_rounded_below_itself_by_much() -> None:
+    """Four digits: what is printed is within half a unit of the last."""
+    release = BinaryRelease("duchi", 1.0, 1)
+    found = account(Ledger((RoundEvent(1, release, 50, 50, 1),))).figures()["shuffled_upper"]
+    assert isinstance(found, float)
+    assert float(number(found)) == pytest.approx(found, rel=5e-4)

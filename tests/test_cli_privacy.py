@@ -1,0 +1,389 @@
+"""Commands about privacy: plan, ledger and audit print what holds, and answer every mistake with one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TINY_TOML, CommandLine
+from ldpfl import LayerRanges, mechanisms
+from ldpfl.data import load
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.mechanisms import BitReports, Duchi
+from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
+from ldpfl.privacy.accounting import account
+from ldpfl.simulation import simulate
+
+ONE_BIT = ("--weights", "1", "--rounds", "1")
+"""What a shuffler hides of one bit is known at once; of many, after seconds."""
+
+DIRECT = ("--set", "shuffling.channel=direct")
+
+
+def ledger_of(rounds: int = 2, *, cohort: int = 100, channel: Any = "direct") -> Ledger:
+    ledger = Ledger()
+    for number in range(1, rounds + 1):
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 1), cohort, 100, number, channel=channel))
+    return ledger
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """A run folder after two of three rounds, with a delta of its own, whose reports go to the server directly."""
+    overrides = ["shuffling.channel=direct", "privacy.delta=1e-3"]
+    folder, config = RunFolder(tmp_path_factory.mktemp("cli") / "tiny"), parse_config(TINY_TOML, overrides, origin="test")
+    folder.open(config, resume=False)
+    federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
+    for checkpoint in simulate(federation, start, 2):
+        folder.save_round(checkpoint)
+    return folder.path
+
+
+def figures(ldpfl: CommandLine, *arguments: str | Path) -> dict[str, Any]:
+    """Expect nothing but strict JSON on stdout, and return it."""
+    outcome = ldpfl(*arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    tree: dict[str, Any] = json.loads(outcome.out, parse_constant=refuse)
+    return tree
+
+
+# --- ledger -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_of_a_run_is_accounted_at_its_own_delta_whether_finished_or_not(ldpfl: CommandLine, run: Path) -> None:
+    found = figures(ldpfl, "ledger", run)
+    assert found.items() >= account(Ledger.load(run / "ledger.json"), 1e-3).to_dict().items()
+    assert (found["rounds"], found["delta"], found["local_pure"]) == (2, 1e-3, 2.0 * 4010 * 2)
+    text = ldpfl("ledger", run).out
+    for word in ("2 rounds", "delta 0.001", "paper's claim", "16,040 pure", "no shuffled number: reports reach the server"):
+        assert word in text, word
+
+
+def test_a_ledger_file_is_accounted_by_itself(ldpfl: CommandLine, run: Path) -> None:
+    Path("kept.json").write_bytes((run / "ledger.json").read_bytes())
+    found = figures(ldpfl, "ledger", "kept.json")
+    assert (found["delta"], found["local_pure"]) == (1e-5, 16_040.0)
+    assert found["local"] > figures(ldpfl, "ledger", run)["local"]
+
+
+def test_a_recipe_is_accounted_before_it_is_run(ldpfl: CommandLine) -> None:
+    found = figures(ldpfl, "ledger", "ldp-fl/mnist", *DIRECT, "--set", "training.rounds=2", "--set", "mechanism.epsilon=0.5")
+    assert (found["rounds"], found["per_report"], found["local_pure"]) == (2, 0.5, 0.5 * 21_840 * 2)
+    assert list(Path().iterdir()) == []
+
+
+def test_a_config_file_is_accounted_before_it_is_run(ldpfl: CommandLine, config_file: Path) -> None:
+    found = figures(ldpfl, "ledger", config_file, *DIRECT, "--set", "privacy.delta=0.01")
+    assert (found["rounds"], found["per_report"], found["delta"]) == (3, 2.0, 0.01)
+
+
+def test_delta_and_colluding_clients_can_be_chosen(ldpfl: CommandLine) -> None:
+    ledger_of(1, channel="ideal-shuffler").save(Path("one.json"))
+    found = figures(ldpfl, "ledger", "one.json", "--delta", "1e-3", "--colluding", "40")
+    assert found["colluding"] == 40
+    assert found.items() >= account(ledger_of(1, channel="ideal-shuffler"), 1e-3, 40).to_dict().items()
+    assert "the other 59 clients are honest" in " ".join(ldpfl("ledger", "one.json", "--colluding", "40").out.split())
+
+
+@pytest.mark.parametrize(
+    ("channel", "why"),
+    [("random-delay", "a random delay is not a shuffler"), ("direct", "reports reach the server with their sender")],
+)
+def test_where_there_is_no_shuffled_number_the_table_says_why(channel: str, why: str, ldpfl: CommandLine) -> None:
+    ledger_of(2, channel=channel).save(Path("a.json"))
+    assert f"no shuffled number: {why}" in ldpfl("ledger", "a.json").out
+
+
+def test_a_delta_that_is_not_below_one_over_n_is_warned_of(ldpfl: CommandLine) -> None:
+    ledger_of(2).save(Path("a.json"))
+    assert "warning: delta 0.05 is not below 1/n" in ldpfl("ledger", "a.json", "--delta", "0.05").out
+    assert len(figures(ldpfl, "ledger", "a.json", "--delta", "0.05")["warnings"]) == 1
+
+
+BAD_LEDGERS: dict[str, tuple[Callable[[str], str], str]] = {
+    "another version": (lambda text: text.replace('"version": 1', '"version": 2'), "version 2, and this ldpfl reads version 1"),
+    "an unknown event": (lambda text: text.replace('"binary"', '"binari"'), "unknown kind of release 'binari': did you mean 'binary'?"),
+    "another file": (lambda text: '{"accuracy": 0.9}', "is not a ledger"),
+    "half of it": (lambda text: text[:100], "is not valid JSON"),
+    "nothing released": (lambda text: '{"format": "ldpfl-ledger", "version": 1, "events": []}', "the ledger is empty"),
+    "a name with control characters": (
+        lambda text: text.replace('"mechanism": "duchi"', '"mechanism": "a\\nb\\u001b[2J"').replace('"epsilon": 1.0', '"epsilon": -1.0'),
+        "must be positive",
+    ),
+    "a lone surrogate": (
+        lambda text: text.replace('"mechanism": "duchi"', '"mechanism": "\\ud800"').replace('"epsilon": 1.0', '"epsilon": -1.0'),
+        "must be positive",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LEDGERS)
+def test_a_file_that_is_no_ledger_gets_one_line(name: str, ldpfl: CommandLine) -> None:
+    change, named = BAD_LEDGERS[name]
+    Path("bad.json").write_text(change(ledger_of().to_json()), encoding="utf-8")
+    line = ldpfl.refused("ledger", "bad.json")
+    assert named in line
+    assert line.isprintable()
+    assert "bad.json" in line or name == "nothing released"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["nosuch"], "nosuch"),
+        (["ldp-fl/mnits"], "did you mean 'ldp-fl/mnist'"),
+        (["missing.toml"], "missing.toml"),
+        (["missing.json"], "missing.json"),
+        (["."], "holds no run"),
+        (["a.json", "--delta", "0"], "the pure figures (delta = 0) are given in any case"),
+        (["a.json", "--delta", "1"], "delta"),
+        (["a.json", "--delta", "nan"], "delta"),
+        (["a.json", "--delta", "x"], "--delta"),
+        (["a.json", "--colluding", "100"], "colluding must lie between 0 and 99"),
+        (["a.json", "--colluding", "-1"], "--colluding"),
+        (["a.json", "--set", "seed=1"], "--set"),
+        (["ldp-fl/mnist", "--set", "seeed=1"], "seeed"),
+        (["a.json", "--collude", "1"], "--collude"),
+        ([], "RUN|RECIPE"),
+    ],
+)
+def test_a_mistake_about_a_ledger_gets_one_line(arguments: list[str], named: str, ldpfl: CommandLine) -> None:
+    ledger_of().save(Path("a.json"))
+    assert named in ldpfl.refused("ledger", *arguments)
+
+
+def test_a_ledger_that_is_not_there_is_not_taken_for_a_recipe(ldpfl: CommandLine) -> None:
+    """A mistyped file name, for instance; a list of recipes would lead astray."""
+    assert "recipe" not in ldpfl.refused("ledger", "runs/one/ledger.json")
+
+
+def test_a_run_that_released_nothing_yet_says_so(ldpfl: CommandLine) -> None:
+    RunFolder(Path("new")).open(parse_config(TINY_TOML, [], origin="test"), resume=False)
+    assert "released nothing yet" in ldpfl.refused("ledger", "new")
+    assert "--set" in ldpfl.refused("ledger", "new", "--set", "seed=1")
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_prints_what_it_would_guarantee_and_cost(ldpfl: CommandLine) -> None:
+    text = ldpfl("plan", "--epsilon", "1", "--clients", "100", *ONE_BIT).out
+    for word in ("duchi, epsilon 1 a report", "100", "1; 1", "std 0.01623", "1 bytes", "paper's claim", "0.4078", "whole run"):
+        assert word in text, word
+
+
+def test_all_settings_reach_the_plan(ldpfl: CommandLine) -> None:
+    options = {"epsilon": 0.5, "clients": 60, "weights": 2, "rounds": 1, "delta": 1e-4, "participation": 0.5, "radius": 0.2, "colluding": 3}
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    found = figures(ldpfl, "plan", *arguments, "--mechanism", "duchi", "--channel", "random-delay", "--secret")
+    assert found.items() >= {**options, "mechanism": "duchi", "channel": "random-delay", "secret": True, "cohort": 30}.items()
+    assert (found["local_pure"], found["bytes_per_client"]) == (1.0, 1)
+
+
+def test_without_noise_a_plan_promises_nothing(ldpfl: CommandLine) -> None:
+    arguments = ["plan", "--epsilon", "1", "--clients", "100", *ONE_BIT, "--mechanism", "none"]
+    assert figures(ldpfl, *arguments)["local"] == "infinity"
+    text = ldpfl(*arguments).out
+    assert "no shuffled number: values leave without protection" in text
+    assert "epsilon 1 a report" not in text
+
+
+def test_the_clients_for_a_target_are_found_and_planned_for(ldpfl: CommandLine) -> None:
+    arguments = ["plan", "--epsilon", "1", "--target-central", "0.5", *ONE_BIT]
+    found = figures(ldpfl, *arguments)
+    assert found["clients"] == found["clients_needed"] >= found["clients_necessary"]
+    assert found["shuffled_upper_adaptive"] <= found["target_central"] == 0.5
+    assert found["epsilon_allowed"] is None
+    assert f"{found['clients_needed']} are enough" in ldpfl(*arguments).out
+
+
+def test_the_epsilon_for_a_target_is_found_and_planned_for(ldpfl: CommandLine) -> None:
+    arguments = ["plan", "--clients", "100", "--target-central", "0.5", *ONE_BIT]
+    found = figures(ldpfl, *arguments)
+    assert found["epsilon"] == found["epsilon_allowed"] > 1
+    assert 0.49 < found["shuffled_upper_adaptive"] <= 0.5
+    assert found["clients_needed"] is None
+    assert f"{found['epsilon']:.4g}" in ldpfl(*arguments).out
+
+
+def test_with_both_given_both_are_found_and_the_plan_is_as_given(ldpfl: CommandLine) -> None:
+    found = figures(ldpfl, "plan", "--epsilon", "1", "--clients", "100", "--target-central", "0.5", *ONE_BIT)
+    assert (found["epsilon"], found["clients"]) == (1.0, 100)
+    assert found["clients_needed"] < 100
+    assert found["epsilon_allowed"] > 1
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_a_plot_is_drawn(suffix: str, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.cli.privacy.crowds", lambda setting: [10, 100])
+    outcome = ldpfl("plan", "--epsilon", "1", "--clients", "100", *ONE_BIT, "--plot", f"plot.{suffix}", "--target-central", "0.5")
+    assert outcome.code == 0, outcome.err
+    assert f"plot: plot.{suffix}" in outcome.out
+    assert Path(f"plot.{suffix}").read_bytes()[:5] in (b"<?xml", b"\x89PNG\r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--plot", "plot.jpg"], "svg, png, pdf"),
+        (["--plot", "nowhere/plot.svg"], "nowhere"),
+        (["--plot", "plot.svg", "--mechanism", "none"], "none"),
+        (["--plot", "plot.svg", "--channel", "direct"], "ideal-shuffler"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
+    arguments: list[str], named: str, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work takes half a minute for the largest settings."""
+
+    def work(*arguments: object) -> None:
+        raise RuntimeError("planned before the plot was looked at")
+
+    monkeypatch.setattr("ldpfl.cli.privacy.plan_setting", work)
+    assert named in ldpfl.refused("plan", "--epsilon", "1", "--clients", "100", *arguments)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--epsilon and --clients"),
+        (["--epsilon", "1"], "--epsilon and --clients"),
+        (["--target-central", "4"], "--epsilon (to find the clients) or --clients"),
+        (["--epsilon", "1", "--clients", "0"], "at least 1"),
+        (["--epsilon", "1", "--clients", "5", "--weights", "0"], "at least 1"),
+        (["--epsilon", "1", "--clients", "5", "--rounds", "0"], "at least 1"),
+        (["--epsilon", "1", "--clients", "200000000"], "1e+08 clients"),
+        (["--epsilon", "1", "--clients", "5", "--weights", "10000000000"], "1e+10 weights x rounds"),
+        (["--epsilon", "0", "--clients", "5"], "epsilon"),
+        (["--epsilon", "nan", "--clients", "5"], "epsilon"),
+        (["--epsilon", "1e-12", "--clients", "5"], "epsilon"),
+        (["--epsilon", "one", "--clients", "5"], "--epsilon"),
+        (["--epsilon", "1", "--clients", "5", "--delta", "0"], "the pure figures (delta = 0) are given in any case"),
+        (["--epsilon", "1", "--clients", "5", "--delta", "1"], "delta"),
+        (["--epsilon", "1", "--clients", "5", "--delta", "nan"], "delta"),
+        (["--epsilon", "1", "--target-central", "4", "--delta", "0"], "delta"),
+        (["--epsilon", "1", "--clients", "5", "--participation", "0"], "participation"),
+        (["--epsilon", "1", "--clients", "5", "--participation", "nan"], "participation"),
+        (["--epsilon", "1", "--clients", "5", "--radius", "0"], "radius"),
+        (["--epsilon", "1", "--clients", "5", "--colluding", "5"], "colluding"),
+        (["--epsilon", "1", "--clients", "5", "--mechanism", "duchy"], "did you mean 'duchi'"),
+        (["--epsilon", "1", "--clients", "5", "--channel", "delay"], "did you mean 'random-delay'"),
+        (["--epsilon", "1", "--target-central", "0"], "target"),
+        (["--epsilon", "1", "--target-central", "nan"], "target"),
+        (["--epsilon", "1", "--target-central", "4", "--channel", "direct"], "ideal-shuffler"),
+        (["--epsilon", "1", "--target-central", "4", "--mechanism", "none"], "none"),
+        (["--epsilon", "1", "--target-central", "4", "--secret", "--participation", "0.1"], "secret"),
+    ],
+)
+def test_a_mistake_about_a_plan_gets_one_line(arguments: list[str], named: str, ldpfl: CommandLine) -> None:
+    assert named in ldpfl.refused("plan", *arguments)
+
+
+def test_a_target_out_of_reach_gets_one_line(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.privacy.planner.MOST_CLIENTS", 1000)
+    assert "lower --epsilon" in ldpfl.refused("plan", "--epsilon", "1", "--target-central", "0.01", *ONE_BIT)
+
+
+def test_a_large_epsilon_is_planned_with_a_warning(ldpfl: CommandLine) -> None:
+    outcome = ldpfl("plan", "--epsilon", "40", "--clients", "100", *ONE_BIT)
+    assert outcome.code == 0
+    assert "warning: epsilon 40 is more than 32 random bits express: 22.18 is realised" in outcome.out
+
+
+def test_a_client_alone_is_planned_with_the_local_figures(ldpfl: CommandLine) -> None:
+    found = figures(ldpfl, "plan", "--epsilon", "1", "--clients", "1", "--weights", "20", "--rounds", "3")
+    assert found["shuffled_upper_adaptive"] == found["local"]
+
+
+# --- audit ------------------------------------------------------------------------------------------------------------
+
+
+class Careless(Duchi):
+    """Sends the sign of each value as it is, and says that this is epsilon-LDP."""
+
+    def encode(self, values: torch.Tensor, ranges: LayerRanges, generator: Any) -> BitReports:
+        center, _ = ranges.expand()
+        return BitReports(np.packbits((values.cpu() > center).numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+def test_a_sound_mechanism_passes_its_audit(ldpfl: CommandLine) -> None:
+    outcome = ldpfl("audit", "duchi", "--epsilon", "2", "--trials", "50000", "--seed", "1")
+    assert outcome.code == 0, outcome.err
+    assert "FAILED" not in outcome.out
+    assert "ok" in outcome.out
+    assert figures(ldpfl, "audit", "duchi", "--trials", "50000", "--seed", "1")["passed"] is True
+
+
+def test_a_faulty_mechanism_fails_its_audit_with_an_exit_code_of_its_own(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mechanisms._REGISTRY, "careless", Careless)
+    arguments = ["audit", "careless", "--trials", "20000", "--seed", "1"]
+    outcome = ldpfl(*arguments)
+    assert outcome.code == 3
+    assert "FAILED" in outcome.out
+    assert outcome.err == ""
+    as_json = ldpfl(*arguments, "--json")
+    assert as_json.code == 3
+    assert json.loads(as_json.out)["passed"] is False
+
+
+def test_a_run_is_audited_by_a_canary(ldpfl: CommandLine, run: Path, tiny_data: Path) -> None:
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    outcome = ldpfl("audit", run, "--data-dir", tiny_data, "--trials", "100", "--seed", "1", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    for word in ("canary", "8 clients", "4,010", "100 trials"):
+        assert word in outcome.out, word
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["duchy"], "did you mean 'duchi'"),
+        (["nowhere/run"], "neither a run's folder nor a mechanism"),
+        (["."], "holds no run"),
+        (["duchi", "--epsilon", "0"], "epsilon"),
+        (["duchi", "--epsilon", "nan"], "epsilon"),
+        (["duchi", "--trials", "0"], "--trials"),
+        (["duchi", "--error-rate", "0"], "error"),
+        (["duchi", "--error-rate", "nan"], "error"),
+        (["duchi", "--seed", "-1"], "--seed"),
+        ([], "MECHANISM|RUN"),
+    ],
+)
+def test_a_mistake_about_an_audit_gets_one_line(arguments: list[str], named: str, ldpfl: CommandLine) -> None:
+    assert named in ldpfl.refused("audit", *arguments)
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "ledger": ["RUN|RECIPE", "--delta", "--colluding", "--set", "--json"],
+    "plan": [
+        *("--epsilon", "--clients", "--weights", "--rounds", "--delta", "--mechanism", "--participation", "--secret", "--radius"),
+        *("--channel", "--colluding", "--target-central", "--plot", "--json"),
+    ],
+    "audit": ["MECHANISM|RUN", "--epsilon", "--trials", "--error-rate", "--seed", "--data-dir", "--device", "--json"],
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_the_help_names_every_option(command: str, ldpfl: CommandLine) -> None:
+    outcome = ldpfl(command, "--help")
+    assert outcome.code == 0
+    for option in OPTIONS[command]:
+        assert option in outcome.out, option
+    assert command in ldpfl("--help").out
