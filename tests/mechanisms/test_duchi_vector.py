@@ -117,13 +117,19 @@ def test_the_papers_closed_half_space_costs_more_and_is_biased(dimension: int, e
 
 
 def test_the_papers_closed_half_space_has_the_reported_figures() -> None:
+    """Methods 3.3 gives 0.44 and 6.3: the bias at |t| = 0.9. It grows with |t|, to 0.487 and 7.0."""
     original = closed_law(2, math.e / (1 + math.e))
-    assert bias(original, float(amplitude(2, Fraction(math.e)))) == pytest.approx(0.44, abs=0.005)
-    assert budget(closed_law(2, math.exp(0.1) / (1 + math.exp(0.1)))) == pytest.approx(0.744, abs=5e-4)
+    worst = bias(original, float(amplitude(2, Fraction(math.e))))
+    assert worst == pytest.approx(0.487, abs=5e-4)
+    assert 0.9 * worst == pytest.approx(0.44, abs=0.005)
+    assert budget(original) == pytest.approx(1.313, abs=5e-4)
     growth = math.exp(0.1)
+    assert budget(closed_law(2, growth / (1 + growth))) == pytest.approx(0.744, abs=5e-4)
     redefined = closed_law(2, growth / (4 + growth - 1))
     assert budget(redefined) == pytest.approx(1.31, abs=0.005)
-    assert bias(redefined, float(amplitude(2, Fraction(growth)))) == pytest.approx(6.3, abs=0.1)
+    worst = bias(redefined, float(amplitude(2, Fraction(growth))))
+    assert worst == pytest.approx(7.005, abs=5e-3)
+    assert 0.9 * worst == pytest.approx(6.3, abs=0.01)
 
 
 # --- the amplitude ----------------------------------------------------------------------------------------------------
@@ -506,7 +512,7 @@ def test_guarantee_and_release_count_the_vector_once() -> None:
     assert mechanism.release(ranges) == PureRelease("duchi-vector", 1.5, 1, "vector")
 
 
-@pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (22.0, False), (40.0, True)])
+@pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (15.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
     assert len(DuchiVector(epsilon).caveats) == told
     assert DuchiVector(epsilon).epsilon_realised <= epsilon

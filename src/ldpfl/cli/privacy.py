@@ -23,7 +23,7 @@ from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA, account
-from ldpfl.privacy.audit import audit_mechanism
+from ldpfl.privacy.audit import audit_mechanism, default_trials
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among, require_central
 from ldpfl.privacy.planner import plan as plan_setting
@@ -160,7 +160,7 @@ def _solved(setting: Setting, found: Answer, *, clients_given: bool, epsilon_giv
 def audit(
     what: Annotated[str, typer.Argument(metavar="MECHANISM|RUN", help="A mechanism's name, or a run's folder.")],
     epsilon: Annotated[float, typer.Option(help="Budget of one report, for a mechanism.")] = 1.0,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials for each input.", show_default="1000000; for a run 400")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials for each input.", show_default="by what is audited")] = None,
     error_rate: Annotated[float, typer.Option(help="Probability that a sound mechanism fails.")] = 1e-4,
     seed: Annotated[int | None, typer.Option(min=0, help="Repeatable bits instead of the operating system's.")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets, for a run.")] = None,
@@ -173,8 +173,8 @@ def audit(
         return
     if what not in mechanisms.names():
         raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names())}")
-    mechanism = mechanisms.create(what, **({} if what == "none" else {"epsilon": epsilon}))
-    result = audit_mechanism(mechanism, trials=trials or 1_000_000, seed=seed, error_rate=error_rate)
+    mechanism = mechanisms.with_defaults(what, epsilon)
+    result = audit_mechanism(mechanism, trials=trials or default_trials(mechanism), seed=seed, error_rate=error_rate)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:

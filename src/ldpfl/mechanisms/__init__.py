@@ -47,6 +47,16 @@ def create(name: str, **parameters: Any) -> Mechanism:
         raise ConfigError(f"mechanism {name!r} does not take these parameters: {error}") from None
 
 
+def with_defaults(name: str, epsilon: float) -> Mechanism:
+    """Build the mechanism called ``name`` at ``epsilon``, all else as a config has it by default: to plan and to audit.
+
+    Raises:
+        ConfigError: as :func:`create`.
+    """
+    extra: dict[str, dict[str, Any]] = {"privunit-g": {"norm": 1.0, "magnitude_share": 0.5}}
+    return create(name, **({} if name == "none" else {"epsilon": epsilon, **extra.get(name, {})}))
+
+
 __all__ = [
     "BitReports",
     "DenseReports",
@@ -66,4 +76,5 @@ __all__ = [
     "VectorReports",
     "create",
     "names",
+    "with_defaults",
 ]

@@ -23,9 +23,8 @@ from ldpfl.randomness import RandomSource, as_source, draw, normal, uniform
 from ldpfl.ranges import LayerRanges
 
 _SMALLEST_EPSILON, _LARGEST_EPSILON = 1e-6, 1e4
-"""Outside, float32 cannot hold the estimates of every permitted norm, or the optimum is lost to rounding."""
-
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20
+"""Outside, float32 cannot hold every estimate, or the optimum is lost to rounding."""
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -193,7 +192,7 @@ class PrivUnitG(Mechanism):
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
         squares = torch.where(length > 0, (offset / length) ** 2, 1 / ranges.dimension)  # 0 / 0 is not taken
         sent = length.clamp_max(self.norm)
-        mean = torch.where(length > 0, sent if self.magnitude_share else self.norm, 0.0)
+        mean = (length > 0) * (sent if self.magnitude_share else torch.full_like(sent, self.norm))
         second: Tensor = (1 + (self.law.second_moment - 1) * squares) / self.law.scale**2
         variance: Tensor = second * self._second_moment(sent) - mean**2 * squares
         return variance.to(values.dtype)
@@ -201,10 +200,10 @@ class PrivUnitG(Mechanism):
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
         """The closed form over n, with gamma = m: (V / m^2 + (V - N^2) u_j^2) / n, V = E[M^2] for clients of length N.
 
-        Where lengths are not sent that is norm^2 / (m^2 n), exactly. Otherwise u is that of the mean, and N is what makes
-        the mean as long as it is, noise included: its squared length is N^2 + (V (d / m^2 + 1) - N^2) / n, and V is
-        linear in N. Consistent where all clients hold the same; too small by a factor of (A^2 + 3) / (A^2 - 1) at most,
-        A the gain of the length's bit, where their updates cancel.
+        Where lengths are not sent that is norm^2 / (m^2 n), exact but for zero vectors. Otherwise u is that of the mean, and
+        N makes the mean as long as it is, noise included: E|mean - c|^2 = N^2 + (V (d / m^2 + 1) - N^2) / n, V linear in
+        N. Consistent where all clients hold the same vector. Too large near 0; too small by (A^2 + 3) / (A^2 - 1) at
+        most, A the gain of the length's bit, where updates cancel.
         """
         scale = self.law.scale
         if not self.magnitude_share:
@@ -219,9 +218,10 @@ class PrivUnitG(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
         """The most that any vector leads to, the same in every layer.
 
-        Lengths not sent: norm / (m sqrt(n)) for all vectors. Lengths sent: a vector of the worst length in one weight.
+        Lengths not sent: norm sqrt(1 / m^2 + 1 / d) for the zero vector, whose direction is noise too, and norm / m for
+        all others. Lengths sent: V (1 + 1 / m^2) - N^2, all of the vector in one weight, at the worst length N.
         """
-        return torch.full_like(ranges.radius, sqrt(self._worst_variance() / clients))
+        return torch.full_like(ranges.radius, sqrt(self._worst_variance(ranges.dimension) / clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension
@@ -255,7 +255,7 @@ class PrivUnitG(Mechanism):
         return self.epsilon - self._length_epsilon
 
     def _noisy_lengths(self, lengths: Tensor, source: RandomSource) -> Tensor:
-        """Return what stands for the (K,) ``lengths``: all of them ``norm``, or each one a bit by ``duchi``."""
+        """Return what stands for the (K,) ``lengths``: ``norm`` for all, or each one's bit by ``duchi``."""
         if not self.magnitude_share:
             return torch.full_like(lengths, self.norm)
         half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm] is a range like any other, of one weight
@@ -275,12 +275,11 @@ class PrivUnitG(Mechanism):
             return 0.0
         return min(self.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
 
-    def _worst_variance(self) -> float:
+    def _worst_variance(self, dimension: int) -> float:
         noise = 1 / self.law.scale**2
-        if not self.magnitude_share:
-            return self.norm**2 * noise
         length = self.norm * min(1.0, (1 + noise) / 2)  # where the difference is largest
-        return self._second_moment(length) * (1 + noise) - length**2
+        sent = self._second_moment(length) * (1 + noise) - length**2
+        return sent if self.magnitude_share else self.norm**2 * (noise + 1 / dimension)
 
 
 def _number_between(value: object, low: float, high: float) -> bool:

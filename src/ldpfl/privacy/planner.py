@@ -86,7 +86,7 @@ class Setting:
 
     def build(self) -> Mechanism:
         """Return the mechanism."""
-        return mechanisms.create(self.mechanism, **({} if self.mechanism == "none" else {"epsilon": self.epsilon}))
+        return mechanisms.with_defaults(self.mechanism, self.epsilon)
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
     step = top / _POINTS
     counts, weights = _in_cells(*_coins(clients, coin_share))
     curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
-    composed = from_curve(curve, step).composed(rounds, delta)
-    return min(local, composed.epsilon(delta)) if composed is not None else local
+    return min(local, from_curve(curve, step).composed_epsilon(rounds, delta))
 
 
 def clone_closed_form(epsilon0: float, clients: int, delta: float) -> float:

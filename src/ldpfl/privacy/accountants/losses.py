@@ -14,6 +14,7 @@ from dp_accounting.pld import common
 from scipy.signal import fftconvolve
 
 from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
 _LONGEST = 1 << 22
 """Longest distribution that a convolution may end in: about a second, and 300 MB, on one core."""
@@ -58,6 +59,16 @@ class GridLosses:
         offset, masses = common.self_convolve(masses, times, tail)
         infinite = -np.expm1(times * np.log1p(-self.infinite)) + tail + error
         return GridLosses(self.step, self.first * times + offset, np.maximum(masses, 0.0), float(infinite))
+
+    def composed_epsilon(self, times: int, delta: float) -> float:
+        """Return epsilon for ``delta`` of ``times`` releases: by convolution, or by Renyi divergences, whichever is smaller."""
+        composed = self.composed(times, delta)
+        convolved = composed.epsilon(delta) if composed is not None else inf
+        return min(convolved, epsilon_from_log_moment(lambda order: times * self._log_moment(order), delta - times * self.infinite))
+
+    def _log_moment(self, order: Array) -> Array:
+        peak = float(self.losses[-1])
+        return np.asarray(np.log(self.masses @ np.exp(np.outer(self.losses - peak, order))) + peak * order)
 
     def followed_by(self, other: GridLosses) -> GridLosses:
         """Return the losses of this release and an independent ``other`` one on the same grid."""

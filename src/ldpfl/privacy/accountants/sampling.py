@@ -9,7 +9,7 @@ weights of a round, so it is applied after their composition and before that of 
 
 from __future__ import annotations
 
-from math import exp, expm1, inf, log, log1p
+from math import exp, expm1, log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,7 @@ def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> 
     top = round_limit(shuffled_losses(setting.epsilon0, int(sizes[0])), setting.reports, negligible)
     step = top / _POINTS
     curve = _round_curve(setting, rate, step * np.arange(_POINTS + 1), negligible)
-    composed = from_curve(curve, step).composed(setting.rounds, delta)
-    return composed.epsilon(delta) if composed is not None else inf
+    return from_curve(curve, step).composed_epsilon(setting.rounds, delta)
 
 
 def self_sampled_delta_exact(epsilon0: float, clients: int, rate: float, epsilon: float) -> float:

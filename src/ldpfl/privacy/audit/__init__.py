@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass
 from math import isinf
 from typing import Any
 
+import torch
+
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.audit.checks import Check, Examination
 from ldpfl.privacy.audit.statistics import json_safe
+from ldpfl.ranges import LayerRanges
 
-__all__ = ["Check", "MechanismAudit", "audit_mechanism"]
+__all__ = ["Check", "MechanismAudit", "audit_mechanism", "default_trials"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ def audit_mechanism(mechanism: Mechanism, *, trials: int = 1_000_000, seed: int 
     checks = examination.checks()
     lower = max(check.figure for check in examination.epsilon_checks)
     return MechanismAudit(mechanism.name, examination.epsilon, lower, examination.trials, error_rate, checks)
+
+
+def default_trials(mechanism: Mechanism) -> int:
+    """Return as many trials as take some seconds: each is one weight, or where a unit is more, a client's whole row."""
+    unit = mechanism.guarantee(LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (2,))).unit
+    return 1_000_000 if unit == "weight" else 20_000
 
 
 def _check_arguments(trials: int, seed: int | None, error_rate: float) -> None:
