@@ -251,6 +251,12 @@ def test_longer_vectors_are_clipped_to_the_norm() -> None:
         torch.testing.assert_close(reports[0], reports[2], rtol=1e-5, atol=1e-5)
 
 
+def test_a_length_beyond_float32_is_clipped_too() -> None:
+    values = torch.full((1, 40), 3e38)
+    sent = PrivUnitG(2.0, 0.5, 0.3).encode(values, one_layer(40), SeededStreams.for_clients(1, 1, [0])).values
+    assert float(sent.abs().max()) < 100
+
+
 def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
     ranges, direction, mechanism = one_layer(7), unit_vector(7), PrivUnitG(2.0, 0.5)
     long, short = (

@@ -83,7 +83,9 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
-    return federation, initial_checkpoint(weights, initial_ranges(config, layout, weights), origin)
+    ranges = initial_ranges(config, layout, weights)
+    federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    return federation, initial_checkpoint(weights, ranges, origin)
 
 
 def lowest_probability(config: RunConfig) -> float | None:

@@ -1,0 +1,61 @@
+"""From a config's ``[mechanism]`` to the mechanism, and one tiny training with each: encode, shuffle, aggregate, account."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ldpfl import ConfigError, mechanisms
+from ldpfl.data import load
+from ldpfl.experiments.build import build, mechanism_of
+from ldpfl.experiments.config import MechanismConfig, parse_config
+from ldpfl.mechanisms import DuchiVector, Harmony, Hybrid, Laplace, Mechanism, Piecewise, PrivUnitG
+from ldpfl.privacy.accounting import account
+from ldpfl.simulation import simulate
+
+SETTINGS: dict[str, tuple[list[str], Mechanism]] = {
+    "harmony, layer": (["name=harmony"], Harmony(2.0)),
+    "harmony, group": (["name=harmony", "group=7"], Harmony(2.0, 7)),
+    "laplace": (["name=laplace"], Laplace(2.0)),
+    "piecewise, some": (["name=piecewise", "coordinates=5"], Piecewise(2.0, 5)),
+    "hybrid, auto": (["name=hybrid", "coordinates=auto"], Hybrid(2.0, "auto")),
+    "duchi-vector": (["name=duchi-vector"], DuchiVector(2.0)),
+    "privunit-g": (["name=privunit-g", "norm=0.5", "magnitude_share=0.25"], PrivUnitG(2.0, 0.5, 0.25)),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -> None:
+    settings, expected = SETTINGS[name]
+    overrides = [f"mechanism.{setting}" for setting in ["epsilon=2.0", "perturbed=update", *settings]]
+    base = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=2", "shuffling.channel=direct"]
+    config = parse_config("", [*base, *overrides], origin="test")
+    assert mechanism_of(config.mechanism) == expected
+
+    federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
+    *_, last = simulate(federation, start, 2)
+    assert bool(torch.isfinite(last.state.weights).all())
+    assert not torch.equal(last.state.weights, start.state.weights)
+    bits = expected.payload_bits(start.state.ranges)
+    assert last.history[-1].uplink_bytes_per_client == -(-bits // 8)
+
+    statement = account(last.ledger)
+    guarantee = expected.guarantee(start.state.ranges)
+    local = statement.find("local", "run", pure=True)
+    assert local is not None
+    assert local.epsilon == pytest.approx(2 * guarantee.epsilon * guarantee.units_per_round, rel=1e-9)
+
+
+def test_every_registered_mechanism_can_be_configured_planned_and_named() -> None:
+    for name in mechanisms.names():
+        config = MechanismConfig.model_validate({"name": name})
+        assert mechanism_of(config).name == name
+        assert mechanisms.with_defaults(name, 1.0).name == name
+
+
+def test_a_group_larger_than_every_layer_is_refused_before_a_run(tiny_data: Path) -> None:
+    settings = ["mechanism.name=harmony", "mechanism.group=100000", "model.name=logistic-regression", "clients.count=5"]
+    with pytest.raises(ConfigError, match="group"):
+        build(parse_config("", settings, origin="test"), load("mnist", tiny_data), torch.device("cpu"))
