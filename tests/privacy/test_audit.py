@@ -482,8 +482,7 @@ def test_the_audit_draws_from_no_stream_of_a_run() -> None:
 
 def test_every_registered_mechanism_can_be_audited() -> None:
     for name in mechanisms.names():
-        parameters = {} if name == "none" else {"epsilon": 1.0}
-        audit = audited(mechanisms.create(name, **parameters), trials=2000)
+        audit = audited(mechanisms.with_defaults(name, 1.0), trials=2000)
         assert audit.passed, audit.verdict
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
-from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, curve_of, delta_of, epsilon_of, from_curve
+from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, curve_of, delta_of, epsilon_of, from_curve, largest_log_moment
 from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
 from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon
 
@@ -323,3 +323,14 @@ def test_connecting_the_dots_costs_a_hundredth_of_that_here() -> None:
     assert grid is not None
     exact = composed_epsilon(math.log(7 / 3), 1000, 1e-5)
     assert exact <= grid.epsilon(1e-5) <= exact + 0.04
+
+
+def test_a_moment_that_underflows_counts_as_unknown_and_not_as_small() -> None:
+    """Losses of no mass at the top of a grid must not make the rest vanish: that would read as epsilon 0."""
+    losses, masses = np.array([-1.0, 0.0, 1000.0]), np.array([[0.5, 0.5, 0.0]])
+    orders = np.array([1e-3, 1.0, 1e3, 1e6])
+    assert largest_log_moment(losses, masses, orders) == pytest.approx(np.log(0.5 + 0.5 * np.exp(-orders)), abs=1e-12)
+    # Here the top has mass, but so little that a huge order alone could see it.
+    found = largest_log_moment(losses, np.array([[0.5, 0.5, 1e-320]]), np.array([1e-3, 1e6]))
+    assert found[0] == pytest.approx(np.log(0.5 + 0.5 * np.exp(-1e-3)), abs=1e-6)
+    assert found[1] >= 1e9 - 1000

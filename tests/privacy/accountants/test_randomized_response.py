@@ -149,8 +149,13 @@ def test_ten_thousand_million_tiny_reports_are_a_gaussian() -> None:
 @pytest.mark.parametrize("reports", [1, 10, 1000])
 def test_huge_epsilons_neither_overflow_nor_vanish(reports: int) -> None:
     # Beyond e0 = 40 everything but k times + is rarer than 1e-14, so epsilon = k e0 + log(1 - delta).
-    for epsilon0 in (40.0, 700.0, 1e4):
+    for epsilon0 in (40.0, 700.0):
         assert composed_epsilon(epsilon0, reports, 1e-5) == pytest.approx(epsilon0 * reports + math.log1p(-1e-5), rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon0", [701.0, 1e4, 1e300])
+def test_beyond_what_can_be_computed_the_pure_sum_stands(epsilon0: float) -> None:
+    assert composed_epsilon(epsilon0, 3, 1e-5) == 3 * epsilon0
 
 
 def test_tiny_epsilon() -> None:

@@ -114,7 +114,8 @@ def test_what_is_attained_is_that_of_the_one_data_set(epsilon0: float, delta: fl
     pair = law([p1] * 4), law([p1] * 3 + [1 - p1])
     truth = smallest_epsilon([product([pair] * 5)], delta, 5 * epsilon0)
     found = attained_epsilon([ShuffledRounds(epsilon0, 4, 5)], delta)
-    assert truth * (1 - 1e-9) <= found <= truth * (1 + GRID)
+    # From below by what a convolution's tails may hide, from above by the grid.
+    assert truth * (1 - 1e-6) <= found <= truth * (1 + GRID)
 
 
 @pytest.mark.parametrize("clients", [2, 3])

@@ -64,17 +64,26 @@ class GridLosses:
         """Return epsilon for ``delta`` of ``times`` releases: by convolution, or by Renyi divergences, whichever is smaller."""
         composed = self.composed(times, delta)
         convolved = composed.epsilon(delta) if composed is not None else inf
-        return min(convolved, epsilon_from_log_moment(lambda order: times * self._log_moment(order), delta - times * self.infinite))
 
-    def _log_moment(self, order: Array) -> Array:
-        peak = float(self.losses[-1])
-        return np.asarray(np.log(self.masses @ np.exp(np.outer(self.losses - peak, order))) + peak * order)
+        def moment(order: Array) -> Array:
+            return times * largest_log_moment(self.losses, self.masses[None], order)
+
+        return min(convolved, epsilon_from_log_moment(moment, delta - times * self.infinite))
 
     def followed_by(self, other: GridLosses) -> GridLosses:
         """Return the losses of this release and an independent ``other`` one on the same grid."""
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
         return GridLosses(self.step, self.first + other.first, masses, infinite + _ROUNDING)
+
+
+def largest_log_moment(losses: Array, rows: Array, order: Array) -> Array:
+    """Return the largest log E[e^(order * loss)] over ``rows`` of masses (R, N) on ``losses`` (N,), for each order (T,)."""
+    present = np.flatnonzero(rows.any(axis=0))
+    peak = float(losses[present[-1]])  # of what has any mass at all: relative to it nothing important underflows
+    moments = np.max(rows @ np.exp(np.minimum(np.outer(losses - peak, order), 0.0)), axis=0)
+    # A moment that underflows all the same is unknown, not small.
+    return np.asarray(np.where(moments > 0, np.log(np.maximum(moments, 1e-300)) + peak * order, inf))
 
 
 def epsilon_of(losses: Array, masses: Array, delta: float) -> float:

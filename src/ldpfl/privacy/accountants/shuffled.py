@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, log_pmf_of_sum, log_sigmoid, sigmoid
-from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of
+from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 
 EXACT_CLIENTS = 1024
@@ -85,11 +85,7 @@ class ShuffledLosses:
 
     def log_moment(self, order: Array) -> Array:
         """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows."""
-        order = np.asarray(order, dtype=np.float64)
-        peak = self.half * self.step
-        powers = np.exp(np.outer(self.losses - peak, order))
-        moments = np.log(np.max(self.masses @ powers, axis=0)) + peak * order
-        return np.asarray(np.minimum(moments, self.epsilon0 * order))
+        return np.asarray(np.minimum(largest_log_moment(self.losses, self.masses, order), self.epsilon0 * order))
 
     def tilted(self, order: float) -> tuple[Array, Array, Array]:
         """Return, for each row, mean, variance and a bound of the third absolute central moment under the weights e^(order * loss).
