@@ -129,3 +129,23 @@ def test_unknown_sweeps_recipes_and_settings_are_named() -> None:
         cells(sweep(recipe="nothing"))
     with pytest.raises(ConfigError, match="epsilom"):
         cells(sweep(axes={"mechanism.epsilom": [1.0]}))
+
+
+def test_a_run_that_goes_to_nan_is_a_result_and_the_sweep_goes_on(tiny_data: Path, tmp_path: Path) -> None:
+    config = sweep(seeds=[0], axes={"training.learning_rate": [0.01, 3e38]}, variants={"bits": []})
+    counting = Counting()
+    runner = Runner(tiny_data, torch.device("cpu"), counting, lambda path, result: None)
+    todo = cells(config, [*TINY, "training.rounds=2"])
+    results = [(cell, run_cell(config, cell, runner, tmp_path / "out")) for cell in todo]
+    assert "NaN" in results[1][1]["stopped"]
+    began = counting.rounds
+    assert run_cell(config, todo[1], runner, tmp_path / "out") == results[1][1]  # and it is not tried again
+    assert counting.rounds == began
+    good, bad = rows(results)
+    assert (len(good.accuracy), good.stopped) == (1, ())
+    assert (bad.accuracy, bad.mean, bad.deviation) == ((), None, 0.0)
+    assert len(bad.stopped) == 1
+    json.dumps(bad.to_dict(), allow_nan=False)
+    table = sweep_table(config, [good, bad])
+    assert "stopped" in str(table.caption)
+    draw_sweep(tmp_path / "accuracy.svg", config, [good, bad])

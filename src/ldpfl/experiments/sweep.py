@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
@@ -72,7 +72,8 @@ class Row:
     """A variant at one point of the axes, over all seeds.
 
     Attributes:
-        accuracy: of each seed's last round.
+        accuracy: of each seed's last round; of those seeds whose run could be finished.
+        stopped: why the other seeds' runs could not.
         bytes_per_client: uplink of one client in one round.
         privacy: figures of the first seed's statement, as in ``result.json``.
         seconds: mean wall time of a run.
@@ -84,10 +85,12 @@ class Row:
     bytes_per_client: int
     privacy: dict[str, Any]
     seconds: float
+    stopped: tuple[str, ...] = ()
 
     @property
-    def mean(self) -> float:
-        return statistics.fmean(self.accuracy)
+    def mean(self) -> float | None:
+        """Mean accuracy; None if no run could be finished."""
+        return statistics.fmean(self.accuracy) if self.accuracy else None
 
     @property
     def deviation(self) -> float:
@@ -152,6 +155,8 @@ def _config(
 def run_cell(sweep: SweepConfig, cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     """Run one cell in its own folder under ``out``, or go on with it, or read its result if it is finished.
 
+    A run that could not be finished because a client's values must not leave gives only ``stopped``, the reason.
+
     Raises:
         ConfigError: ``out`` holds another sweep.
     """
@@ -162,7 +167,16 @@ def run_cell(sweep: SweepConfig, cell: Cell, runner: Runner, out: Path) -> dict[
     write_text(path, text)
     folder = RunFolder(out / "runs" / cell.folder_name)
     finished = folder.result()  # its folder is named by its config, so this is the same run
-    return finished if finished is not None else runner.run(cell.config, folder, resume=True, twin=False)
+    if finished is not None:
+        return finished
+    stopped = folder.path / "stopped.txt"
+    if stopped.exists():
+        return {"stopped": stopped.read_text(encoding="utf-8")}
+    try:
+        return runner.run(cell.config, folder, resume=True, twin=False)
+    except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
+        write_text(stopped, str(error))
+        return {"stopped": str(error)}
 
 
 def rows(results: Sequence[tuple[Cell, dict[str, Any]]]) -> list[Row]:
@@ -174,12 +188,14 @@ def rows(results: Sequence[tuple[Cell, dict[str, Any]]]) -> list[Row]:
         Row(
             variant,
             point,
-            tuple(float(result["accuracy"]) for result in runs),
-            int(runs[0]["uplink_bytes_per_client_round"]),
-            {key: value for key, value in runs[0]["privacy"].items() if not isinstance(value, list)},
-            statistics.fmean(result["seconds"] for result in runs),
+            tuple(float(result["accuracy"]) for result in done),
+            int(done[0]["uplink_bytes_per_client_round"]) if done else 0,
+            {key: value for key, value in done[0]["privacy"].items() if not isinstance(value, list)} if done else {},
+            statistics.fmean(result["seconds"] for result in done) if done else 0.0,
+            tuple(result["stopped"] for result in runs if "stopped" in result),
         )
         for (variant, point), runs in gathered.items()
+        for done in [[result for result in runs if "stopped" not in result]]
     ]
 
 

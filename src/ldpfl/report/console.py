@@ -112,19 +112,23 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     for heading in ("accuracy %", "bytes", "local", "shuffled", "seconds"):
         table.add_column(heading, justify="right")
     for row in rows:
+        at = [f"{value}" for _, value in row.point]
+        if row.mean is None:
+            table.add_row(Text(row.variant), *at, "stopped", *["-"] * 4)
+            continue
         local, shuffled = row.privacy["local"], row.privacy["shuffled_upper_adaptive"]
         table.add_row(
             Text(row.variant),
-            *(f"{value}" for _, value in row.point),
+            *at,
             f"{100 * row.mean:.2f} ± {100 * row.deviation:.2f}",
             f"{row.bytes_per_client:,}",
             number(local),
             "-" if shuffled is None else number(shuffled),
             f"{row.seconds:.0f}",
         )
-    table.caption = (
-        "bytes: of one client in one round; local, shuffled: epsilon of one client's whole run, trusting nobody, or an ideal shuffler"
-    )
+    legend = "bytes: of one client in one round; local, shuffled: epsilon of its whole run, trusting nobody, or an ideal shuffler"
+    reasons = dict.fromkeys(reason for row in rows for reason in row.stopped)
+    table.caption = "\n".join([legend, *(f"stopped: {reason}" for reason in reasons)])
     table.caption_justify = "left"
     return table
 

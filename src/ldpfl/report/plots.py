@@ -43,9 +43,9 @@ def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
     axis = next(iter(sweep.axes), None)
     with _figure(path, kind) as axes:
         for variant in sweep.variants:
-            own = [row for row in rows if row.variant == variant]
+            own = [row for row in rows if row.variant == variant and row.accuracy]
             at = [float(dict(row.point)[axis]) if axis else float(row.bytes_per_client) for row in own]
-            means, spread = [100 * row.mean for row in own], [100 * row.deviation for row in own]
+            means, spread = [100 * (row.mean or 0.0) for row in own], [100 * row.deviation for row in own]
             axes.errorbar(at, means, yerr=spread, marker="o", markersize=4, capsize=2, linestyle="-" if axis else "none", label=variant)
         axes.set_xlabel(axis or "bytes that a client sends in a round")
         if not axis:
