@@ -467,3 +467,12 @@ def test_a_parameter_at_the_end_of_the_numbers_gives_a_bound_or_a_refusal(releas
 def test_a_shuffled_message_of_a_large_budget_falls_back_to_the_local_figure(release: PureRelease) -> None:
     found = figures(ledger_of(release))
     assert 0 < found["shuffled_upper_adaptive"] <= found["local"] <= release.epsilon
+
+
+def test_a_paper_s_claim_stands_first_with_its_source() -> None:
+    for release in (BinaryRelease("duchi", 1.5, 100), PureRelease("harmony", 1.5, 8, "layer")):
+        first = accounted(direct(release)).rows[0]
+        assert (first.status, first.epsilon, first.scope, first.unit) == ("claimed", 1.5, "run", "client")
+        assert "LDP-FL" in first.source
+    for other in (PureRelease("laplace", 1.5, 100, "weight"), GaussianRelease("gaussian", 0.1)):
+        assert all(row.status != "claimed" for row in accounted(direct(other)).rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ldpfl.privacy.events import Release
+from ldpfl.privacy.events import BinaryRelease, PureRelease, Release
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
 
 _LDP_FL = (
@@ -10,10 +10,13 @@ _LDP_FL = (
     "shuffling hides who sent a bit, but a client's bits are many, and they add up"
 )
 
+_OPTIMAL_LDP_FL = 'Optimal LDP-FL, section 4: the "framework satisfies eps-LDP"; epsilon is spent once a layer and round, and these add up'
+_SOURCES = {"duchi": _LDP_FL, "harmony": _OPTIMAL_LDP_FL}
+
 
 def paper_claim(release: Release) -> Guarantee | None:
     """Return what the mechanism's paper claims for a whole run, or None where it is our own or claims nothing."""
-    if release.mechanism != "duchi" or not hasattr(release, "epsilon"):
+    if release.mechanism not in _SOURCES or not isinstance(release, BinaryRelease | PureRelease):
         return None
     return Guarantee(
         epsilon=release.epsilon,
@@ -24,5 +27,5 @@ def paper_claim(release: Release) -> Guarantee | None:
         trust_model="shuffled",
         status="claimed",
         scope="run",
-        source=_LDP_FL,
+        source=_SOURCES[release.mechanism],
     )
