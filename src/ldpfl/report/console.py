@@ -105,7 +105,7 @@ def result_table(result: dict[str, Any]) -> Table:
 
 def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     """Return the table of a sweep: a line for each variant and point, accuracy with its spread over the seeds."""
-    table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seeds"), title_justify="left")
+    table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}"), title_justify="left")
     table.add_column("variant")
     for key in sweep.axes:
         table.add_column(key.rpartition(".")[2], justify="right")
@@ -120,7 +120,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
         table.add_row(
             Text(row.variant),
             *at,
-            f"{100 * row.mean:.2f} ± {100 * row.deviation:.2f}",
+            f"{100 * row.mean:.2f}" + (f" ± {100 * row.deviation:.2f}" if len(row.accuracy) > 1 else ""),
             f"{row.bytes_per_client:,}",
             number(local),
             "-" if shuffled is None else number(shuffled),
