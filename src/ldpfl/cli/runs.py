@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.cli.interrupts import Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recipe_names
@@ -49,7 +50,7 @@ def run(
     errors = Console(stderr=True)
     flags = _flags(data_dir, device, twin=twin)
     try:
-        with ProgressDisplay(errors, lines=not as_json) as display:
+        with Interrupts() as interrupts, ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display:
             result = Runner(data_dir, chosen_device, display, draw_accuracy_curve).run(config, folder, resume=resume, twin=twin)
     except KeyboardInterrupt:
         if not folder.config_path.exists():
@@ -112,7 +113,7 @@ def sweep(
     results = []
     for number, cell in enumerate(todo, start=1):
         errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
-        with ProgressDisplay(errors, lines=False) as display:
+        with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
             runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
             results.append((cell, run_cell(config, cell, runner, folder)))
     gathered = rows(results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,8 +32,10 @@ class _SecondsLeft(ProgressColumn):
 class ProgressDisplay:
     """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round, or nothing."""
 
-    def __init__(self, console: Console, *, lines: bool = True) -> None:
+    def __init__(self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None) -> None:
+        """``check`` is called with every step, and may raise to end the run."""
         self._console = console
+        self._check = check
         self._lines = lines and not console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -68,12 +70,14 @@ class ProgressDisplay:
         self._finished = len(done)
 
     def clients_done(self, done: int, total: int) -> None:
+        self._check()
         self._progress.update(self._task, completed=self._finished + 0.999 * done / total)
 
     def warn(self, message: str) -> None:
         self._console.print(Text(message, style="yellow"), soft_wrap=True)
 
     def round_done(self, metrics: RoundMetrics) -> None:
+        self._check()
         self._finished = metrics.round
         self._progress.update(
             self._task, completed=metrics.round, current=min(metrics.round + 1, self._rounds), accuracy=f"{metrics.accuracy:.2%}"

@@ -1,0 +1,34 @@
+"""Ctrl-C that is not lost."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class Interrupts:
+    """Remembers Ctrl-C while it is entered, in the main thread.
+
+    Python drops a KeyboardInterrupt that happens to be raised inside a destructor or a weak reference's callback; a
+    long run would go on. So it is raised again by the next :meth:`check`.
+    """
+
+    def __init__(self) -> None:
+        self._pressed = False
+
+    def __enter__(self) -> Self:
+        self._previous = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C was pressed."""
+        if self._pressed:
+            raise KeyboardInterrupt
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self._pressed = True
+        raise KeyboardInterrupt
