@@ -101,11 +101,15 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
     return words
 
 
+UNIFORM_BITS = 52
+"""Random bits of a uniform number. With 53 the last midpoint would round to 1."""
+
+
 def uniform(source: RandomSource, row: int, count: int) -> Tensor:
     """Return ``count`` float64 values for ``row``, uniform on the 2**52 midpoints (k + 1/2) / 2**52 of (0, 1): never 0 or 1."""
     words = draw(source, row, 2 * count).to(torch.int64) & 0xFFFFFFFF
-    high, low = words[0::2] >> 6, words[1::2] >> 6  # 26 bits each; with 53 bits the last midpoint would round to 1
-    return ((high << 26) + low).double().add_(0.5).mul_(2.0**-52)
+    high, low = words[0::2] >> 6, words[1::2] >> 6  # 26 bits each
+    return ((high << 26) + low).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
 
 
 def normal(source: RandomSource, row: int, count: int) -> Tensor:

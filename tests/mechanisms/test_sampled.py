@@ -422,7 +422,7 @@ def test_payload_bits_follow_the_formula() -> None:
 
 @pytest.mark.parametrize(
     ("mechanism", "told"),
-    [(Laplace(36.0), 0), (Laplace(37.0), 1), (Laplace(72.0, 2), 0), (Piecewise(73.0), 0), (Hybrid(74.0), 1), (Hybrid(1e4, "auto"), 0)],
+    [(Laplace(36.0), 0), (Laplace(37.0), 1), (Laplace(72.0, 2), 0), (Piecewise(72.0), 0), (Hybrid(73.0), 1), (Hybrid(1e4, "auto"), 0)],
 )
 def test_finite_precision_is_told_as_a_caveat(mechanism: ScalarMechanism, told: int) -> None:
     caveats = mechanism.caveats

@@ -23,6 +23,7 @@ from ldpfl.simulation import (
     LoopTrainer,
     VectorizedTrainer,
     initial_checkpoint,
+    round_cohort,
     sample_cohort,
     simulate,
 )
@@ -121,10 +122,10 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(tiny_task: ImageTask
     federation, start = federation_of(tiny_task)
     straight = outcome(federation, start)
 
-    def reversed_cohort(seed: int, number: int, clients: int, fraction: float) -> NDArray[np.int64]:
-        return sample_cohort(seed, number, clients, fraction)[::-1].copy()
+    def reversed_cohort(seed: int, number: int, clients: int, fraction: float, lowest: float | None) -> NDArray[np.int64]:
+        return round_cohort(seed, number, clients, fraction, lowest)[::-1].copy()
 
-    monkeypatch.setattr("ldpfl.simulation.run.sample_cohort", reversed_cohort)
+    monkeypatch.setattr("ldpfl.simulation.run.round_cohort", reversed_cohort)
     assert outcome(federation, start) == straight
 
 

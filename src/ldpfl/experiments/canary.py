@@ -23,6 +23,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.audit.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
@@ -30,9 +31,6 @@ from ldpfl.server import ServerState
 from ldpfl.shuffling import mix
 from ldpfl.simulation import Federation, sample_cohort
 from ldpfl.simulation.run import train_cohort
-
-DELTA = 1e-5
-"""The delta at which a lower bound on epsilon is given."""
 
 CONFIDENCE = 0.95
 """Probability with which all bounds of all rows hold together."""

@@ -10,7 +10,7 @@ from ldpfl.experiments.build import initial_ranges, lowest_probability, mechanis
 from ldpfl.experiments.config import RunConfig
 from ldpfl.layout import ParameterLayout
 from ldpfl.privacy import Ledger
-from ldpfl.simulation import round_event, sample_cohort, self_sampled_cohort
+from ldpfl.simulation import round_cohort, round_event
 
 
 def planned_ledger(config: RunConfig) -> Ledger:
@@ -30,10 +30,7 @@ def planned_ledger(config: RunConfig) -> Ledger:
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
     for number in range(1, config.training.rounds + 1):
-        if lowest is None:
-            cohort = sample_cohort(config.seed, number, clients, config.clients.fraction)
-        else:
-            cohort = self_sampled_cohort(config.seed, number, clients, lowest)
+        cohort = round_cohort(config.seed, number, clients, config.clients.fraction, lowest)
         joined[cohort] += 1
         if cohort.size:
             ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, lowest))

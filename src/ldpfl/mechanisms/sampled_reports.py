@@ -93,7 +93,7 @@ class SampledReports:
 
 
 def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray[np.int64]:
-    """Turn k uniform numbers into k of ``dimension`` indices, ascending, each set equally likely (to about d / 2**53).
+    """Turn k uniform numbers into k of ``dimension`` indices, ascending, each set equally likely (to about d / 2**52).
 
     Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``.
     """

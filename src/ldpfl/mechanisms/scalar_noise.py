@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
+from ldpfl.randomness import UNIFORM_BITS
 
 SMALLEST_EPSILON = 1e-9
 """Below it the reports outgrow what float32 leaves room for beside the widest ranges."""
-
-UNIFORM_BITS = 53
-"""Random bits of a uniform number."""
 
 _ROOT = 405 * sqrt(241)
 HYBRID_THRESHOLD = log((-5 + 2 * cbrt(6353 - _ROOT) + 2 * cbrt(6353 + _ROOT)) / 27)
@@ -53,7 +51,7 @@ class ScalarLaw(ABC):
     epsilon: float
     draws: ClassVar[int]
     limit: ClassVar[float]
-    """Largest epsilon at which uniforms of 53 bits still produce every kind of report for every t."""
+    """Largest epsilon at which uniforms of ``UNIFORM_BITS`` bits still produce every kind of report for every t."""
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
@@ -82,7 +80,7 @@ class LaplaceLaw(ScalarLaw):
     """t* = t + Lap(2 / epsilon): two values are at most 2 apart (Dwork et al. 2006)."""
 
     draws: ClassVar[int] = 1
-    limit: ClassVar[float] = UNIFORM_BITS * log(2)  # the noise, at most 53 ln 2 scales, no longer spans [-1, 1]
+    limit: ClassVar[float] = UNIFORM_BITS * log(2)  # the noise, at most that many scales, no longer spans [-1, 1]
 
     def sample(self, t: Tensor, uniforms: Sequence[Tensor]) -> Tensor:
         middle = uniforms[0] - 0.5

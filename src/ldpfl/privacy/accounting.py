@@ -55,8 +55,9 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     dearest = _dearest(groups)
     rows += _unit_rows(dearest, delta)
     notes: list[str] = []
-    for scope, parts in (("round", [[group] for group in dearest]), ("run", [groups])):
-        found, reasons = _client_rows(parts, delta, "round" if scope == "round" else "run")
+    scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in dearest]), ("run", [groups]))
+    for scope, parts in scopes:
+        found, reasons = _client_rows(parts, delta, scope)
         rows += found
         notes += [reason for reason in reasons if reason not in notes]
     clients = max(group.population for group in groups)

@@ -117,9 +117,9 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
-        realised = self.release.realised if isinstance(self.release, BinaryRelease) else None
-        if realised is not None and not 0 < realised <= self.release.epsilon:  # type: ignore[union-attr]
-            raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
+        match self.release:
+            case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
+                raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:

@@ -1,7 +1,7 @@
 """Train many simulated clients fast on one machine, round by round, resumable at any moment."""
 
 from ldpfl.simulation.checkpoint import Checkpoint
-from ldpfl.simulation.cohort import round_event, sample_cohort, self_sampled_cohort
+from ldpfl.simulation.cohort import round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.simulation.local_training import LocalTask, LoopTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.metrics import RoundMetrics
 from ldpfl.simulation.run import Federation, initial_checkpoint, simulate
@@ -18,6 +18,7 @@ __all__ = [
     "VectorizedTrainer",
     "batch_schedule",
     "initial_checkpoint",
+    "round_cohort",
     "round_event",
     "sample_cohort",
     "self_sampled_cohort",

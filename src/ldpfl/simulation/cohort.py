@@ -12,6 +12,13 @@ from ldpfl.privacy.events import Channel, Sampling
 from ldpfl.randomness import Purpose, stream
 
 
+def round_cohort(seed: int, round_number: int, clients: int, fraction: float, lowest: float | None) -> NDArray[np.int64]:
+    """Return who takes part in a round: a ``fraction`` that the server draws, or, given ``lowest``, those who decide to."""
+    if lowest is None:
+        return sample_cohort(seed, round_number, clients, fraction)
+    return self_sampled_cohort(seed, round_number, clients, lowest)
+
+
 def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -> NDArray[np.int64]:
     """Return ceil(``fraction`` * ``clients``) distinct clients, drawn uniformly, in ascending order.
 

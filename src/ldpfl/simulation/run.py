@@ -21,7 +21,7 @@ from ldpfl.server import Perturbed, ServerState, advance, client_values
 from ldpfl.shuffling import mix
 from ldpfl.simulation.checkpoint import Checkpoint
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
-from ldpfl.simulation.cohort import round_event, sample_cohort, self_sampled_cohort
+from ldpfl.simulation.cohort import round_cohort, round_event
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
@@ -76,10 +76,7 @@ class Federation:
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
-        clients = len(self.samples)
-        if self.self_sampling is None:
-            return sample_cohort(self.seed, round_number, clients, self.fraction)
-        return self_sampled_cohort(self.seed, round_number, clients, self.self_sampling)
+        return round_cohort(self.seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
     @property
     def device(self) -> torch.device:

@@ -119,7 +119,9 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
             target, meet = center + side * anchor * deviation, round(center + side * border * deviation)
             if not 0.5 < target < top - 0.5:
                 break
-            low, logs, theta = *_transform(tilted := _tilted_to(parts, target)), tilted[0].log_odds - parts[0].log_odds
+            tilted = _tilted_to(parts, target)
+            low, logs = _transform(tilted)
+            theta = tilted[0].log_odds - parts[0].log_odds
             end = round(target + side * (_ANCHORS[1] - _ANCHORS[0]) * deviation)
             first, last = max(low, min(meet, end)), min(low + logs.size - 1, max(meet, end))
             stretch = logs[first - low : last - low + 1] - theta * (np.arange(first, last + 1) - meet)
