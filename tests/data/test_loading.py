@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -54,6 +55,27 @@ def test_a_folder_gives_back_the_pixels_and_labels_that_were_written(name: str, 
     assert task.test.labels.tolist() == labels[:5]
     expected = train[:, None] if train.ndim == 3 else train.transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(task.train.pixels.numpy(), expected)
+
+
+def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path) -> None:
+    """The hub's files have the twenty coarse ones as well; all of 0 to 99 are labels, and 100 is none."""
+    from pyarrow import parquet
+
+    images, _ = digits(3, seed=1, shape=(32, 32, 3))
+    for split in ("train", "test"):
+        path = write_split(tmp_path, "cifar100", split, images, [99, 0, 7], columns=("img", "fine_label"))
+        table = parquet.read_table(path)
+        described = json.loads(table.schema.metadata[b"huggingface"])
+        described["info"]["features"]["coarse_label"] = {"dtype": "int64", "_type": "Value"}
+        both = table.append_column("coarse_label", [[19, 4, 1]])
+        parquet.write_table(both.replace_schema_metadata({"huggingface": json.dumps(described)}), path)
+    task = load("cifar100", tmp_path)
+    assert task.train.labels.tolist() == task.test.labels.tolist() == [99, 0, 7]
+
+    write_split(tmp_path / "more", "cifar100", "train", images, [0, 1, 100], columns=("img", "fine_label"))
+    write_split(tmp_path / "more", "cifar100", "test", images, [0, 1, 2], columns=("img", "fine_label"))
+    with pytest.raises(DataError, match="0 to 99"):
+        load("cifar100", tmp_path / "more")
 
 
 def test_the_environment_names_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +212,7 @@ def test_nothing_but_the_entry_is_left_in_the_cache(tmp_path: Path, cache: Path)
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="'fashion_mnist'"):
         load("fashion-mnist")
-    assert set(names()) == {"mnist", "fashion_mnist", "cifar10", "cifar100", "mnist-5k"}
+    assert set(names()) == {"mnist", "fashion_mnist", "cifar10", "cifar100", "femnist", "mnist-5k"}
 
 
 def refused(data_dir: Path, cache: Path) -> str:

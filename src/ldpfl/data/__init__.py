@@ -2,6 +2,6 @@
 
 from ldpfl.data.images import Images, ImageTask
 from ldpfl.data.loading import load, names
-from ldpfl.data.partition import partition
+from ldpfl.data.partition import CURIOUS_CLIENT, Isolation, partition
 
-__all__ = ["ImageTask", "Images", "load", "names", "partition"]
+__all__ = ["CURIOUS_CLIENT", "ImageTask", "Images", "Isolation", "load", "names", "partition"]
