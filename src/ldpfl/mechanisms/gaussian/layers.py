@@ -1,0 +1,90 @@
+"""Norms of rows and layers, and clipping that still holds after rounding to float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+
+BLOCK = 1 << 18
+"""Weights converted to float64 at once (one layer of one client, if that is larger)."""
+
+_INSIDE = 1 - 2.0**-20
+"""Vectors are clipped to this part of the norm, so that rounding to float32 cannot put them outside."""
+
+
+def layer_slices(sizes: Sequence[int]) -> list[slice]:
+    """Return where each layer lies in the flat vector."""
+    stops = list(accumulate(sizes))
+    return [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+
+def blocks(rows: int, size: int) -> Iterator[slice]:
+    """Cut ``rows`` rows of ``size`` weights into slices of about ``BLOCK`` weights."""
+    step = max(1, BLOCK // size)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def layer_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the L2 norms (K, L) of the layers of ``rows`` (K, d), in float64.
+
+    Raises:
+        PrivacyError: a value is NaN or infinite.
+    """
+    norms = torch.empty(rows.shape[0], len(sizes), dtype=torch.float64)
+    for layer, part in enumerate(layer_slices(sizes)):
+        for block in blocks(rows.shape[0], sizes[layer]):
+            values = rows[block, part].double()
+            norms[block, layer] = values.mul_(values).sum(dim=1).sqrt()
+    return require_finite(norms)  # squares of float32 values do not overflow here
+
+
+def require_finite(values: Tensor) -> Tensor:
+    """Return ``values`` if all are finite; otherwise stop, without repeating any.
+
+    Raises:
+        PrivacyError: one is NaN or infinite.
+    """
+    if not bool(torch.isfinite(torch.stack(values.aminmax())).all()):  # NaN propagates through both
+        raise PrivacyError("a client's weights contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
+    return values
+
+
+def row_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the L2 norms (K,) of ``rows`` (K, d), in float64, layer by layer.
+
+    Raises:
+        PrivacyError: a value is NaN or infinite.
+    """
+    return layer_norms(rows, sizes).square().sum(dim=1).sqrt()
+
+
+def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
+    """Shorten each of ``rows`` (K, d) float32 to the L2 norm ``limit``, also after rounding.
+
+    Raises:
+        PrivacyError: a value is NaN or infinite.
+    """
+    return rows * _factors(row_norms(rows, sizes), limit).float()[:, None]
+
+
+def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
+    """Shorten each layer of ``rows`` (K, d) float32 to its L2 norm in ``limits`` (L,), also after rounding.
+
+    Raises:
+        PrivacyError: a value is NaN or infinite.
+    """
+    factors = _factors(layer_norms(rows, sizes), limits).float()
+    clipped = torch.empty_like(rows)
+    for layer, part in enumerate(layer_slices(sizes)):
+        torch.mul(rows[:, part], factors[:, layer, None], out=clipped[:, part])
+    return clipped
+
+
+def _factors(norms: Tensor, limits: float | Tensor) -> Tensor:
+    return (limits * _INSIDE / norms).clamp_(max=1.0)  # of a zero vector infinite, hence 1

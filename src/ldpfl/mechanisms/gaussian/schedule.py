@@ -1,0 +1,181 @@
+"""What a noise schedule is: how much Gaussian noise goes on each layer of each client's update, round by round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.gaussian.layers import require_finite
+
+
+@dataclass(frozen=True, eq=False)
+class PublicState:
+    """What everybody knows when a round begins.
+
+    Attributes:
+        round: its number, from 1.
+        weights: (d,) what was broadcast.
+        previous: (d,) the broadcast of the round before; None in round 1.
+        sizes: weights of each layer.
+
+    Raises:
+        PrivacyError: shapes that contradict each other, or weights that are NaN or infinite.
+    """
+
+    round: int
+    weights: Tensor
+    previous: Tensor | None
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        dimension = sum(self.sizes)
+        if self.round < 1:
+            raise PrivacyError(f"rounds are numbered from 1, got {self.round}; nothing was sent")
+        for vector in (self.weights, self.previous):
+            if vector is not None and vector.shape != (dimension,):
+                raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
+            if vector is not None and not bool(torch.isfinite(vector).all()):
+                raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """What K clients know after local training, before noise: PRIVATE.
+
+    Attributes:
+        trained: (K, d) float32 weights.
+        samples: (K,) int64 data set sizes.
+        joined: (K,) int64 rounds joined before this one.
+        memory: by name (K, ...), what ``remember`` returned for these clients last, or their rows of ``initial_memory``.
+
+    Raises:
+        PrivacyError: wrong dtype or shape.
+    """
+
+    trained: Tensor
+    samples: Tensor
+    joined: Tensor
+    memory: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if self.trained.dtype != torch.float32 or self.trained.dim() != 2:
+            raise PrivacyError(f"weights are {self.trained.dtype} {tuple(self.trained.shape)}, expected float32 (K, d); nothing was sent")
+        for name, rows in {"samples": self.samples, "joined": self.joined, **self.memory}.items():
+            if rows.shape[:1] != self.trained.shape[:1]:
+                raise PrivacyError(f"{name} has shape {tuple(rows.shape)}, expected one row a client; nothing was sent")
+
+
+@dataclass(frozen=True)
+class NoiseSchedule(ABC):
+    """How much noise goes where, what it goes on, and what that guarantees.
+
+    Attributes:
+        layers_separately: whether the paper's accounting adds up a client's layers (as its slope of 3.6 a round suggests) or
+            takes their mean. It changes no noise.
+    """
+
+    name: ClassVar[str]
+    confidence: ClassVar[str]
+    """How sure it is that the formula is its paper's, and what was reconstructed."""
+
+    layers_separately: bool = field(default=False, kw_only=True)
+
+    @property
+    def data_dependent(self) -> bool:
+        """Whether sigma depends on private data, in which case no guarantee is known."""
+        return True
+
+    @abstractmethod
+    def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return the standard deviation (K, L) float64 of the noise, by client and layer; 0 where none is added.
+
+        Raises:
+            PrivacyError: weights that are NaN or infinite.
+        """
+
+    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return what is noised: the update (K, d) float32 with respect to the broadcast, made to fit the sensitivity.
+
+        Raises:
+            PrivacyError: weights that are NaN or infinite.
+        """
+        return require_finite(raw_update(public, clients))
+
+    def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
+        """Return what ``clients`` clients remember before their first round, by name (clients, ...)."""
+        return {}
+
+    def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
+        """Return the new memory rows of these clients, which sent the noised update ``sent`` (K, d). Private."""
+        return dict(clients.memory)
+
+    def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the memory of all clients after the round, given the rows of all of them, cohort or not."""
+        return dict(memory)
+
+    def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
+        """Return what leaves, from the noised update ``sent`` (K, d) and what is public: post-processing."""
+        return sent
+
+    @abstractmethod
+    def mu(self, public: PublicState) -> float | None:
+        """Return the exact Gaussian-DP parameter of a client's whole message when its data are replaced, or None: none is known."""
+
+    @abstractmethod
+    def reason(self) -> str:
+        """Say in a few words why :meth:`mu` is None; empty where it is not."""
+
+    @abstractmethod
+    def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
+        """Return what the paper's accounting charges one client for a round with noise ``sigma`` (K, L), averaged over clients.
+
+        A layer costs c D / sigma, with the c and D that its noise came from, or nothing where no noise was added (which
+        really costs infinitely much). Without the factor q = B / |D_k| of equation (18). Source: LaDP-FL, equations
+        (17)-(19); confidence medium, low for which c is meant and for what is counted separately.
+        """
+
+    def _charged(self, numerator: float | Tensor, sigma: Tensor) -> float:
+        """``numerator`` over ``sigma`` for layers with noise, 0 for others; added up or averaged over layers, averaged over clients."""
+        costs = torch.where(sigma > 0, numerator / sigma, 0.0)
+        return float((costs.sum(dim=1) if self.layers_separately else costs.mean(dim=1)).mean())
+
+
+@dataclass(frozen=True)
+class PublicSchedule(NoiseSchedule):
+    """A schedule whose noise is fixed by public knowledge alone: ``public_sigma`` is not given anything else."""
+
+    @property
+    @final
+    def data_dependent(self) -> bool:
+        return False
+
+    @abstractmethod
+    def public_sigma(self, public: PublicState) -> Tensor:
+        """Return the standard deviation (L,) float64 of every client's noise."""
+
+    @final
+    def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
+        return self.public_sigma(public).repeat(clients.samples.shape[0], 1)
+
+
+def raw_update(public: PublicState, clients: ClientState) -> Tensor:
+    """Return what local training changed (K, d).
+
+    Raises:
+        PrivacyError: the two have different dimensions.
+    """
+    if clients.trained.shape[1:] != public.weights.shape:
+        shape, expected = tuple(clients.trained.shape), len(public.weights)
+        raise PrivacyError(f"weights have shape {shape}, expected (clients, {expected}); nothing was sent")
+    return clients.trained - public.weights
+
+
+def same_for_all_layers(sigma: float, public: PublicState) -> Tensor:
+    """Return ``sigma`` for each layer, (L,) float64."""
+    return torch.full((len(public.sizes),), sigma, dtype=torch.float64)

@@ -1,0 +1,156 @@
+"""How far one client's update can move when its data are replaced, and how much noise that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from typing import Literal
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.gaussian import classical_sigma, gaussian_sigma, ladp_constant
+
+SensitivityMode = Literal["theorem", "per_batch", "per_dataset", "update_clip"]
+"""``theorem``: 2 eta E C (LaDP-FL, Theorem 2); ``per_batch``, ``per_dataset``: the same over the batch or data set size;
+``update_clip``: 2 S, because the update is clipped to the norm S."""
+
+Constant = Literal["theorem3", "classical", "exact"]
+"""What multiplies D / epsilon: that of LaDP-FL's Theorem 3, the classical sqrt(2 ln(1.25 / delta)), or the smallest that is enough."""
+
+_SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-20, 1e20
+"""Outside, float32 cannot hold the noise."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """What a client's local training consists of: learning rate eta, epochs E, batch size B, gradient norm C.
+
+    Raises:
+        ConfigError: one of them is not positive.
+    """
+
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epochs", "batch_size", "clip_norm"):
+            require_positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """D: the L2 distance that two updates of one client are assumed (or made) to have at most.
+
+    Only ``update_clip`` is proved, for any two data sets of a client. 2 eta E C holds for E full-batch steps, not for mini-batches;
+    divided by B or by the data set size it does not hold for networks at all. With ``per_batch`` the noise is closest to
+    what LaDP-FL published.
+
+    Attributes:
+        mode: which bound.
+        steps: local training, for all modes but ``update_clip``.
+        norm: S, for ``update_clip``.
+        samples: smallest data set size of any client, which is taken to be public, for ``per_dataset``. One number for
+            all clients: the published noise did not change with the clients' data set sizes.
+
+    Source: LaDP-FL, Theorem 2 and equation (9). Confidence: high for the theorem's form, low for the divisor.
+
+    Raises:
+        ConfigError: what the mode needs is missing or not positive.
+    """
+
+    mode: SensitivityMode
+    steps: LocalSteps | None = None
+    norm: float | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode == "update_clip":
+            self._require("norm", self.norm)
+        elif self.mode not in ("theorem", "per_batch", "per_dataset"):
+            raise ConfigError(f"unknown sensitivity mode {self.mode!r}: expected theorem, per_batch, per_dataset or update_clip")
+        elif self.steps is None:
+            raise ConfigError(f"sensitivity mode {self.mode!r} needs steps: learning rate, epochs, batch size and gradient norm")
+        elif self.mode == "per_dataset":
+            self._require("samples", self.samples)
+
+    def _require(self, name: str, value: float | None) -> None:
+        if value is None:
+            raise ConfigError(f"sensitivity mode {self.mode!r} needs {name}")
+        require_positive(name, value)
+
+    @property
+    def proved(self) -> bool:
+        """Whether D bounds the distance of any two updates."""
+        return self.mode == "update_clip"
+
+    @property
+    def value(self) -> float:
+        """D."""
+        if self.norm is not None and self.mode == "update_clip":
+            return 2 * self.norm
+        steps = self.steps
+        assumed = 0.0 if steps is None else 2 * steps.learning_rate * steps.epochs * steps.clip_norm
+        if steps is not None and self.mode == "per_batch":
+            return assumed / steps.batch_size
+        return assumed / self.samples if self.samples is not None and self.mode == "per_dataset" else assumed
+
+    @property
+    def reason(self) -> str:
+        """Why D is not a bound, in a few words, or nothing."""
+        return "" if self.proved else f"the sensitivity ({self.mode}) is not proved: updates are not clipped to it"
+
+
+@lru_cache(maxsize=256)
+def noise_constant(constant: Constant, epsilon: float, delta: float) -> float:
+    """Return c, where c D / ``epsilon`` is the standard deviation of the noise.
+
+    Raises:
+        ConfigError: epsilon or delta out of range, or ``classical`` for epsilon >= 1, where it is not proved.
+    """
+    if constant == "exact":
+        return gaussian_sigma(epsilon, delta) * epsilon
+    if constant == "classical":
+        return classical_sigma(epsilon, delta) * epsilon
+    if constant == "theorem3":
+        return ladp_constant(epsilon, delta)
+    raise ConfigError(f"unknown noise constant {constant!r}: expected theorem3, classical or exact")
+
+
+def require_positive(name: str, value: float) -> float:
+    """Return ``value`` if it is a positive finite number.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not (isfinite(value) and value > 0):
+        raise ConfigError(f"{name} must be positive and finite, got {value}")
+    return value
+
+
+def require_share(name: str, value: float, *, one: bool) -> float:
+    """Return ``value`` if it lies in (0, 1), or is 1 where ``one`` allows it.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not (0 < value < 1 or (one and value == 1)):
+        raise ConfigError(f"{name} must lie in (0, 1{']' if one else ')'}, got {value}")
+    return value
+
+
+def usable_sigma(sigma: float) -> bool:
+    """Whether float32 can hold noise of this standard deviation."""
+    return _SMALLEST_SIGMA <= sigma <= _LARGEST_SIGMA
+
+
+def require_usable(sigma: float) -> float:
+    """Return ``sigma`` if float32 can hold noise of that standard deviation.
+
+    Raises:
+        ConfigError: it lies outside [1e-20, 1e20].
+    """
+    if not usable_sigma(sigma):
+        raise ConfigError(f"these settings ask for noise of standard deviation {sigma:.3g}: expected 1e-20 to 1e20")
+    return sigma
