@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ldpfl import ConfigError, mechanisms
+from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import MechanismConfig, parse_config
 from ldpfl.mechanisms import DuchiVector, Harmony, Hybrid, Laplace, Mechanism, Piecewise, PrivUnitG
+from ldpfl.privacy import BinaryRelease, PureRelease
 from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
+
+RANGES = LayerRanges(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64), (80, 10))
 
 SETTINGS: dict[str, tuple[list[str], Mechanism]] = {
     "harmony, layer": (["name=harmony"], Harmony(2.0)),
@@ -32,9 +35,9 @@ def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -
     overrides = [f"mechanism.{setting}" for setting in ["epsilon=2.0", "perturbed=update", *settings]]
     base = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=2", "shuffling.channel=direct"]
     config = parse_config("", [*base, *overrides], origin="test")
-    assert mechanism_of(config.mechanism) == expected
 
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
+    assert mechanism_of(config.mechanism, start.state.ranges) == federation.mechanism == expected
     *_, last = simulate(federation, start, 2)
     assert bool(torch.isfinite(last.state.weights).all())
     assert not torch.equal(last.state.weights, start.state.weights)
@@ -51,8 +54,32 @@ def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -
 def test_every_registered_mechanism_can_be_configured_planned_and_named() -> None:
     for name in mechanisms.names():
         config = MechanismConfig.model_validate({"name": name})
-        assert mechanism_of(config).name == name
+        assert mechanism_of(config, RANGES).name == name
         assert mechanisms.with_defaults(name, 1.0).name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "units"),
+    [
+        ({"name": "duchi"}, 90),
+        ({"name": "harmony"}, 2),
+        ({"name": "harmony", "group": 7}, 14),
+        ({"name": "laplace"}, 90),
+        ({"name": "hybrid", "coordinates": 4}, 1),
+        ({"name": "duchi-vector"}, 1),
+        ({"name": "privunit-g"}, 1),
+    ],
+)
+def test_a_clients_budget_is_divided_evenly_over_its_units(settings: dict[str, object], units: int) -> None:
+    config = MechanismConfig.model_validate({**settings, "epsilon": 18.0, "budget": "client"})
+    release = mechanism_of(config, RANGES).release(RANGES)
+    assert isinstance(release, BinaryRelease | PureRelease)
+    assert (release.units, release.epsilon) == (units, 18.0 / units)
+
+
+def test_a_clients_budget_too_small_to_be_divided_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too small"):
+        mechanism_of(MechanismConfig(epsilon=1e-8, budget="client"), RANGES)
 
 
 def test_a_group_larger_than_every_layer_is_refused_before_a_run(tiny_data: Path) -> None:

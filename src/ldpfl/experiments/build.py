@@ -55,6 +55,7 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         scheme=config.data.partition,
         alpha=config.data.alpha,
         labels_per_client=config.data.labels_per_client,
+        isolated=config.data.isolated,
     )
     local = LocalTask(
         module.to(device),
@@ -65,13 +66,14 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         config.training.learning_rate,
         config.training.momentum,
     )
+    ranges = initial_ranges(config, layout, weights)
     federation = Federation(
         seed=config.seed,
         task=local,
         trainer=VectorizedTrainer(local),
         samples=parts,
         evaluation=evaluation.to(device),
-        mechanism=mechanism_of(config.mechanism),
+        mechanism=mechanism_of(config.mechanism, ranges),
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
         server_learning_rate=config.training.server_learning_rate,
@@ -83,7 +85,6 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
-    ranges = initial_ranges(config, layout, weights)
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin)
 
@@ -100,9 +101,20 @@ def lowest_probability(config: RunConfig) -> float | None:
     return lowest
 
 
-def mechanism_of(config: MechanismConfig) -> Mechanism:
-    """Return the mechanism that ``config`` names, with those of its settings that this one has."""
-    settings: dict[str, Any] = {} if config.name == "none" else {"epsilon": config.epsilon}
+def mechanism_of(config: MechanismConfig, ranges: LayerRanges) -> Mechanism:
+    """Return the mechanism that ``config`` names, with those of its settings that this one has.
+
+    Raises:
+        ConfigError: a setting is out of range, or a client's budget is too small to be divided over its units.
+    """
+    mechanism = _at_unit_budget(config, config.epsilon)
+    if config.name == "none" or config.budget == "unit":
+        return mechanism
+    return _at_unit_budget(config, config.epsilon / mechanism.release(ranges).units)
+
+
+def _at_unit_budget(config: MechanismConfig, epsilon: float) -> Mechanism:
+    settings: dict[str, Any] = {} if config.name == "none" else {"epsilon": epsilon}
     if config.name == "harmony":
         settings["group"] = None if config.group == "layer" else config.group
     elif config.name in ("laplace", "piecewise", "hybrid"):

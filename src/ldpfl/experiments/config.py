@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from ldpfl.data.partition import Scheme
+from ldpfl.data.partition import Isolation, Scheme
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.events import Channel
 from ldpfl.server import Perturbed
@@ -31,8 +31,17 @@ class DataConfig(_Section):
     partition: Scheme = "iid"
     alpha: Positive = 0.5
     labels_per_client: Count = 2
+    private_label: Annotated[int, Field(ge=0)] | Literal["none"] = "none"
+    """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
+    private_alpha: Positive = 0.5
+    """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+
+    @property
+    def isolated(self) -> Isolation | None:
+        """What is kept from client 0, if anything."""
+        return None if self.private_label == "none" else Isolation(self.private_label, self.private_alpha)
 
 
 class ModelConfig(_Section):
@@ -71,7 +80,10 @@ class MechanismConfig(_Section):
 
     name: Literal["duchi", "harmony", "laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g", "none"] = "duchi"
     epsilon: Positive = 1.0
-    """Budget of one unit in one round: a weight, a group, or the whole vector, as the mechanism has it."""
+    """Budget of what ``budget`` says, in one round."""
+    budget: Literal["unit", "client"] = "unit"
+    """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
+    client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
     group: Count | Literal["layer"] = "layer"
     """``harmony``: weights of which one is sent; ``layer`` as in Optimal LDP-FL."""
     coordinates: Count | Literal["all", "auto"] = "all"

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,10 +33,12 @@ class SweepConfig(BaseModel):
 
     Attributes:
         name, description: for tables and plots.
-        recipe: what every cell starts from.
+        recipe, settings: what every cell starts from, and ``key=value`` overrides for all of them.
         seeds: every cell is run once with each.
         axes: settings by dotted key, and the values they take; every combination is a cell. The first is a plot's x.
         variants: by label, the ``key=value`` overrides that make it.
+        plot_against: what accuracy is drawn against, beside the bytes sent: the first axis, or the epsilon of a client's whole
+            run when nobody is trusted, at which mechanisms of different units can be compared.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -43,9 +46,11 @@ class SweepConfig(BaseModel):
     name: str
     description: str = ""
     recipe: str
+    settings: list[str] = []
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
     axes: dict[str, Annotated[list[Setting], Field(min_length=1)]] = {}
     variants: Annotated[dict[str, list[str]], Field(min_length=1)] = {"as it is": []}
+    plot_against: Literal["axis", "budget"] = "axis"
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ class Row:
     def deviation(self) -> float:
         """Standard deviation over the seeds; 0 for one seed."""
         return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
+
+    @property
+    def budget(self) -> float:
+        """Epsilon of a client's whole run at the run's delta, trusting nobody; infinite where nothing is protected."""
+        epsilon = self.privacy.get("local", "infinity")
+        return inf if epsilon == "infinity" else float(epsilon)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -149,7 +160,8 @@ def _config(
 ) -> RunConfig:
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={json.dumps(value)}" for key, value in point]
-    return load_recipe(sweep.recipe, [*at, *settings, f"seed={seed}", 'description=""', f'name="{sweep.name}"', *overrides])
+    named = [f"seed={seed}", 'description=""', f'name="{sweep.name}"']
+    return load_recipe(sweep.recipe, [*sweep.settings, *at, *settings, *named, *overrides])
 
 
 def run_cell(sweep: SweepConfig, cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
@@ -197,6 +209,18 @@ def rows(results: Sequence[tuple[Cell, dict[str, Any]]]) -> list[Row]:
         for (variant, point), runs in gathered.items()
         for done in [[result for result in runs if "stopped" not in result]]
     ]
+
+
+def frontier(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows than which no other is at least as accurate with no more bytes and no larger budget."""
+    finished = [row for row in rows if row.mean is not None]
+    prices = {id(row): (-(row.mean or 0.0), row.bytes_per_client, row.budget) for row in finished}
+
+    def dominates(one: Row, other: Row) -> bool:
+        ours, theirs = prices[id(one)], prices[id(other)]
+        return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+
+    return [row for row in finished if not any(dominates(other, row) for other in finished)]
 
 
 def _paths() -> dict[str, Traversable]:

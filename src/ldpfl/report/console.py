@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.experiments.sweep import Row, SweepConfig
+from ldpfl.experiments.sweep import Row, SweepConfig, frontier
 from ldpfl.report.privacy import number
 from ldpfl.simulation import RoundMetrics
 
@@ -115,6 +115,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
         table.add_column(key.rpartition(".")[2], justify="right")
     for heading in ("accuracy %", "bytes", "local", "shuffled", "seconds"):
         table.add_column(heading, justify="right")
+    best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     for row in rows:
         at = [f"{value}" for _, value in row.point]
         if row.mean is None:
@@ -122,7 +123,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
             continue
         local, shuffled = row.privacy["local"], row.privacy["shuffled_upper_adaptive"]
         table.add_row(
-            Text(row.variant),
+            Text(row.variant + " *" * (id(row) in best)),
             *at,
             f"{100 * row.mean:.2f}" + (f" ± {100 * row.deviation:.2f}" if len(row.accuracy) > 1 else ""),
             f"{row.bytes_per_client:,}",
@@ -131,6 +132,8 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
             f"{row.seconds:.0f}",
         )
     legend = "bytes: of one client in one round; local, shuffled: epsilon of its whole run, trusting nobody, or an ideal shuffler"
+    if best:
+        legend += "\n* on the frontier: no other line is as accurate with no more bytes and no larger local epsilon"
     reasons = dict.fromkeys(reason for row in rows for reason in row.stopped)
     table.caption = "\n".join([legend, *(f"stopped: {reason}" for reason in reasons)])
     table.caption_justify = "left"
