@@ -19,7 +19,8 @@ from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededSt
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import DenseReports, privunit
 from ldpfl.mechanisms.duchi import Duchi
-from ldpfl.mechanisms.privunit import DirectionLaw, PrivUnitG, VectorReports, direction_law, mix_vector_rows
+from ldpfl.mechanisms.privunit import DirectionLaw, PrivUnitG, direction_law
+from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
 from ldpfl.privacy import PureRelease
 from ldpfl.privacy.audit import audit_mechanism
 from ldpfl.privacy.audit.bench import RADII

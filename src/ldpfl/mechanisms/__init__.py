@@ -7,14 +7,22 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
+from ldpfl.mechanisms.gaussian import FullDP, Gaussian, Sensitivity
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.identity import Identity
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports
-from ldpfl.mechanisms.privunit import PrivUnitG, VectorReports
+from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports
 from ldpfl.mechanisms.sampled import Hybrid, Laplace, Piecewise
 from ldpfl.mechanisms.sampled_reports import SampledReports
+from ldpfl.mechanisms.vector_reports import VectorReports
 from ldpfl.suggestions import did_you_mean
+
+
+def full_dp(epsilon: float, delta: float = 1e-5, norm: float = 1.0) -> Gaussian:
+    """Return the Gaussian mechanism: updates clipped to ``norm``, exact noise for (``epsilon``, ``delta``) a client and round."""
+    return Gaussian(FullDP(epsilon, delta, Sensitivity("update_clip", norm=norm)), delta)
+
 
 _REGISTRY: dict[str, Callable[..., Mechanism]] = {
     "duchi": Duchi,
@@ -24,6 +32,7 @@ _REGISTRY: dict[str, Callable[..., Mechanism]] = {
     "hybrid": Hybrid,
     "duchi-vector": DuchiVector,
     "privunit-g": PrivUnitG,
+    "full-dp": full_dp,
     "none": Identity,
 }
 
@@ -62,6 +71,7 @@ __all__ = [
     "DenseReports",
     "Duchi",
     "DuchiVector",
+    "Gaussian",
     "Harmony",
     "Hybrid",
     "Identity",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from ldpfl.mechanisms.reports import Reports
 from ldpfl.privacy import Guarantee, Release
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from ldpfl.mechanisms.gaussian.schedule import PublicState
 
 COORDINATE_BLOCK = 1 << 15
 """Coordinates handled at once: their working set stays inside a core's cache. Even, so that a seeded
@@ -85,6 +88,14 @@ class Mechanism(ABC):
     def caveats(self) -> tuple[str, ...]:
         """What a user of these parameters should be told, a line each."""
         return ()
+
+    def in_round(self, public: PublicState) -> Mechanism:
+        """Return the mechanism of this round; the same one, unless its noise follows a schedule."""
+        return self
+
+    def for_clients(self, facts: Mapping[str, Tensor]) -> Mechanism:
+        """Return the mechanism for clients that know ``facts``, by name a row a client; the same one, unless it uses them."""
+        return self
 
     def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
         """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
-from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
 from ldpfl.privacy import Guarantee, UnprotectedRelease
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
@@ -37,12 +37,7 @@ class Identity(Mechanism):
         return DenseReports.from_payloads(payloads, ranges.dimension)
 
     def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
-        clients = total_clients(reports, ranges, DenseReports)
-        total = torch.zeros(ranges.dimension, dtype=torch.float64)
-        for batch in reports:
-            for row in batch.values:  # client by client, so that the sum does not depend on how they were batched
-                total += row
-        return (total / clients).float()
+        return mean_of_rows(reports, total_clients(reports, ranges, DenseReports)).float()
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         return torch.zeros_like(values)

@@ -17,7 +17,8 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi
-from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
+from ldpfl.mechanisms.vector_reports import VectorReports
 from ldpfl.privacy import Guarantee, PureRelease
 from ldpfl.randomness import RandomSource, as_source, draw, normal, uniform
 from ldpfl.ranges import LayerRanges
@@ -27,26 +28,6 @@ _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20
 """Outside, float32 cannot hold every estimate, or the optimum is lost to rounding."""
 
 Number = TypeVar("Number", float, Tensor)
-
-
-@dataclass(frozen=True, eq=False)
-class VectorReports(DenseReports):
-    """Noisy float32 vectors, of which a client's row is protected as a whole: it stays together, in the shuffler too."""
-
-
-def mix_vector_rows(batches: Sequence[VectorReports], generator: np.random.Generator) -> VectorReports:
-    """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
-
-    Raises:
-        PrivacyError: no report, or reports of different dimensions.
-    """
-    clients = sum(batch.clients for batch in batches)
-    if clients == 0:
-        raise PrivacyError("there is no report to shuffle")
-    if len({batch.dimension for batch in batches}) != 1:
-        raise PrivacyError("reports of different dimensions cannot be shuffled together")
-    order = torch.from_numpy(generator.permutation(clients))
-    return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
 
 @dataclass(frozen=True)
@@ -175,12 +156,7 @@ class PrivUnitG(Mechanism):
         return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
 
     def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
-        clients = total_clients(reports, ranges, VectorReports)
-        total = torch.zeros(ranges.dimension, dtype=torch.float64)
-        for batch in reports:
-            for row in batch.values:  # client by client, so that the sum does not depend on how they were batched
-                total += row
-        return (ranges.expand()[0] + total / clients).float()
+        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """Variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and direction Z.

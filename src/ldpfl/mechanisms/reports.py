@@ -116,6 +116,15 @@ class DenseReports:
         return cls(torch.from_numpy(values))
 
 
+def mean_of_rows(reports: Sequence[DenseReports], clients: int) -> Tensor:
+    """Return the mean (d,) float64 of all rows, added up client by client: it does not depend on how they were batched."""
+    total = torch.zeros(reports[0].dimension, dtype=torch.float64)
+    for batch in reports:
+        for row in batch.values:
+            total += row
+    return total / clients
+
+
 def packed_size(dimension: int) -> int:
     """Bytes that hold ``dimension`` bits."""
     return (dimension + 7) // 8

@@ -12,10 +12,11 @@ import torch
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.duchi_vector import VectorBitReports, mix_vectors
+from ldpfl.mechanisms.gaussian import NoisyReports
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed
-from ldpfl.mechanisms.privunit import VectorReports, mix_vector_rows
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, count_ones
 from ldpfl.mechanisms.sampled_reports import SampledReports, mix_sampled
+from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,7 @@ _MIXERS: Mapping[type, Callable[[Sequence[Any], np.random.Generator], Reports]] 
     BitReports: _mix_bits,
     DenseReports: _mix_dense,
     IndexedBitReports: mix_indexed,
+    NoisyReports: mix_vector_rows,
     SampledReports: mix_sampled,
     VectorBitReports: mix_vectors,
     VectorReports: mix_vector_rows,

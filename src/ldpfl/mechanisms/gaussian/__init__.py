@@ -3,6 +3,7 @@
 from ldpfl.mechanisms.gaussian.fixed import Dpa, FullDP, NbAFL, TimeVarying
 from ldpfl.mechanisms.gaussian.history import AdapLDP, SensitiveDP
 from ldpfl.mechanisms.gaussian.ladp import LadpPaper, LadpSound, LayerSelection
+from ldpfl.mechanisms.gaussian.mechanism import Gaussian, NoisyReports
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule, PublicState
 from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, Sensitivity
 
@@ -11,12 +12,14 @@ __all__ = [
     "ClientState",
     "Dpa",
     "FullDP",
+    "Gaussian",
     "LadpPaper",
     "LadpSound",
     "LayerSelection",
     "LocalSteps",
     "NbAFL",
     "NoiseSchedule",
+    "NoisyReports",
     "PublicSchedule",
     "PublicState",
     "SensitiveDP",

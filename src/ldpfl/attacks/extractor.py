@@ -1,0 +1,225 @@
+"""What turns images into features before their distributions are compared.
+
+Two choices, never mixed in one table: Inception v3, on which published distances rest, where its weights are at hand; else
+a small classifier of the data set's public training split, trained once and kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ldpfl
+from ldpfl.data import ImageTask
+from ldpfl.data.images import normalise
+from ldpfl.data.loading import cache_dir
+from ldpfl.files import replace_atomically
+
+_INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
+_INCEPTION_DIGEST = "6726825d"
+_ARCHITECTURE = "conv 32, 64; linear 64"
+_FEATURES = 64
+_CHUNK = 500
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Images to features, under a name that tells two extractors apart.
+
+    Attributes:
+        name: what it is, what it was trained on, and by which versions; distances compare under equal names only.
+        module: (N, C, H, W) uint8 to (N, features) float.
+        features: how many.
+    """
+
+    name: str
+    module: nn.Module
+    features: int
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """How the classifier is trained: Adam, for ``epochs`` of the training split or ``most_steps`` steps, whichever ends first."""
+
+    epochs: int = 20
+    most_steps: int = 2000
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+
+class Classifier(nn.Module):
+    """Two convolutions, 64 features, and a class: images (N, C, H, W) uint8 to logits (N, classes).
+
+    Few features on purpose: the covariance of 64 can be estimated from some hundred images, that of Inception's 2,048 not.
+    """
+
+    def __init__(self, task: ImageTask) -> None:
+        super().__init__()
+        channels, height, width = task.shape
+        self._mean, self._std = task.mean, task.std
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), _FEATURES),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(_FEATURES, task.classes)
+
+    def extract(self, pixels: Tensor) -> Tensor:
+        """Return the features (N, 64)."""
+        return torch.as_tensor(self.features(normalise(pixels, self._mean, self._std)))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(self.extract(pixels)))
+
+    def predict(self, pixels: Tensor) -> Tensor:
+        """Return the most likely classes (N,)."""
+        with torch.no_grad():
+            return torch.cat([self(part).argmax(1) for part in torch.split(pixels, _CHUNK)])
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A classifier of public images, apart from every model under attack.
+
+    Attributes:
+        name: of the extractor that it makes.
+        accuracy: on the test split.
+    """
+
+    name: str
+    classifier: Classifier
+    accuracy: float
+
+    def extractor(self) -> Extractor:
+        """Return its features as an extractor."""
+        return Extractor(self.name, _Features(self.classifier), _FEATURES)
+
+    def share(self, pixels: Tensor, label: int) -> float:
+        """Return the part of ``pixels`` (N, C, H, W) uint8 that it assigns to ``label``."""
+        return float((self.classifier.predict(pixels) == label).float().mean())
+
+
+def trained_classifier(
+    task: ImageTask, config: ClassifierConfig | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> TrainedClassifier:
+    """Return the classifier of ``task``, from the cache or trained on the public train split and put there.
+
+    The key is the data's fingerprint, the architecture, the settings and the versions; a damaged file is replaced.
+
+    Args:
+        progress: called with (steps done, steps) while it trains.
+    """
+    config = config or ClassifierConfig()
+    facts = {
+        "data": f"{task.name} {task.fingerprint}",
+        "architecture": _ARCHITECTURE,
+        "ldpfl": ldpfl.__version__,
+        "torch": torch.__version__,
+        **asdict(config),
+    }
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    name = f"classifier ({_ARCHITECTURE}) of the {task.name} train split, {key}"
+    path = cache_dir() / "extractors" / f"{task.name}-{key}.safetensors"
+    classifier = _new_classifier(task, config)
+    accuracy = _read(path, classifier)
+    if accuracy is None:
+        classifier = _train(_new_classifier(task, config), task, config, progress)
+        accuracy = float((classifier.predict(task.test.pixels) == task.test.labels).float().mean())
+        _write(path, classifier, accuracy)
+    return TrainedClassifier(name, classifier.eval(), accuracy)
+
+
+def inception() -> Extractor | None:
+    """Return Inception v3 if torch-fidelity is installed and its weights are on disk; nothing is ever downloaded.
+
+    The weights are looked for in PyTorch's hub folder, under the name that torch-fidelity gives them. They are a pickle,
+    which could run code: a file whose digest is not the one in its name is not opened.
+    """
+    path = Path(torch.hub.get_dir()) / "checkpoints" / _INCEPTION_FILE
+    if find_spec("torch_fidelity") is None or not path.is_file():
+        return None
+    with path.open("rb") as handle:
+        if not hashlib.file_digest(handle, "sha256").hexdigest().startswith(_INCEPTION_DIGEST):
+            return None
+    from torchmetrics.image.fid import NoTrainInceptionV3  # slow to import
+
+    network = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(path))
+    return Extractor(f"Inception v3, torch-fidelity weights {_INCEPTION_DIGEST}", _Colour(network), 2048)
+
+
+class _Features(nn.Module):
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self._classifier = classifier
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self._classifier.extract(pixels)
+
+
+class _Colour(nn.Module):
+    """Repeats a single channel three times, as Inception wants it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._network = network
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return torch.as_tensor(self._network(pixels.expand(-1, 3, -1, -1)))
+
+
+def _new_classifier(task: ImageTask, config: ClassifierConfig) -> Classifier:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return Classifier(task)
+
+
+def _train(classifier: Classifier, task: ImageTask, config: ClassifierConfig, progress: Callable[[int, int], None]) -> Classifier:
+    random = torch.Generator().manual_seed(config.seed)
+    optimiser = torch.optim.Adam(classifier.parameters(), config.learning_rate)
+    per_epoch = -(-len(task.train) // config.batch_size)
+    steps = min(config.most_steps, config.epochs * per_epoch)
+    order = torch.empty(0, dtype=torch.int64)
+    for step in range(steps):
+        if len(order) == 0:
+            order = torch.randperm(len(task.train), generator=random)
+        batch, order = task.train.take(order[: config.batch_size]), order[config.batch_size :]
+        optimiser.zero_grad()
+        F.cross_entropy(classifier(batch.pixels), batch.labels).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        progress(step + 1, steps)
+    return classifier
+
+
+def _read(path: Path, classifier: Classifier) -> float | None:
+    """Load the parameters into ``classifier`` and return its accuracy; None if the file is missing or damaged."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            accuracy = float(handle.metadata()["accuracy"])
+            state = {name: handle.get_tensor(name) for name in classifier.state_dict()}
+        classifier.load_state_dict(state)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError):
+        return None
+    return accuracy
+
+
+def _write(path: Path, classifier: Classifier, accuracy: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(path) as temporary:
+        save_file(classifier.state_dict(), temporary, {"accuracy": repr(accuracy)})

@@ -1,0 +1,87 @@
+"""The Fréchet distance between two sets of images: how far the normal distributions fitted to their features lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ldpfl.attacks.extractor import Extractor
+from ldpfl.errors import ConfigError, DataError
+
+FEWEST_IMAGES = 2
+_CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A Fréchet distance, with all that it must be read with.
+
+    Attributes:
+        value: squared distance, in the square of the features' unit; 0 for equal sets.
+        extractor: the extractor's name; distances under different names are not comparable.
+        features: how many there are.
+        real, other: images in each set. A set that is small beside the features biases the distance upwards, so only
+            distances of equal counts compare fairly.
+    """
+
+    value: float
+    extractor: str
+    features: int
+    real: int
+    other: int
+
+
+def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Distance:
+    """Return |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of the features of two sets of images (N, C, H, W) uint8.
+
+    Computed by torchmetrics, in float64, with covariances divided by N - 1.
+
+    Raises:
+        DataError: a set has fewer than two images, or the features are not finite.
+
+    Source: Heusel et al. 2017, equation 6.
+    """
+    for images in (real, other):
+        if len(images) < FEWEST_IMAGES:
+            raise DataError(f"a Fréchet distance needs at least {FEWEST_IMAGES} images in each set, got {len(images)}")
+    from torchmetrics.image.fid import FrechetInceptionDistance  # slow to import
+
+    metric = FrechetInceptionDistance(_Counted(extractor))
+    with torch.no_grad():
+        for images, is_real in ((real, True), (other, False)):
+            for part in torch.split(images, _CHUNK):
+                metric.update(part, real=is_real)
+        value = float(metric.compute())
+    # Rounding leaves a little below zero for equal sets.
+    return Distance(max(value, 0.0), extractor.name, extractor.features, len(real), len(other))
+
+
+def require_one_extractor(distances: Iterable[Distance]) -> str:
+    """Return the name of the one extractor behind all ``distances``, before they stand in one table.
+
+    Raises:
+        ConfigError: there are two, or there is no distance.
+    """
+    names = sorted({distance.extractor for distance in distances})
+    if len(names) != 1:
+        raise ConfigError(f"distances of one table need one extractor, got {len(names)}: {'; '.join(names) or 'no distance'}")
+    return names[0]
+
+
+class _Counted(torch.nn.Module):
+    """An extractor as torchmetrics wants it: it says how many features it has, and gives them in float64."""
+
+    def __init__(self, extractor: Extractor) -> None:
+        super().__init__()
+        self.num_features = extractor.features
+        self._module = extractor.module
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features = torch.as_tensor(self._module(pixels)).double()
+        # Before the eigenvalues are computed: on a NaN, LAPACK may end the whole process.
+        if not bool(torch.isfinite(features).all()):
+            raise DataError(f"the features of {len(pixels)} images are not finite, so they have no Fréchet distance")
+        return features

@@ -1,0 +1,320 @@
+"""Attack a simulation's run, and the same run without protection, as its honest-but-curious client would.
+
+Only a simulation can be attacked like this: its folder tells who holds what. The attacker gets what client 0 has, its own
+images and the last global model; the public train and test splits serve to measure, and nothing of them reaches the attack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import ldpfl
+from ldpfl.attacks.extractor import Extractor, TrainedClassifier, inception, trained_classifier
+from ldpfl.attacks.frechet import FEWEST_IMAGES, Distance, frechet_distance
+from ldpfl.attacks.gan import GanConfig, Target, attack
+from ldpfl.data import Images, ImageTask, load
+from ldpfl.data.partition import CURIOUS_CLIENT
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.runner import Observer, Runner, noise_free
+from ldpfl.files import replace_atomically, write_text
+from ldpfl.simulation import Federation
+
+Kind = Literal["protected", "unprotected", "floor", "other classes"]
+PhaseProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be attacked.
+
+    Attributes:
+        label: the class to reconstruct; None takes the run's ``data.private_label``.
+        images: most images in each set that is compared; fewer where the public splits hold fewer of the class.
+        seeds: the attack is made once with each.
+    """
+
+    label: int | None = None
+    images: int = 500
+    seeds: tuple[int, ...] = (0,)
+    gan: GanConfig = field(default_factory=GanConfig)
+
+    def __post_init__(self) -> None:
+        if self.images < FEWEST_IMAGES:
+            raise ConfigError(f"the attack is measured on at least {FEWEST_IMAGES} images, got {self.images}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+            raise ConfigError(f"the attack needs different seeds of at least 0, got {list(self.seeds)}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a set of images against real ones of the attacked class.
+
+    Attributes:
+        distances: one for each seed; a baseline has one.
+        shares: part of the images that an independent classifier assigns to the class, as many.
+    """
+
+    kind: Kind
+    distances: tuple[Distance, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean distance."""
+        return statistics.fmean(distance.value for distance in self.distances)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the distance over the seeds; 0 for one."""
+        return statistics.stdev(distance.value for distance in self.distances) if len(self.distances) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class RunAttack:
+    """What an attack on a run gave.
+
+    Attributes:
+        mechanism: the run's; ``epsilon`` is that of its config, None where nothing is protected.
+        own_images: how many the attacking client holds; ``own_of_label`` of them are of the attacked class.
+        extractor: the one behind all distances.
+        classifier_accuracy: of the independent classifier, on the test split.
+    """
+
+    name: str
+    label: int
+    mechanism: str
+    epsilon: float | None
+    own_images: int
+    own_of_label: int
+    plan: Plan
+    extractor: str
+    features: int
+    classifier: str
+    classifier_accuracy: float
+    data: str
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        rows = [{**asdict(row), "mean": row.mean, "deviation": row.deviation} for row in self.rows]
+        versions = {"ldpfl": ldpfl.__version__, "torch": torch.__version__}
+        return {**asdict(self), "attacking_client": CURIOUS_CLIENT, "rows": rows, "versions": versions}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images (N, C, H, W) uint8 of the attacked class: real ones, and those of the first seed; ``protected`` is None without protection."""
+
+    real: Tensor
+    protected: Tensor | None
+    unprotected: Tensor
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Where attacks on runs happen.
+
+    Attributes:
+        observer: watches the training of the unprotected run.
+        progress: called with (phase, done, total) in the other phases; may raise to end the attack.
+    """
+
+    data_dir: Path | None
+    device: torch.device
+    observer: Observer
+    progress: PhaseProgress = lambda phase, done, total: None
+
+    def run(self, folder: RunFolder, plan: Plan, out: Path) -> tuple[RunAttack, Pictures]:
+        """Attack the run in ``folder``, write ``attack.json`` to ``out``, and return the result; the run is only read.
+
+        Finished parts that lie in ``out``, of the same run and settings, are not made again.
+
+        Raises:
+            ConfigError: no run, an unfinished one, one on other data, a label that the data has not.
+            DataError: the data cannot be read, or the splits hold too few images of the class.
+        """
+        config, weights = finished_run(folder)
+        task = load(config.data.name, self.data_dir)
+        label = _label_of(plan, config, task)
+        federation = _federation(folder, config, task, self.device)
+        own = _own_images(federation)
+        self._warn_of_own(own, label)
+        real, others = _public_images(task, label, plan.images)
+        _make_folder(out)
+        private = config.mechanism.name != "none"
+        models: dict[Kind, Tensor] = {"protected": weights} if private else {}
+        models["unprotected"] = self._unprotected(config, out) if private else weights
+        sets: dict[Kind, tuple[Tensor, ...]] = {
+            kind: self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out)
+            for kind, vector in models.items()
+        }
+        pictures = Pictures(real, sets["protected"][0] if private else None, sets["unprotected"][0])
+        sets |= {"floor": (others,), "other classes": _foreign(own, label, len(real))}
+        result = self._measure(config, task, own, label, plan, real, sets)
+        write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")
+        return result, pictures
+
+    def _warn_of_own(self, own: Images, label: int) -> None:
+        if int((own.labels == label).sum()) > 0:
+            self.observer.warn(
+                f"client {CURIOUS_CLIENT} holds images of label {label} itself, so the label is not private to the others and the "
+                f"attack learns from them too; train a run with data.private_label={label} to keep them from it"
+            )
+
+    def _measure(
+        self, config: RunConfig, task: ImageTask, own: Images, label: int, plan: Plan, real: Tensor, sets: dict[Kind, tuple[Tensor, ...]]
+    ) -> RunAttack:
+        classifier = trained_classifier(task, progress=_reporting(self.progress, "classifier to measure with"))
+        extractor = inception() or classifier.extractor()
+        return RunAttack(
+            name=config.name,
+            label=label,
+            mechanism=config.mechanism.name,
+            epsilon=config.mechanism.epsilon if config.mechanism.name != "none" else None,
+            own_images=len(own),
+            own_of_label=int((own.labels == label).sum()),
+            plan=plan,
+            extractor=extractor.name,
+            features=extractor.features,
+            classifier=classifier.name,
+            classifier_accuracy=classifier.accuracy,
+            data=f"{task.name} {task.fingerprint}",
+            rows=tuple(_row(kind, images, real, label, extractor, classifier) for kind, images in sets.items() if images),
+        )
+
+    def _unprotected(self, config: RunConfig, out: Path) -> Tensor:
+        """Return the last global model of the same run without noise, trained in a folder of its own."""
+        folder = RunFolder(out / "unprotected-run")
+        Runner(self.data_dir, self.device, self.observer, lambda path, result: None).run(
+            noise_free(config), folder, resume=True, twin=False
+        )
+        return finished_run(folder)[1]
+
+    def _generate(self, name: str, target: Target, own: Images, label: int, plan: Plan, count: int, out: Path) -> tuple[Tensor, ...]:
+        """Return ``count`` images for each seed, made anew only where ``out`` lacks them."""
+        images = []
+        for seed in plan.seeds:
+            path, key = out / "images" / f"{name}-{seed}.safetensors", _key(target, own, label, plan.gan, seed, count)
+            stored = _stored(path, key)
+            if stored is None:
+                phase = f"attack on the {name} model" + (f", seed {seed}" if len(plan.seeds) > 1 else "")
+                report = _reporting(self.progress, phase)
+                _, stored = attack(target, own, label, count, plan.gan, seed, report)
+                path.parent.mkdir(exist_ok=True)
+                with replace_atomically(path) as temporary:
+                    save_file({"images": stored}, temporary, {"key": key})
+            images.append(stored)
+        return tuple(images)
+
+
+def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor]:
+    """Return the config and the last global weights (d,) of a finished run.
+
+    Raises:
+        ConfigError: there is no run, or it is not finished.
+    """
+    config = folder.config()
+    last = folder.checkpoint()
+    if last is None or folder.result() is None:
+        done = last.state.round if last else 0
+        raise ConfigError(
+            f"{folder.path} is not finished, {done} of {config.training.rounds} rounds done: "
+            f"go on with ldpfl run --resume --out {folder.path}, then attack it"
+        )
+    return config, last.state.weights
+
+
+def _label_of(plan: Plan, config: RunConfig, task: ImageTask) -> int:
+    label = plan.label
+    if label is None:
+        if config.data.private_label == "none":
+            raise ConfigError("the run keeps no label from client 0, so say which class to reconstruct: --label L")
+        label = config.data.private_label
+    if not 0 <= label < task.classes:
+        raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.classes - 1}")
+    return label
+
+
+def _federation(folder: RunFolder, config: RunConfig, task: ImageTask, device: torch.device) -> Federation:
+    federation, start = build(config, task, device)
+    last = folder.checkpoint()
+    begun = last.origin if last else ""
+    data, found = (origin.rpartition(" on ")[0] for origin in (begun, start.origin))
+    if data != found:
+        raise ConfigError(f"{folder.path} was run on {data}, and this is {found}: give the --data-dir that it was run with")
+    return federation
+
+
+def _own_images(federation: Federation) -> Images:
+    """Return what the attacking client holds; no other client's samples are looked at."""
+    images = federation.task.images
+    return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.pixels.device))
+
+
+def _target(federation: Federation, task: ImageTask, weights: Tensor) -> Target:
+    return Target(federation.task.module, federation.task.layout, weights, task.classes, task.mean, task.std)
+
+
+def _public_images(task: ImageTask, label: int, most: int) -> tuple[Tensor, Tensor]:
+    """Return equally many real images of ``label``: of the test split to compare with, of the train split as the floor."""
+    real, others = (split.pixels[split.labels == label] for split in (task.test, task.train))
+    count = min(most, len(real), len(others))
+    if count < FEWEST_IMAGES:
+        raise DataError(f"{task.name} holds {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
+    return real[:count], others[:count]
+
+
+def _foreign(own: Images, label: int, most: int) -> tuple[Tensor, ...]:
+    """Return the attacking client's images of other classes, evenly taken from what it holds; nothing if it holds too few."""
+    pixels = own.pixels[own.labels != label].cpu()
+    index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
+    return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
+
+
+def _row(kind: Kind, sets: Sequence[Tensor], real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier) -> Row:
+    distances = tuple(frechet_distance(extractor, real, images) for images in sets)
+    return Row(kind, distances, tuple(classifier.share(images, label) for images in sets))
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output folder {out} cannot be written: {error}") from error
+
+
+def _reporting(progress: PhaseProgress, phase: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(phase, done, total)
+
+
+def _key(target: Target, own: Images, label: int, config: GanConfig, seed: int, count: int) -> str:
+    """Name all that the images depend on, except a model's code that is named by import path."""
+    digest = hashlib.sha256()
+    for tensor in (target.weights, own.pixels, own.labels):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.pixels.device.type)
+    digest.update(repr(facts).encode())
+    return digest.hexdigest()
+
+
+def _stored(path: Path, key: str) -> Tensor | None:
+    """Return the images that an earlier call left under the same key; None if there are none, or they are damaged."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return handle.get_tensor("images") if handle.metadata()["key"] == key else None
+    except (SafetensorError, OSError, KeyError, TypeError):
+        return None

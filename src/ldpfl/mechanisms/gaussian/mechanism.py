@@ -1,0 +1,161 @@
+"""The mechanism that adds a schedule's noise to a client's update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicState
+from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
+from ldpfl.mechanisms.vector_reports import VectorReports
+from ldpfl.privacy import GaussianRelease, Guarantee, UnprotectedRelease
+from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
+from ldpfl.randomness import RandomSource, as_source, normal
+from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyReports(VectorReports):
+    """Noised updates, and what their clients know of the noise; the latter is no part of what is sent, and mixing drops it.
+
+    Attributes:
+        sigma: (K, L) float64 standard deviation by client and layer; private where the schedule depends on the data.
+        noise_norm: (K,) float64 L2 norm of the noise that was added.
+    """
+
+    sigma: Tensor
+    noise_norm: Tensor
+
+
+@dataclass(frozen=True)
+class Gaussian(Mechanism):
+    """Add Gaussian noise to each layer of a client's update, as much as a schedule says.
+
+    Guarantee: that of the schedule's ``mu`` for a client's whole vector of one round, replacing the client's data; none where
+    the schedule has none. Assumes public broadcasts and an unguessable source of random bits. Proved for real arithmetic: noise
+    is drawn in floating point (Mironov 2012).
+
+    ``values`` are updates, offset by the ranges' center, which is 0 for updates; the radius has no part in it: schedules bound
+    by norm. As built, the mechanism is that of a first round after the broadcast 0; :meth:`in_round` and
+    :meth:`for_clients` bind it to another.
+
+    Attributes:
+        schedule: how much noise, on what.
+        delta: at which the guarantee of one report is stated.
+        public: what everybody knows in this round.
+        clients: by name: what the clients of this call know beside their weights, a row a client: ``samples``, ``joined``, and
+            what the schedule remembers.
+    """
+
+    schedule: NoiseSchedule
+    delta: float = 1e-5
+    public: PublicState | None = None
+    clients: Mapping[str, Tensor] | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # other mechanisms have one name each
+        return self.schedule.name
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return (self.schedule.reason(),) if self.schedule.reason() else ()
+
+    def in_round(self, public: PublicState) -> Gaussian:
+        return replace(self, public=public)
+
+    def for_clients(self, facts: Mapping[str, Tensor]) -> Gaussian:
+        return replace(self, clients=facts)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NoisyReports:
+        source = as_source(generator)
+        public, clients = self._public(ranges), self._clients(require_finite(values, ranges), ranges)
+        sigma, sent = self.schedule.sigma(public, clients), self.schedule.bounded(public, clients)
+        if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
+            raise PrivacyError(f"{self.name} gave noise of no usable size; nothing was sent")
+        norms = torch.empty(len(sent), dtype=torch.float64)
+        sizes = torch.tensor(ranges.sizes)
+        for row in range(len(sent)):
+            noise = normal(source, row, ranges.dimension).mul_(sigma[row].repeat_interleave(sizes))
+            norms[row] = noise.norm()
+            sent[row] += noise
+        sent = self.schedule.correct(public, clients, sent)
+        if not isfinite(sent.sum(dtype=torch.float64)):
+            raise PrivacyError("the noised update is not finite; nothing was sent")
+        return NoisyReports(sent, sigma, norms)
+
+    def remember(self, values: Tensor, ranges: LayerRanges, reports: NoisyReports) -> dict[str, Tensor]:
+        """Return what the clients that sent ``reports`` for ``values`` remember, by name (K, ...). Private."""
+        return self.schedule.remember(self._public(ranges), self._clients(values, ranges), reports.values)
+
+    def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
+        total_clients([reports], ranges, VectorReports)
+        return (reports.values + ranges.expand()[0]).float()
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
+        return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
+
+    def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
+        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """sigma^2 of the client and layer."""
+        sigma = self.schedule.sigma(self._public(ranges), self._clients(values, ranges))
+        return sigma.square().repeat_interleave(torch.tensor(ranges.sizes), dim=1).to(values.dtype)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        """sigma^2 / n; infinite where sigma depends on the clients' data, and the server cannot know it."""
+        return self._public_sigma(ranges).square().div(clients).repeat_interleave(torch.tensor(ranges.sizes)).float()
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        """sigma / sqrt(n); infinite where sigma depends on the clients' data: it has no known bound then."""
+        return self._public_sigma(ranges) / sqrt(clients)
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return 32 * ranges.dimension
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        mu = self.schedule.mu(self._public(ranges))
+        return Guarantee(
+            epsilon=inf if mu is None else gaussian_epsilon(mu, self.delta),
+            delta=0.0 if mu is None else self.delta,
+            unit="vector",
+            units_per_round=1,
+            adjacency="replace one client's data",
+            trust_model="local",
+            status="proved",
+            assumptions=(self.schedule.reason(),)
+            if mu is None
+            else (
+                "broadcasts are public",
+                "random bits are uniform and secret",
+                "noise is real-valued: it is drawn in floating point, whose finite precision the proof does not cover",
+            ),
+        )
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
+        mu = self.schedule.mu(self._public(ranges))
+        return UnprotectedRelease(self.name, self.schedule.reason()) if mu is None else GaussianRelease(self.name, mu)
+
+    def _public(self, ranges: LayerRanges) -> PublicState:
+        return self.public or PublicState(1, torch.zeros(ranges.dimension), None, ranges.sizes)
+
+    def _clients(self, values: Tensor, ranges: LayerRanges) -> ClientState:
+        trained = (values - ranges.expand()[0]).float() + self._public(ranges).weights
+        facts = dict(self.clients or self.first_facts(torch.ones(len(values), dtype=torch.int64), ranges.dimension))
+        return ClientState(trained, facts.pop("samples"), facts.pop("joined"), facts)
+
+    def first_facts(self, samples: Tensor, dimension: int) -> dict[str, Tensor]:
+        """Return what clients with ``samples`` (K,) samples know before their first round, as :meth:`for_clients` wants it."""
+        return {"samples": samples, "joined": torch.zeros_like(samples), **self.schedule.initial_memory(len(samples), dimension)}
+
+    def _public_sigma(self, ranges: LayerRanges) -> Tensor:
+        if self.schedule.data_dependent:
+            return torch.full((len(ranges.sizes),), inf, dtype=torch.float64)
+        nobody = self._clients(torch.zeros(1, ranges.dimension), ranges)
+        return self.schedule.sigma(self._public(ranges), nobody)[0]

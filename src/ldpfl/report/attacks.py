@@ -1,0 +1,63 @@
+"""Terminal output of attacks."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl.attacks.frechet import require_one_extractor
+from ldpfl.attacks.on_run import Row, RunAttack
+
+_READ = "a larger distance is a worse reconstruction; floor and other classes give the scale"
+
+
+def attack_table(result: RunAttack) -> Table:
+    """Return the table of an attack on a run: distances to real images of the class, and how many are recognised.
+
+    Raises:
+        ConfigError: the distances come from different extractors.
+    """
+    extractor = require_one_extractor(distance for row in result.rows for distance in row.distances)
+    seeds = len(result.plan.seeds)
+    title = f"{result.name}: reconstruction of label {result.label}, {seeds} seed{'s' * (seeds > 1)}"
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("against real test images of the label")
+    for heading in ("images", "Fréchet distance", "recognised*"):
+        table.add_column(heading, justify="right")
+    for row in result.rows:
+        table.add_row(Text(_name(row, result)), _counts(row), _spread(row), f"{sum(row.shares) / len(row.shares):.1%}")
+    table.caption = Text("\n".join(_notes(result, extractor)))
+    table.caption_justify = "left"
+    return table
+
+
+def _name(row: Row, result: RunAttack) -> str:
+    if row.kind == "protected":
+        return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a unit)"
+    return {
+        "unprotected": "reconstructed from the unprotected model",
+        "floor": "floor: other real images of the label",
+        "other classes": "other classes: the client's own images, nothing learned",
+    }[row.kind]
+
+
+def _counts(row: Row) -> str:
+    first = row.distances[0]
+    return f"{first.other:,}" if first.other == first.real else f"{first.other:,} to {first.real:,}"
+
+
+def _spread(row: Row) -> str:
+    return f"{row.mean:.4g}" + (f" ± {row.deviation:.2g}" if len(row.distances) > 1 else "")
+
+
+def _notes(result: RunAttack, extractor: str) -> list[str]:
+    fewest = min(distance.other for row in result.rows for distance in row.distances)
+    notes = [
+        _READ,
+        f"extractor: {extractor}; distances of another extractor do not compare",
+        f"* by the classifier of the public train split, which is right on {result.classifier_accuracy:.1%} of the test images",
+        "small sets bias a distance upwards: compare equal counts only",
+    ]
+    if fewest <= result.features:
+        notes.append(f"{fewest} images are too few for {result.features} features: read the order, not the sizes; give more --images")
+    return notes

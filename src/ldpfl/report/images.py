@@ -1,0 +1,70 @@
+"""Images as PNG grids that a second run of the same figures repeats byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from ldpfl.errors import ConfigError
+from ldpfl.files import replace_atomically
+
+_GAP = 2
+_MARGIN = 16
+_SCALE = 2
+_BACKGROUND = 255
+_GRAY = 96
+
+
+def draw_image_grid(path: Path, images: Tensor, *, columns: int = 10, rows: int = 10) -> None:
+    """Write the first ``rows * columns`` of ``images`` (N, C, H, W) uint8, C 1 or 3, as a PNG grid.
+
+    Raises:
+        ConfigError: there is no image, or it is neither grey nor coloured.
+    """
+    _save(path, _grid(images, columns, rows))
+
+
+def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, columns: int = 8, rows: int = 8) -> None:
+    """Write one grid for each (heading, images) of ``panels``, side by side under their headings, as a PNG.
+
+    Raises:
+        ConfigError: there is no panel or an empty one, or images are neither grey nor coloured.
+    """
+    if not panels:
+        raise ConfigError("a picture side by side needs at least one panel")
+    font = ImageFont.load_default()
+    grids = [_grid(images, columns, rows) for _, images in panels]
+    widths = [max(grid.width, int(font.getlength(heading)) + 1) for (heading, _), grid in zip(panels, grids, strict=True)]
+    size = (sum(widths) + _MARGIN * (len(panels) + 1), max(grid.height for grid in grids) + 3 * _MARGIN)
+    sheet = Image.new("RGB", size, (_BACKGROUND,) * 3)
+    pen = ImageDraw.Draw(sheet)
+    left = _MARGIN
+    for (heading, _), grid, width in zip(panels, grids, widths, strict=True):
+        pen.text((left, _MARGIN // 2), heading, fill=(0, 0, 0), font=font)
+        sheet.paste(grid, (left, 2 * _MARGIN))
+        left += width + _MARGIN
+    _save(path, sheet)
+
+
+def _grid(images: Tensor, columns: int, rows: int) -> Image.Image:
+    if images.dim() != 4 or len(images) == 0 or images.shape[1] not in (1, 3) or images.dtype != torch.uint8:
+        raise ConfigError(f"a grid needs images (N, 1 or 3, H, W) of uint8, got {images.dtype} {tuple(images.shape)}")
+    shown = images[: rows * columns].cpu().expand(-1, 3, -1, -1)
+    _, _, height, width = shown.shape
+    columns = min(columns, len(shown))
+    high, wide = height + _GAP, width + _GAP
+    canvas = torch.full((3, -(-len(shown) // columns) * high + _GAP, columns * wide + _GAP), _GRAY, dtype=torch.uint8)
+    for number, image in enumerate(shown):
+        top, left = number // columns * high + _GAP, number % columns * wide + _GAP
+        canvas[:, top : top + height, left : left + width] = image
+    picture = Image.fromarray(canvas.permute(1, 2, 0).contiguous().numpy())
+    return picture.resize((picture.width * _SCALE, picture.height * _SCALE), Image.Resampling.NEAREST)
+
+
+def _save(path: Path, picture: Image.Image) -> None:
+    with replace_atomically(path) as temporary:
+        picture.save(temporary, format="PNG")
