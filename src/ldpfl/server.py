@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.ranges import LayerRanges, RangeRule
 from ldpfl.shuffling import ReportPool
 
@@ -24,11 +25,17 @@ class ServerState:
         round: rounds completed.
         weights: (d,) float32 global vector.
         ranges: what the clients of the next round clamp to.
+        previous: (d,) what was broadcast for that round; None before the first.
     """
 
     round: int
     weights: Tensor
     ranges: LayerRanges
+    previous: Tensor | None = None
+
+    def public(self) -> PublicState:
+        """Return what everybody knows when the next round begins."""
+        return PublicState(self.round + 1, self.weights, self.previous, self.ranges.sizes)
 
 
 def client_values(trained: Tensor, state: ServerState, perturbed: Perturbed) -> Tensor:
@@ -58,4 +65,4 @@ def advance(
         raise PrivacyError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
     ranges = rule.update(state.ranges, mean, mechanism.mean_variance(mean, state.ranges, pool.clients))
     weights = mean if perturbed == "weights" else torch.add(state.weights, mean, alpha=learning_rate)
-    return ServerState(state.round + 1, weights, ranges)
+    return ServerState(state.round + 1, weights, ranges, state.weights)

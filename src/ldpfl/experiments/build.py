@@ -15,8 +15,9 @@ from ldpfl import mechanisms, models
 from ldpfl.data import Images, ImageTask, partition
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, MechanismConfig, RangesConfig, RunConfig
+from ldpfl.experiments.noise import is_scheduled, schedule_of
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Gaussian, Mechanism
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.simulation import BatchSchedule, Checkpoint, Federation, LocalTask, VectorizedTrainer, initial_checkpoint
@@ -65,6 +66,7 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         task.std,
         config.training.learning_rate,
         config.training.momentum,
+        None if config.training.clip_norm == "off" else config.training.clip_norm,
     )
     ranges = initial_ranges(config, layout, weights)
     federation = Federation(
@@ -73,7 +75,7 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         trainer=VectorizedTrainer(local),
         samples=parts,
         evaluation=evaluation.to(device),
-        mechanism=mechanism_of(config.mechanism, ranges),
+        mechanism=mechanism_of(config, ranges, min(own.size for own in parts)),
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
         server_learning_rate=config.training.server_learning_rate,
@@ -101,16 +103,21 @@ def lowest_probability(config: RunConfig) -> float | None:
     return lowest
 
 
-def mechanism_of(config: MechanismConfig, ranges: LayerRanges) -> Mechanism:
+def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mechanism:
     """Return the mechanism that ``config`` names, with those of its settings that this one has.
+
+    ``smallest`` is the size of the smallest client's data set.
 
     Raises:
         ConfigError: a setting is out of range, or a client's budget is too small to be divided over its units.
     """
-    mechanism = _at_unit_budget(config, config.epsilon)
-    if config.name == "none" or config.budget == "unit":
+    chosen = config.mechanism
+    if is_scheduled(chosen.name):
+        return Gaussian(schedule_of(config, smallest))
+    mechanism = _at_unit_budget(chosen, chosen.epsilon)
+    if chosen.name == "none" or chosen.budget == "unit":
         return mechanism
-    return _at_unit_budget(config, config.epsilon / mechanism.release(ranges).units)
+    return _at_unit_budget(chosen, chosen.epsilon / mechanism.release(ranges).units)
 
 
 def _at_unit_budget(config: MechanismConfig, epsilon: float) -> Mechanism:

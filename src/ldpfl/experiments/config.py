@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from ldpfl.data.partition import Isolation, Scheme
 from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.gaussian.divergence import Normaliser
+from ldpfl.mechanisms.gaussian.fixed import Variant
+from ldpfl.mechanisms.gaussian.ladp import ShareRule
+from ldpfl.mechanisms.gaussian.sensitivity import SensitivityMode
 from ldpfl.privacy.events import Channel
 from ldpfl.server import Perturbed
 from ldpfl.suggestions import did_you_mean
@@ -71,6 +75,8 @@ class TrainingConfig(_Section):
     batch_size: Count = 10
     learning_rate: Positive = 0.03
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    clip_norm: Positive | Literal["off"] = "off"
+    """Longest gradient of a mini-batch, flat over all weights; a longer one is shortened to it, as in LaDP-FL."""
     server_learning_rate: Positive = 1.0
     """Scales the mean update; for ``mechanism.perturbed = "update"`` only."""
 
@@ -78,7 +84,25 @@ class TrainingConfig(_Section):
 class MechanismConfig(_Section):
     """What clients do to their values before they leave."""
 
-    name: Literal["duchi", "harmony", "laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g", "none"] = "duchi"
+    name: Literal[
+        "duchi",
+        "harmony",
+        "laplace",
+        "piecewise",
+        "hybrid",
+        "duchi-vector",
+        "privunit-g",
+        "full-dp",
+        "nbafl",
+        "time-varying",
+        "sensitive-dp",
+        "dpa",
+        "adapldp",
+        "ladp",
+        "ladp-sound",
+        "none",
+    ] = "duchi"
+    """From ``full-dp`` on Gaussian noise, with the settings of ``[noise]``; ``ladp`` as published, ``ladp-sound`` as it holds."""
     epsilon: Positive = 1.0
     """Budget of what ``budget`` says, in one round."""
     budget: Literal["unit", "client"] = "unit"
@@ -89,11 +113,51 @@ class MechanismConfig(_Section):
     coordinates: Count | Literal["all", "auto"] = "all"
     """``laplace``, ``piecewise``, ``hybrid``: weights sent, at the whole budget together; ``all`` sends each at ``epsilon``."""
     norm: Positive = 1.0
-    """``privunit-g``: longest vector, a longer one is shortened to it."""
+    """``privunit-g`` and Gaussian noise: longest vector, a longer one is shortened to it; ``nbafl``: of the weights."""
     magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
     """``privunit-g``: part of ``epsilon`` that buys the vector's length."""
     perturbed: Perturbed = "weights"
     """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast."""
+
+
+class NoiseConfig(_Section):
+    """Gaussian noise by a schedule over rounds and layers: LaDP-FL, and what it is compared with."""
+
+    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
+    """Of one client's round, as ``mechanism.epsilon``."""
+    sensitivity: SensitivityMode = "update_clip"
+    """How far an update is assumed to move with the data; only ``update_clip`` is proved: updates are clipped to ``mechanism.norm``."""
+    constant: Literal["auto", "theorem3", "classical", "exact"] = "auto"
+    """How much noise an epsilon takes; ``auto``: ``exact`` where the sensitivity is proved, else LaDP-FL's Theorem 3."""
+    layers_separately: bool = False
+    """Whether the paper's accounting adds up a client's layers or averages them; changes no noise."""
+    selection: Literal["abs_l2", "rms", "top_fraction"] = "top_fraction"
+    """``ladp``: which layers get noise, those above ``threshold``, by L2 norm, norm / sqrt(size), or rank."""
+    threshold: Annotated[FiniteFloat, Field(ge=0)] = 1.0
+    p_max: Positive = 1e-5
+    p_min: Positive = 1e-9
+    """``ladp``: bounds of the privacy estimate of a layer."""
+    normaliser: Normaliser = "softmax"
+    share_rule: ShareRule = "kl"
+    """``ladp-sound``: how the budget is shared over layers."""
+    smallest_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-3
+    variant: Variant = "equal_budget"
+    """``time-varying``, ``dpa``: epsilon for all rounds together, or (``paper``) for the first."""
+    participations: Count | Literal["all"] = "all"
+    """``time-varying``, ``dpa`` at equal budget: rounds that one client joins at most."""
+    ratio: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.99789
+    """``time-varying``: of the noise of two successive rounds."""
+    contraction: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.9956
+    """``dpa``: a."""
+    own_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
+    kappa: Positive = 1.0
+    clip_to_estimate: bool = False
+    """``sensitive-dp``: weight of the client's own history, factor, and whether updates are clipped to the estimate."""
+    rate_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.995
+    degrees_bug: bool = True
+    """``adapldp``: decay of its learning rate at each step, and whether its correction is as in the authors' program."""
+    exposures: Count = 1
+    """``nbafl``: L."""
 
 
 class RangesConfig(_Section):
@@ -135,6 +199,7 @@ class RunConfig(_Section):
     clients: ClientsConfig = ClientsConfig()
     training: TrainingConfig = TrainingConfig()
     mechanism: MechanismConfig = MechanismConfig()
+    noise: NoiseConfig = NoiseConfig()
     ranges: RangesConfig = RangesConfig()
     shuffling: ShufflingConfig = ShufflingConfig()
     privacy: PrivacyConfig = PrivacyConfig()

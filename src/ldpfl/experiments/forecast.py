@@ -6,9 +6,11 @@ import numpy as np
 
 from ldpfl import models
 from ldpfl.data.loading import image_shape
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, lowest_probability, mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.simulation import round_cohort, round_event
 
@@ -19,14 +21,18 @@ def planned_ledger(config: RunConfig) -> Ledger:
     Who takes part in which round follows from the seed, so this is the ledger of that very run.
 
     Raises:
-        ConfigError: the data set or the model is unknown, or does not fit.
+        ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes.
     """
+    if config.mechanism.name == "nbafl" or (config.mechanism.name == "sensitive-dp" and not config.noise.clip_to_estimate):
+        raise ConfigError(
+            f"what {config.mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger"
+        )
     shape, classes = image_shape(config.data.name)
     module = models.create(config.model.name, shape, classes, seed=0, options=config.model.options)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     ranges = initial_ranges(config, layout, weights)
-    release = mechanism_of(config.mechanism, ranges).release(ranges)
+    mechanism = mechanism_of(config, ranges, smallest=1)
     clients, lowest = config.clients.count, lowest_probability(config)
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
@@ -34,5 +40,6 @@ def planned_ledger(config: RunConfig) -> Ledger:
         cohort = round_cohort(config.seed, number, clients, config.clients.fraction, lowest)
         joined[cohort] += 1
         if cohort.size:
+            release = mechanism.in_round(PublicState(number, weights, None, layout.sizes)).release(ranges)
             ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, lowest))
     return ledger

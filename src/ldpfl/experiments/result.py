@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from math import fsum
+from statistics import fmean
 from typing import Any
 
 import numpy
@@ -34,6 +36,7 @@ def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: 
         "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
         "layers": _layers(federation, last),
+        **_noise(config, federation, last),
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
@@ -57,6 +60,28 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "perturbed": config.mechanism.perturbed,
         "epsilon_per_weight": guarantee.epsilon if private else None,
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
+    }
+
+
+def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+    """Return what a noise schedule did over the whole run; nothing for other mechanisms.
+
+    ``norm`` is LaDP-FL's "noise scale". ``paper_epsilon`` charges a client each of its rounds at q = batch size / data set size,
+    as its equations (17) to (19) do, for the mean client; see the ledger for what holds.
+    """
+    rounds = [metrics.noise for metrics in last.history if metrics.noise]
+    if not rounds:
+        return {}
+    sampling = min(1.0, config.training.batch_size / fmean(own.size for own in federation.samples))
+    joined = sum(metrics.clients for metrics in last.history) / config.clients.count / len(last.history)
+    return {
+        "noise": {
+            "norm": fsum(figures["norm"] for figures in rounds),
+            "protected_fraction": fmean(figures["protected_fraction"] for figures in rounds),
+            "paper_epsilon": sampling * joined * fsum(figures["paper_epsilon"] for figures in rounds),
+            "paper_epsilon_per_round": [sampling * joined * figures["paper_epsilon"] for figures in rounds],
+            "multiplier_median": [figures["multiplier_median"] for figures in rounds if "multiplier_median" in figures],
+        }
     }
 
 

@@ -15,7 +15,7 @@ from ldpfl.data import ImageTask, load
 from ldpfl.data.loading import cache_dir
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
-from ldpfl.experiments.config import MechanismConfig, PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
+from ldpfl.experiments.config import MechanismConfig, NoiseConfig, PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.server import Perturbed
@@ -126,6 +126,7 @@ def noise_free(config: RunConfig) -> RunConfig:
             "description": "",
             "training": training,
             "mechanism": MechanismConfig(name="none", perturbed=perturbed),
+            "noise": NoiseConfig(),
             "ranges": RangesConfig(),
             "shuffling": ShufflingConfig(),
             "privacy": PrivacyConfig(),

@@ -21,7 +21,7 @@ from ldpfl.suggestions import did_you_mean
 
 def full_dp(epsilon: float, delta: float = 1e-5, norm: float = 1.0) -> Gaussian:
     """Return the Gaussian mechanism: updates clipped to ``norm``, exact noise for (``epsilon``, ``delta``) a client and round."""
-    return Gaussian(FullDP(epsilon, delta, Sensitivity("update_clip", norm=norm)), delta)
+    return Gaussian(FullDP(epsilon, delta, Sensitivity("update_clip", norm=norm)))
 
 
 _REGISTRY: dict[str, Callable[..., Mechanism]] = {

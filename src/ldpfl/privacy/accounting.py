@@ -61,7 +61,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         rows += found
         notes += [reason for reason in reasons if reason not in notes]
     clients = max(group.population for group in groups)
-    warnings = []
+    warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
     if clients > 1 and delta >= 1 / clients:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
@@ -80,7 +80,7 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     """Return the rounds of the client that took part most often, grouped by likeness.
 
     Which rounds it joined is not in the ledger. If all are alike but for the crowd, those with the smallest crowds are
-    the dearest; otherwise it is charged for every one.
+    the dearest, and among rounds of Gaussian noise those with the largest mu; otherwise it is charged for every one.
     """
     smallest = min(event.cohort for event in events)
     if not 0 <= colluding < smallest:
@@ -90,6 +90,9 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
         # Some client joined at least as often as clients did on average, whatever the events say.
         average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
         groups = groups[: max(average, *(event.joined for event in events))]
+    elif all(isinstance(group.release, GaussianRelease) for group in groups):
+        dearest_first = sorted(groups, key=lambda group: -_parameter(group))
+        groups = dearest_first[: max(event.joined for event in events)]
     return [replace(group, rounds=count) for group, count in Counter(groups).items()]
 
 
@@ -167,11 +170,17 @@ def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> lis
         "status": "proved",
         "scope": scope,
     }
-    unprotected = [group.release for group in groups if isinstance(group.release, UnprotectedRelease)]
-    if unprotected:
-        reasons = tuple(dict.fromkeys(f"{release.mechanism}: {release.reason}" for release in unprotected))
+    reasons = _unprotected(groups)
+    if reasons:
         return [Guarantee(inf, level, assumptions=reasons, **common) for level in (0.0, delta)]
     return [Guarantee(_local(groups, level), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
+
+
+def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+    """Return what left without protection, and by which mechanism; each thing once."""
+    releases = [group.release for group in groups]
+    reasons = [f"{release.mechanism}: {release.reason}" for release in releases if isinstance(release, UnprotectedRelease)]
+    return tuple(dict.fromkeys(reasons))
 
 
 def _local(groups: Sequence[RoundGroup], delta: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ldpfl.privacy.events import BinaryRelease, PureRelease, Release
-from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
+from ldpfl.privacy.events import BinaryRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope, TrustModel
 
 _LDP_FL = (
     'LDP-FL, section 4: with shuffling "it is sufficient to protect eps-LDP for each weight"; '
@@ -14,18 +14,34 @@ _OPTIMAL_LDP_FL = 'Optimal LDP-FL, section 4: the "framework satisfies eps-LDP";
 _SOURCES = {"duchi": _LDP_FL, "harmony": _OPTIMAL_LDP_FL}
 
 
+_LADP_FL = (
+    "LaDP-FL, Theorem 3 and its comparison: each round is (epsilon, delta)-DP, layers without noise and noise that follows private "
+    "weights included; the first are infinitely dear, the second are outside the theorem"
+)
+
+
 def paper_claim(release: Release) -> Guarantee | None:
-    """Return what the mechanism's paper claims for a whole run, or None where it is our own or claims nothing."""
-    if release.mechanism not in _SOURCES or not isinstance(release, BinaryRelease | PureRelease):
-        return None
+    """Return what the mechanism's paper claims, or None where it is our own or claims nothing.
+
+    For a whole run, or for one round where it claims no more than that.
+    """
+    match release:
+        case BinaryRelease() | PureRelease() if release.mechanism in _SOURCES:
+            return _claim(release.epsilon, 0.0, "shuffled", "run", _SOURCES[release.mechanism])
+        case UnprotectedRelease(claimed_epsilon=float(epsilon), claimed_delta=float(delta)):
+            return _claim(epsilon, delta, "local", "round", _LADP_FL)
+    return None
+
+
+def _claim(epsilon: float, delta: float, trust_model: TrustModel, scope: Scope, source: str) -> Guarantee:
     return Guarantee(
-        epsilon=release.epsilon,
-        delta=0.0,
+        epsilon=epsilon,
+        delta=delta,
         unit="client",
         units_per_round=1,
         adjacency=REPLACE_ONE,
-        trust_model="shuffled",
+        trust_model=trust_model,
         status="claimed",
-        scope="run",
-        source=_SOURCES[release.mechanism],
+        scope=scope,
+        source=source,
     )

@@ -68,12 +68,15 @@ class UnprotectedRelease:
     Attributes:
         mechanism: its name.
         reason: what left, in a few words.
+        claimed_epsilon, claimed_delta: what the mechanism's paper says one client's round costs, if it says so.
     """
 
     mechanism: str
     reason: str
     units: int = 1
     unit: Unit = "vector"
+    claimed_epsilon: float | None = None
+    claimed_delta: float | None = None
 
 
 _LARGEST = 10**12
@@ -120,6 +123,8 @@ class RoundEvent:
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
                 raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
+            case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):
+                raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:
@@ -128,6 +133,12 @@ class RoundEvent:
         if not (isfinite(parameter) and parameter > 0):
             name = self.release.mechanism[:40]
             raise ConfigError(f"round {self.round}: the parameter of {name!r} must be positive and finite, got {parameter}")
+
+
+def _is_claim(epsilon: float | None, delta: float | None) -> bool:
+    if epsilon is None or delta is None:
+        return epsilon is None and delta is None
+    return isfinite(epsilon) and epsilon > 0 and 0 < delta < 1
 
 
 def _parameter(release: Release) -> float:

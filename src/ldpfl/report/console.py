@@ -103,6 +103,11 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_row("clients, rounds", f"{result['clients']}{of_all}; {result['rounds']}")
     bits, size = result["uplink_bits_per_client_round"], result["uplink_bytes_per_client_round"]
     table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
+    if "noise" in result:
+        noise = result["noise"]
+        table.add_row("noise, L2 norms added up", f"{noise['norm']:,.4g}")
+        table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
+        table.add_row("epsilon as papers add it up", f"{noise['paper_epsilon']:.4g}: what holds is below")
     table.add_row("time", f"{result['seconds']:.1f} s on {result['device']}")
     return table
 
@@ -141,15 +146,16 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
 
 
 def layer_table(result: dict[str, Any]) -> Table:
-    """Return the table of layers: range, noise, clipping in the last round."""
+    """Return the table of layers: noise in the last round, and where values were clamped to a range, that range and clipping."""
+    ranged = "noise" not in result
     table = Table(title="layers, last round", title_justify="left")
     table.add_column("layer")
-    for heading in ("weights", "radius", "noise std of the mean", "clipped*"):
+    for heading in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
         table.add_column(heading, justify="right")
     for name, layer in result["layers"].items():
-        table.add_row(
-            Text(name), f"{layer['weights']:,}", f"{layer['radius']:.4g}", f"{layer['noise_std']:.4g}", f"{layer['clipped_fraction']:.2%}"
-        )
-    table.caption = "* known to a simulation only; a server never sees it"
-    table.caption_justify = "left"
+        radius, clipped = [f"{layer['radius']:.4g}"] * ranged, [f"{layer['clipped_fraction']:.2%}"] * ranged
+        table.add_row(Text(name), f"{layer['weights']:,}", *radius, f"{layer['noise_std']:.4g}", *clipped)
+    if ranged:
+        table.caption = "* known to a simulation only; a server never sees it"
+        table.caption_justify = "left"
     return table

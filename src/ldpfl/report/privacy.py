@@ -121,7 +121,8 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
         what = f"one {row['unit']}, {_SCOPES[row['scope']]}"
         trusted = _TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
-            yield what, trusted, number(row["epsilon"]), "[red]paper's claim[/red]"
+            at = f" at delta {row['delta']:g}" if row["delta"] else ""
+            yield what, trusted, number(row["epsilon"]) + at, "[red]paper's claim[/red]"
         elif row["status"] == "estimate":
             yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] == "client":

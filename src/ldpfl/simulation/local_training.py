@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Protocol
 
 import torch
@@ -12,6 +14,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from ldpfl.data.images import Images, normalise
+from ldpfl.errors import ConfigError
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.schedule import BatchSchedule
@@ -22,6 +25,15 @@ class LocalTask:
     """What local training needs to know: the model, the images that schedules point into, and the optimiser.
 
     Plain SGD, w <- w - learning_rate * gradient (LDP-FL, Algorithm 1, line 21), with classical momentum if wanted.
+
+    Attributes:
+        clip_norm: C: each mini-batch gradient g of a client, flat over all parameters, becomes g * min(1, C / ||g||_2)
+            before it reaches the momentum or the weights; None leaves gradients as they are. A gradient that is not
+            finite becomes NaN as a whole. Source: LaDP-FL, equation (6); confidence: medium that C bounds the
+            mini-batch's gradient and not each sample's.
+
+    Raises:
+        ConfigError: ``clip_norm`` is not positive and finite.
     """
 
     module: nn.Module
@@ -31,6 +43,11 @@ class LocalTask:
     std: tuple[float, ...]
     learning_rate: float
     momentum: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not 0 < self.clip_norm < inf:  # False for NaN as well
+            raise ConfigError(f"clip_norm must be positive and finite, got {self.clip_norm!r}; None trains without clipping")
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised pixels (..., C, H, W) and labels (...) at ``index`` (...)."""
@@ -85,9 +102,32 @@ class VectorizedTrainer:
                 total = client_losses(parameters, pixels, labels, mask).sum()
             # Clients share no parameter, so the gradient of the sum is every client's own gradient.
             gradients = torch.autograd.grad(total, parameters)
+            if task.clip_norm is not None:
+                factors = _clip_factors(gradients, task.clip_norm)
+                # Not in place: autograd may hand out one tensor as the gradient of two parameters.
+                gradients = tuple(gradient * _beside(factors, gradient) for gradient in gradients)
             _descend(parameters, gradients, velocity, task, active=mask.amax(dim=1))
         trained = dict(zip(names, (p.detach() for p in parameters), strict=True))
         return task.layout.flatten(trained)
+
+
+def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / ||g||_2) (K,) for the gradients (K, *shape) of K clients, in their dtype; NaN where g is not finite.
+
+    A client's factor must not depend on who stands beside it: each sum runs over contiguous rows, because sums over
+    columns add up in an order that depends on how many columns there are. Squares of float32 do not overflow in float64.
+    """
+    rows = (gradient.reshape(len(gradient), -1) for gradient in gradients)
+    copies = (row.to(torch.float64, copy=True, memory_format=torch.contiguous_format) for row in rows)
+    norms = torch.stack([copy.square_().sum(dim=1) for copy in copies], dim=1).sum(dim=1).sqrt_()
+    factors = clip_norm / norms.clamp_min(clip_norm)  # exactly 1 for what is short enough, a zero gradient included
+    # Infinity times a factor of 0 is NaN in its own coordinate only, which a mechanism that sends a few might not meet.
+    return torch.where(norms.isfinite(), factors, nan).to(gradients[0].dtype)
+
+
+def _beside(clients: Tensor, values: Tensor) -> Tensor:
+    """Return ``clients`` (K,) so shaped that it multiplies ``values`` (K, *shape) client by client."""
+    return clients.view(-1, *[1] * (values.dim() - 1))
 
 
 @torch.no_grad()
@@ -99,7 +139,7 @@ def _descend(parameters: list[Tensor], gradients: tuple[Tensor, ...], velocity: 
         return
     for parameter, gradient, speed in zip(parameters, gradients, velocity, strict=True):
         speed.mul_(task.momentum).add_(gradient)
-        parameter.sub_(speed * active.view(-1, *[1] * (speed.dim() - 1)), alpha=task.learning_rate)
+        parameter.sub_(speed * _beside(active, speed), alpha=task.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -124,6 +164,11 @@ class LoopTrainer:
             pixels, labels = task.batch(chosen)
             optimiser.zero_grad()
             F.cross_entropy(functional_call(task.module, parameters, (pixels,)), labels).backward()  # type: ignore[no-untyped-call]
+            if task.clip_norm is not None:
+                gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
+                factor = _clip_factors(gradients, task.clip_norm)
+                for gradient in gradients:
+                    gradient.mul_(_beside(factor, gradient))
             optimiser.step()
         return task.layout.flatten({name: value.detach() for name, value in parameters.items()})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class RoundMetrics:
         noise_std: by layer, largest standard deviation of the noise in the mean.
         radius: by layer, radius of the range used in this round.
         seconds: wall time of the round.
+        noise: figures of a noise schedule, by name (see ``simulation.noise``); where noise depends on the data, only a
+            simulation can know them.
     """
 
     round: int
@@ -35,6 +37,7 @@ class RoundMetrics:
     noise_std: dict[str, float]
     radius: dict[str, float]
     seconds: float
+    noise: dict[str, float] = field(default_factory=dict)
 
     def reproducible(self) -> dict[str, Any]:
         """Return the figures that a second run of the same config repeats exactly."""

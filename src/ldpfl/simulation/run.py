@@ -24,6 +24,7 @@ from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 from ldpfl.simulation.cohort import round_cohort, round_event
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
+from ldpfl.simulation.noise import ScheduledNoise
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
 _PROBED_CLIENTS = 256
@@ -115,13 +116,17 @@ def _round(
     """Return what follows ``before`` when ``cohort`` takes part."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
-    reports, clipped = _collect(federation, before.state, cohort, chunk_size, clients_done)
+    mechanism = federation.mechanism.in_round(before.state.public())
+    earlier = joined.copy()
+    earlier[cohort] -= 1
+    noise = ScheduledNoise(mechanism, np.array([own.size for own in federation.samples]), earlier, before.memory)
+    reports, clipped = _collect(federation, before.state, cohort, noise, chunk_size, clients_done)
     # From here on nothing knows which client sent what.
     pool = mix(reports, stream(federation.seed, Purpose.MIXING, number))
     state = advance(
         before.state,
         pool,
-        federation.mechanism,
+        mechanism,
         perturbed=federation.perturbed,
         rule=federation.rule,
         learning_rate=federation.server_learning_rate,
@@ -132,18 +137,27 @@ def _round(
         clients=pool.clients,
         uplink_bytes_per_client=len(next(iter(pool.reports.payloads()))),
         clipped_fraction=_by_layer(federation, clipped.fractions()),
-        noise_std=_by_layer(federation, federation.mechanism.noise_std(ranges, pool.clients).tolist()),
+        noise_std=_by_layer(federation, _noise_std(mechanism, noise, ranges, pool.clients)),
         radius=_by_layer(federation, ranges.radius.tolist()),
         seconds=time.perf_counter() - began,
+        noise=noise.figures(ranges.sizes),
     )
-    release = federation.mechanism.release(ranges)
+    release = mechanism.release(ranges)
     event = round_event(number, release, pool.clients, joined, federation.channel, federation.self_sampling)
-    return replace(before, state=state, history=(*before.history, metrics), ledger=before.ledger.charge(event))
+    ledger = before.ledger.charge(event)
+    return replace(before, state=state, history=(*before.history, metrics), ledger=ledger, memory=noise.memory())
+
+
+def _noise_std(mechanism: Mechanism, noise: ScheduledNoise, ranges: LayerRanges, clients: int) -> list[float]:
+    """Return the noise of the mean by layer: as it was, where a schedule decided, else the largest possible."""
+    recorded = noise.std()
+    return list((mechanism.noise_std(ranges, clients) if recorded is None else recorded).tolist())
 
 
 def _idle_round(federation: Federation, before: Checkpoint) -> Checkpoint:
     """Return what follows ``before`` when nobody takes part: the same model, and nothing released."""
-    state, nothing = replace(before.state, round=before.state.round + 1), [0.0] * len(before.state.ranges.sizes)
+    state = replace(before.state, round=before.state.round + 1, previous=before.state.weights)
+    nothing = [0.0] * len(before.state.ranges.sizes)
     metrics = RoundMetrics(
         round=state.round,
         accuracy=accuracy(federation.task, state.weights, federation.evaluation),
@@ -205,18 +219,26 @@ def _trained(
 
 
 def _collect(
-    federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int, clients_done: ClientsDone
+    federation: Federation,
+    state: ServerState,
+    cohort: NDArray[np.int64],
+    noise: ScheduledNoise,
+    chunk_size: int,
+    clients_done: ClientsDone,
 ) -> tuple[list[Reports], ClippedCounter]:
     """Train the cohort and return its reports; trained weights of a chunk are dropped as soon as it has reported."""
     reports: list[Reports] = []
     clipped = ClippedCounter(state.ranges)
     done = 0
     for places, values in _trained(federation, state, cohort, chunk_size):
-        streams = SeededStreams.for_clients(federation.seed, state.round + 1, cohort[places].tolist())
+        clients = cohort[places]
+        streams = SeededStreams.for_clients(federation.seed, state.round + 1, clients.tolist())
+        mechanism = noise.bind(clients, state.ranges.dimension)
         try:
-            reports.append(federation.mechanism.encode(values, state.ranges, streams))
+            reports.append(mechanism.encode(values, state.ranges, streams))
         except PrivacyError as error:
             raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error
+        noise.record(mechanism, clients, values, state.ranges, reports[-1])
         clipped.add(values)
         done += places.size
         clients_done(done, len(cohort))

@@ -1,6 +1,6 @@
 """Gaussian noise on a client's update, by a schedule over rounds, clients and layers: LaDP-FL and what it is compared with."""
 
-from ldpfl.mechanisms.gaussian.fixed import Dpa, FullDP, NbAFL, TimeVarying
+from ldpfl.mechanisms.gaussian.fixed import Dpa, FullDP, NbAFL, SensitivitySchedule, TimeVarying
 from ldpfl.mechanisms.gaussian.history import AdapLDP, SensitiveDP
 from ldpfl.mechanisms.gaussian.ladp import LadpPaper, LadpSound, LayerSelection
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian, NoisyReports
@@ -24,5 +24,6 @@ __all__ = [
     "PublicState",
     "SensitiveDP",
     "Sensitivity",
+    "SensitivitySchedule",
     "TimeVarying",
 ]

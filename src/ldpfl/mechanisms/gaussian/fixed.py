@@ -25,7 +25,6 @@ class SensitivitySchedule(NoiseSchedule):
     """What schedules with one sensitivity D of the whole update share.
 
     Attributes:
-        epsilon, delta: budget of one client's round, unless the schedule says otherwise.
         sensitivity: D; with ``update_clip`` the update is clipped to D / 2.
         constant: of the noise; by default ``exact`` where the sensitivity holds, else ``theorem3``.
 
@@ -33,8 +32,6 @@ class SensitivitySchedule(NoiseSchedule):
         ConfigError: a value out of range.
     """
 
-    epsilon: float
-    delta: float
     sensitivity: Sensitivity
     constant: Constant | None = None
 
@@ -124,8 +121,6 @@ class NbAFL(PublicSchedule):
     name: ClassVar[str] = "nbafl"
     confidence: ClassVar[str] = "high: the upload's noise, from memory and checked against two implementations"
 
-    epsilon: float
-    delta: float
     norm: float
     samples: int
     exposures: int = 1

@@ -157,8 +157,6 @@ class AdapLDP(NoiseSchedule):
     name: ClassVar[str] = "adapldp"
     confidence: ClassVar[str] = "high: read in the authors' program; which steps have decayed the rate at the time is medium"
 
-    epsilon: float
-    delta: float
     steps: LocalSteps
     decay: float = 0.995
     degrees_bug: bool = True

@@ -130,8 +130,6 @@ class LadpSound(PublicSchedule):
     name: ClassVar[str] = "ladp-sound"
     confidence: ClassVar[str] = "not in the paper: derived, exact accounting"
 
-    epsilon: float
-    delta: float
     clip: float | tuple[float, ...]
     share_rule: ShareRule = "kl"
     smallest_share: float = 1e-3

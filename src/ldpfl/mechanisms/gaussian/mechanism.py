@@ -47,14 +47,12 @@ class Gaussian(Mechanism):
 
     Attributes:
         schedule: how much noise, on what.
-        delta: at which the guarantee of one report is stated.
         public: what everybody knows in this round.
         clients: by name: what the clients of this call know beside their weights, a row a client: ``samples``, ``joined``, and
             what the schedule remembers.
     """
 
     schedule: NoiseSchedule
-    delta: float = 1e-5
     public: PublicState | None = None
     clients: Mapping[str, Tensor] | None = None
 
@@ -122,8 +120,8 @@ class Gaussian(Mechanism):
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         mu = self.schedule.mu(self._public(ranges))
         return Guarantee(
-            epsilon=inf if mu is None else gaussian_epsilon(mu, self.delta),
-            delta=0.0 if mu is None else self.delta,
+            epsilon=inf if mu is None else gaussian_epsilon(mu, self.schedule.delta),
+            delta=0.0 if mu is None else self.schedule.delta,
             unit="vector",
             units_per_round=1,
             adjacency="replace one client's data",
@@ -140,7 +138,11 @@ class Gaussian(Mechanism):
 
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))
-        return UnprotectedRelease(self.name, self.schedule.reason()) if mu is None else GaussianRelease(self.name, mu)
+        if mu is not None:
+            return GaussianRelease(self.name, mu)
+        return UnprotectedRelease(
+            self.name, self.schedule.reason(), claimed_epsilon=self.schedule.epsilon, claimed_delta=self.schedule.delta
+        )
 
     def _public(self, ranges: LayerRanges) -> PublicState:
         return self.public or PublicState(1, torch.zeros(ranges.dimension), None, ranges.sizes)

@@ -76,6 +76,7 @@ class NoiseSchedule(ABC):
     """How much noise goes where, what it goes on, and what that guarantees.
 
     Attributes:
+        epsilon, delta: budget of one client's round, unless the schedule says otherwise.
         layers_separately: whether the paper's accounting adds up a client's layers (as its slope of 3.6 a round suggests) or
             takes their mean. It changes no noise.
     """
@@ -84,6 +85,8 @@ class NoiseSchedule(ABC):
     confidence: ClassVar[str]
     """How sure it is that the formula is its paper's, and what was reconstructed."""
 
+    epsilon: float
+    delta: float
     layers_separately: bool = field(default=False, kw_only=True)
 
     @property
