@@ -8,7 +8,7 @@ import json
 import statistics
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import inf
@@ -82,6 +82,8 @@ class Row:
         bytes_per_client: uplink of one client in one round.
         privacy: figures of the first seed's statement, as in ``result.json``.
         seconds: mean wall time of a run.
+        noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
+            ``paper_epsilon``; empty for other mechanisms.
     """
 
     variant: str
@@ -91,6 +93,7 @@ class Row:
     privacy: dict[str, Any]
     seconds: float
     stopped: tuple[str, ...] = ()
+    noise: dict[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float | None:
@@ -205,10 +208,17 @@ def rows(results: Sequence[tuple[Cell, dict[str, Any]]]) -> list[Row]:
             {key: value for key, value in done[0]["privacy"].items() if not isinstance(value, list)} if done else {},
             statistics.fmean(result["seconds"] for result in done) if done else 0.0,
             tuple(result["stopped"] for result in runs if "stopped" in result),
+            _noise(done),
         )
         for (variant, point), runs in gathered.items()
         for done in [[result for result in runs if "stopped" not in result]]
     ]
+
+
+def _noise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    found = [result["noise"] for result in results if "noise" in result]
+    names = ("norm", "protected_fraction", "paper_epsilon") if found else ()
+    return {name: statistics.fmean(noise[name] for noise in found) for name in names}
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:

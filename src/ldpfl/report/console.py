@@ -16,6 +16,9 @@ from ldpfl.experiments.sweep import Row, SweepConfig, frontier
 from ldpfl.report.privacy import number
 from ldpfl.simulation import RoundMetrics
 
+_NOISE = ("noise", "noised", "papers' sum")
+"""Columns of a sweep that has noise schedules."""
+
 
 class _SecondsLeft(ProgressColumn):
     """Time left at the mean speed since this process began; a resumed run does not count what was there before."""
@@ -118,13 +121,15 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     table.add_column("variant")
     for key in sweep.axes:
         table.add_column(key.rpartition(".")[2], justify="right")
-    for heading in ("accuracy %", "bytes", "local", "shuffled", "seconds"):
+    noisy = any(row.noise for row in rows)
+    headings = ("accuracy %", "bytes", "local", "shuffled", *_NOISE * noisy, "seconds")
+    for heading in headings:
         table.add_column(heading, justify="right")
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     for row in rows:
         at = [f"{value}" for _, value in row.point]
         if row.mean is None:
-            table.add_row(Text(row.variant), *at, "stopped", *["-"] * 4)
+            table.add_row(Text(row.variant), *at, "stopped", *["-"] * (len(headings) - 1))
             continue
         local, shuffled = row.privacy["local"], row.privacy["shuffled_upper_adaptive"]
         table.add_row(
@@ -134,15 +139,24 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
             f"{row.bytes_per_client:,}",
             number(local),
             "-" if shuffled is None else number(shuffled),
+            *_noise_cells(row) * noisy,
             f"{row.seconds:.0f}",
         )
     legend = "bytes: of one client in one round; local, shuffled: epsilon of its whole run, trusting nobody, or an ideal shuffler"
+    if noisy:
+        legend += "\nnoise: L2 norms added up; noised: share of weights; papers' sum: epsilon as LaDP-FL adds it up, which is no guarantee"
     if best:
         legend += "\n* on the frontier: no other line is as accurate with no more bytes and no larger local epsilon"
     reasons = dict.fromkeys(reason for row in rows for reason in row.stopped)
     table.caption = "\n".join([legend, *(f"stopped: {reason}" for reason in reasons)])
     table.caption_justify = "left"
     return table
+
+
+def _noise_cells(row: Row) -> tuple[str, ...]:
+    if not row.noise:
+        return ("-",) * len(_NOISE)
+    return f"{row.noise['norm']:,.4g}", f"{row.noise['protected_fraction']:.1%}", f"{row.noise['paper_epsilon']:.3g}"
 
 
 def layer_table(result: dict[str, Any]) -> Table:
