@@ -69,17 +69,18 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
     ``norm`` is LaDP-FL's "noise scale". ``paper_epsilon`` charges a client each of its rounds at q = batch size / data set size,
     as its equations (17) to (19) do, for the mean client; see the ledger for what holds.
     """
-    rounds = [metrics.noise for metrics in last.history if metrics.noise]
-    if not rounds:
+    noisy = [metrics for metrics in last.history if metrics.noise]
+    if not noisy:
         return {}
+    rounds = [metrics.noise for metrics in noisy]
     sampling = min(1.0, config.training.batch_size / fmean(own.size for own in federation.samples))
-    joined = sum(metrics.clients for metrics in last.history) / config.clients.count / len(last.history)
+    charged = [sampling * metrics.clients / config.clients.count * metrics.noise["paper_epsilon"] for metrics in noisy]
     return {
         "noise": {
             "norm": fsum(figures["norm"] for figures in rounds),
             "protected_fraction": fmean(figures["protected_fraction"] for figures in rounds),
-            "paper_epsilon": sampling * joined * fsum(figures["paper_epsilon"] for figures in rounds),
-            "paper_epsilon_per_round": [sampling * joined * figures["paper_epsilon"] for figures in rounds],
+            "paper_epsilon": fsum(charged),
+            "paper_epsilon_per_round": charged,
             "multiplier_median": [figures["multiplier_median"] for figures in rounds if "multiplier_median" in figures],
         }
     }

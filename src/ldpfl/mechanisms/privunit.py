@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, expm1, floor, isfinite, log, pi, sqrt
@@ -15,10 +14,9 @@ from scipy.special import expit, log_expit, ndtri, ndtri_exp
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi
-from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
-from ldpfl.mechanisms.vector_reports import VectorReports
+from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import Guarantee, PureRelease
 from ldpfl.randomness import RandomSource, as_source, draw, normal, uniform
 from ldpfl.ranges import LayerRanges
@@ -88,7 +86,7 @@ def _scale(epsilon: float, logit: float) -> float:
 
 
 @dataclass(frozen=True)
-class PrivUnitG(Mechanism):
+class PrivUnitG(VectorMechanism):
     """Send the direction of w - c with noise around it, times ``norm`` or times a one-bit estimate of its own length.
 
     Guarantee: epsilon-LDP (pure) for the whole vector of each round's report, replacing it by any other vector; in real
@@ -148,16 +146,6 @@ class PrivUnitG(Mechanism):
             raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
         return VectorReports(sent)
 
-    def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, VectorReports)
-        return (reports.values + ranges.expand()[0]).float()
-
-    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
-        return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
-
-    def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
-        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
-
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """Variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and direction Z.
 
@@ -198,9 +186,6 @@ class PrivUnitG(Mechanism):
         all others. Lengths sent: V (1 + 1 / m^2) - N^2, all of the vector in one weight, at the worst length N.
         """
         return torch.full_like(ranges.radius, sqrt(self._worst_variance(ranges.dimension) / clients))
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         return Guarantee(

@@ -1,4 +1,4 @@
-"""Reports of which each client's whole vector is one unit."""
+"""Reports of which each client's whole vector is one unit, and what mechanisms that send them share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.mechanisms.base import Mechanism, total_clients
+from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
+from ldpfl.ranges import LayerRanges
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,3 +33,20 @@ def mix_vector_rows(batches: Sequence[VectorReports], generator: np.random.Gener
         raise PrivacyError("reports of different dimensions cannot be shuffled together")
     order = torch.from_numpy(generator.permutation(clients))
     return VectorReports(torch.cat([batch.values for batch in batches])[order])
+
+
+class VectorMechanism(Mechanism):
+    """Clients send noisy vectors, offset by the ranges' center; their mean is an unbiased estimate."""
+
+    def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
+        total_clients([reports], ranges, VectorReports)
+        return (reports.values + ranges.expand()[0]).float()
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
+        return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
+
+    def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
+        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return 32 * ranges.dimension

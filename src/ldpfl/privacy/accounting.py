@@ -86,13 +86,13 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     if not 0 <= colluding < smallest:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
     groups = sorted((_group(event, smallest, colluding) for event in events), key=lambda group: group.cohort)
+    # Some client joined at least as often as clients did on average, whatever the events say.
+    average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
+    most = max(average, *(event.joined for event in events))
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        # Some client joined at least as often as clients did on average, whatever the events say.
-        average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
-        groups = groups[: max(average, *(event.joined for event in events))]
+        groups = groups[:most]
     elif all(isinstance(group.release, GaussianRelease) for group in groups):
-        dearest_first = sorted(groups, key=lambda group: -_parameter(group))
-        groups = dearest_first[: max(event.joined for event in events)]
+        groups = sorted(groups, key=lambda group: -_parameter(group))[:most]
     return [replace(group, rounds=count) for group, count in Counter(groups).items()]
 
 

@@ -28,7 +28,7 @@ def paper_claim(release: Release) -> Guarantee | None:
     match release:
         case BinaryRelease() | PureRelease() if release.mechanism in _SOURCES:
             return _claim(release.epsilon, 0.0, "shuffled", "run", _SOURCES[release.mechanism])
-        case UnprotectedRelease(claimed_epsilon=float(epsilon), claimed_delta=float(delta)):
+        case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if epsilon is not None and delta is not None:
             return _claim(epsilon, delta, "local", "round", _LADP_FL)
     return None
 

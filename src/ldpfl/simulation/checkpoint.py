@@ -46,7 +46,8 @@ class Checkpoint:
             "weights": self.state.weights.contiguous(),
             "center": self.state.ranges.center,
             "radius": self.state.ranges.radius,
-            **({} if self.state.previous is None else {"previous": self.state.previous.contiguous()}),
+            # After a round that nobody joined, it is the same tensor as the weights, which a file refuses.
+            **({} if self.state.previous is None else {"previous": self.state.previous.clone().contiguous()}),
             **{f"{_MEMORY}{name}": rows.contiguous() for name, rows in self.memory.items()},
         }
         metadata = {

@@ -28,6 +28,7 @@ class ScheduledNoise:
         self._mechanism = mechanism
         self._samples, self._joined = torch.from_numpy(samples), torch.from_numpy(joined)
         self._before, self._after = memory, dict(memory)
+        self._clients: list[Tensor] = []
         self._sigma: list[Tensor] = []
         self._norms: list[Tensor] = []
 
@@ -46,12 +47,14 @@ class ScheduledNoise:
         """Take down what the ``clients`` that ``bound`` belongs to sent, (K, d) ``values`` before noise."""
         if not (isinstance(bound, Gaussian) and isinstance(reports, NoisyReports)):
             return
+        own = torch.from_numpy(clients)
+        self._clients.append(own)
         self._sigma.append(reports.sigma)
         self._norms.append(reports.noise_norm)
         for name, rows in bound.remember(values, ranges, reports).items():
             if self._after[name] is self._before.get(name):
                 self._after[name] = self._after[name].clone()  # the checkpoint before this round keeps its own
-            self._after[name][torch.from_numpy(clients)] = rows
+            self._after[name][own] = rows
 
     def memory(self) -> dict[str, Tensor]:
         """Return what all clients remember after the round."""
@@ -59,7 +62,7 @@ class ScheduledNoise:
 
     def std(self) -> Tensor | None:
         """Return the standard deviation (L,) of the noise in the mean; None without a schedule."""
-        return torch.cat(self._sigma).square().sum(dim=0).sqrt() / sum(map(len, self._sigma)) if self._sigma else None
+        return self._by_client(self._sigma).square().sum(dim=0).sqrt() / sum(map(len, self._sigma)) if self._sigma else None
 
     def figures(self, sizes: tuple[int, ...]) -> dict[str, float]:
         """Return the round's figures, empty without a schedule; only a simulation can know them where noise depends on the data.
@@ -70,14 +73,18 @@ class ScheduledNoise:
         """
         if not (self._sigma and isinstance(self._mechanism, Gaussian) and self._mechanism.public):
             return {}
-        sigma, schedule = torch.cat(self._sigma), self._mechanism.schedule
+        sigma, schedule = self._by_client(self._sigma), self._mechanism.schedule
         shares = torch.tensor(sizes).double() / sum(sizes)
         figures = {
             "protected_fraction": float(((sigma > 0).double() @ shares).mean()),
-            "norm": float(torch.cat(self._norms).sum()),
+            "norm": float(self._by_client(self._norms).sum()),
             "paper_epsilon": schedule.paper_epsilon(self._mechanism.public, sigma),
         }
         if isinstance(schedule, SensitivitySchedule) and bool((sigma > 0).any()):
             multipliers = sigma[sigma > 0] / schedule.full_sigma
             figures |= {"multiplier_median": float(multipliers.median()), "multiplier_max": float(multipliers.max())}
         return figures
+
+    def _by_client(self, parts: list[Tensor]) -> Tensor:
+        """Return the cohort's rows in the order of the clients' numbers: sums round by order, and that of a cohort means nothing."""
+        return torch.cat(parts)[torch.cat(self._clients).argsort()]

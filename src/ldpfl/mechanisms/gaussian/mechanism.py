@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicState
-from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
-from ldpfl.mechanisms.vector_reports import VectorReports
+from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, Guarantee, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.randomness import RandomSource, as_source, normal
@@ -34,7 +33,7 @@ class NoisyReports(VectorReports):
 
 
 @dataclass(frozen=True)
-class Gaussian(Mechanism):
+class Gaussian(VectorMechanism):
     """Add Gaussian noise to each layer of a client's update, as much as a schedule says.
 
     Guarantee: that of the schedule's ``mu`` for a client's whole vector of one round, replacing the client's data; none where
@@ -91,16 +90,6 @@ class Gaussian(Mechanism):
         """Return what the clients that sent ``reports`` for ``values`` remember, by name (K, ...). Private."""
         return self.schedule.remember(self._public(ranges), self._clients(values, ranges), reports.values)
 
-    def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, VectorReports)
-        return (reports.values + ranges.expand()[0]).float()
-
-    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
-        return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
-
-    def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
-        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
-
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """sigma^2 of the client and layer."""
         sigma = self.schedule.sigma(self._public(ranges), self._clients(values, ranges))
@@ -113,9 +102,6 @@ class Gaussian(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
         """sigma / sqrt(n); infinite where sigma depends on the clients' data: it has no known bound then."""
         return self._public_sigma(ranges) / sqrt(clients)
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         mu = self.schedule.mu(self._public(ranges))
