@@ -61,7 +61,7 @@ def test_json_is_all_that_stdout_gets(ldpfl: CommandLine, config_file: Path, tin
     assert outcome.code == 0
     result = json.loads(outcome.out)
     assert result == json.loads(Path("result/result.json").read_text(encoding="utf-8"))
-    assert set(result) >= {"accuracy", "accuracy_per_round", "epsilon_per_weight", "clients", "rounds", "weights"}
+    assert set(result) >= {"accuracy", "accuracy_per_round", "epsilon_per_unit", "clients", "rounds", "weights"}
     assert set(result) >= {"uplink_bytes_per_client_round", "seconds", "seed", "versions"}
     assert result["noise_free_accuracy"] is None
 
@@ -70,7 +70,7 @@ def test_settings_and_seed_reach_the_run(ldpfl: CommandLine, config_file: Path, 
     arguments = ["--set", "training.rounds=1", "--set", "mechanism.epsilon=4", "--seed", "11", "--no-twin"]
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", *arguments, "--json")
     result = json.loads(outcome.out)
-    assert (result["rounds"], result["epsilon_per_weight"], result["seed"]) == (1, 4.0, 11)
+    assert (result["rounds"], result["epsilon_per_unit"], result["seed"]) == (1, 4.0, 11)
     assert read_config(Path("result/config.toml")).seed == 11
 
 

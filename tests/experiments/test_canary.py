@@ -61,7 +61,7 @@ def audit(folder: RunFolder, data: Path, *, trials: int = 400, seed: int = 1) ->
 def test_a_whole_report_is_recognised_although_each_weight_is_private(finished: RunFolder, tiny_data: Path) -> None:
     found = audit(finished, tiny_data)
     assert (found.name, found.clients, found.weights, found.mechanism) == ("tiny", CLIENTS, WEIGHTS, "duchi")
-    assert (found.epsilon_per_weight, found.trials, found.confidence) == (EPSILON, 400, CONFIDENCE)
+    assert (found.epsilon_per_unit, found.trials, found.confidence) == (EPSILON, 400, CONFIDENCE)
     assert [row.weights for row in found.rows] == [1, 10, 100, 1000, WEIGHTS]
     claim = math.e**EPSILON / (1 + math.e**EPSILON)
     assert all(row.best_possible_if_claim_held == pytest.approx(claim) for row in found.rows)
@@ -100,10 +100,10 @@ def test_accuracy_is_what_the_noise_allows(finished: RunFolder, tiny_data: Path)
 def test_without_noise_one_weight_is_enough(tmp_path: Path, tiny_data: Path) -> None:
     found = audit(run_in(tmp_path / "none", tiny_data, "mechanism.name='none'"), tiny_data, trials=100)
     assert all(row.accuracy == 1.0 for row in found.rows)
-    assert found.epsilon_per_weight == math.inf
+    assert found.epsilon_per_unit == math.inf
     assert all(row.best_possible_if_claim_held == 1.0 for row in found.rows)
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert read["epsilon_per_weight"] == "infinity"
+    assert read["epsilon_per_unit"] == "infinity"
 
 
 def blind(self: Duchi, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:

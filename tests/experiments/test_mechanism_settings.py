@@ -58,6 +58,20 @@ def test_every_registered_mechanism_can_be_configured_planned_and_named() -> Non
         assert mechanisms.with_defaults(name, 1.0).name == name
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_clients_budget_is_what_the_ledger_says_a_round_costs(name: str, tiny_data: Path) -> None:
+    settings, _ = SETTINGS[name]
+    overrides = [f"mechanism.{setting}" for setting in ["epsilon=2.5", "budget=client", "perturbed=update", *settings]]
+    base = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=2", "shuffling.channel=direct"]
+    config = parse_config("", [*base, *overrides], origin="test")
+    federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
+    *_, last = simulate(federation, start, 2)
+    figures = account(last.ledger).figures()
+    assert figures["local_pure_round"] == pytest.approx(2.5, rel=1e-12)
+    assert figures["local_pure"] == pytest.approx(5.0, rel=1e-12)
+    assert mechanism_of(config, start.state.ranges, 1) == federation.mechanism
+
+
 @pytest.mark.parametrize(
     ("settings", "units"),
     [

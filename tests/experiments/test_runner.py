@@ -33,7 +33,7 @@ REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml"
 KEYS = {
     "accuracy",
     "accuracy_per_round",
-    "epsilon_per_weight",
+    "epsilon_per_unit",
     "clients",
     "rounds",
     "weights",
@@ -101,7 +101,7 @@ def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_
     assert set(result) >= KEYS
     assert result["weights"] == 20 * 20 * 10 + 10
     assert result["uplink_bytes_per_client_round"] == -(-4010 // 8)
-    assert (result["clients"], result["rounds"], result["seed"], result["epsilon_per_weight"]) == (8, 3, 3, 2.0)
+    assert (result["clients"], result["rounds"], result["seed"], result["epsilon_per_unit"]) == (8, 3, 3, 2.0)
     assert len(result["accuracy_per_round"]) == 3
     assert result["accuracy"] == result["accuracy_per_round"][-1]
     assert result["privacy"]["local_pure"] == pytest.approx(2.0 * 4010 * 3)
@@ -256,7 +256,7 @@ def test_the_twin_is_the_same_training_without_noise(tiny_data: Path, tmp_path: 
     result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "private"))
     plain = runner(tiny_data).run(config_of("mechanism.name=none"), RunFolder(tmp_path / "plain"))
     assert result["noise_free_accuracy_per_round"] == plain["accuracy_per_round"]
-    assert plain["epsilon_per_weight"] is None
+    assert plain["epsilon_per_unit"] is None
     assert plain["noise_free_accuracy"] is None  # a run without noise has no twin
 
 

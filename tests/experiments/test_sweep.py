@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from ldpfl import ConfigError
 from ldpfl.experiments import Runner
-from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep, rows, run_cell, sweep_names
+from ldpfl.experiments.sweep import SweepConfig, cells, check_cells, load_sweep, open_folder, run_cell, sweep_names
+from ldpfl.experiments.sweep_rows import Row, frontier, rows
 from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
 from ldpfl.simulation import RoundMetrics
@@ -68,32 +72,49 @@ def test_equal_runs_are_made_once_and_a_second_sweep_makes_none(tiny_data: Path,
     config, todo = sweep(), cells(sweep(), TINY)
     counting = Counting()
     runner = Runner(tiny_data, torch.device("cpu"), counting, lambda path, result: None)
-    results = [(cell, run_cell(config, cell, runner, tmp_path / "out")) for cell in todo]
+    results = [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in todo]
     assert counting.rounds == 6
-    again = [(cell, run_cell(config, cell, runner, tmp_path / "out")) for cell in todo]
+    again = [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in todo]
     assert counting.rounds == 6
     assert [result["accuracy"] for _, result in again] == [result["accuracy"] for _, result in results]
 
     gathered = rows(results)
-    assert [(row.variant, dict(row.point)["mechanism.epsilon"]) for row in gathered] == [
-        ("no noise", 1.0),
+    assert [(row.variant, dict(row.point).get("mechanism.epsilon")) for row in gathered] == [
+        ("no noise", None),  # it is the same at both points, and one row
         ("bits", 1.0),
-        ("no noise", 4.0),
         ("bits", 4.0),
     ]
-    assert gathered[0].accuracy == gathered[2].accuracy
+    assert len(gathered[0].accuracy) == 2
     assert gathered[0].privacy["local"] == "infinity"
     assert gathered[1].privacy["per_report"] == 1.0
     assert gathered[1].mean == pytest.approx(sum(gathered[1].accuracy) / 2)
     assert gathered[1].deviation == pytest.approx(abs(gathered[1].accuracy[0] - gathered[1].accuracy[1]) / math.sqrt(2))
     json.dumps([row.to_dict() for row in gathered], allow_nan=False)
-    assert sweep_table(config, gathered).row_count == 4
+    assert sweep_table(config, gathered).row_count == 3
     for name in ("accuracy.svg", "accuracy.png"):
         draw_sweep(tmp_path / name, config, gathered)
         assert (tmp_path / name).stat().st_size > 1000
 
-    with pytest.raises(ConfigError, match="another sweep"):
-        run_cell(sweep(seeds=[5]), todo[0], runner, tmp_path / "out")
+
+def test_a_folder_belongs_to_one_sweep_with_one_set_of_overrides(tmp_path: Path) -> None:
+    open_folder(sweep(), TINY, tmp_path / "out")
+    open_folder(sweep(), TINY, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text(encoding="utf-8"))["overrides"] == list(TINY)
+    for other, overrides in ((sweep(seeds=[5]), TINY), (sweep(), ("training.rounds=2",))):
+        with pytest.raises(ConfigError, match="another sweep"):
+            open_folder(other, overrides, tmp_path / "out")
+
+
+def test_a_result_of_another_version_is_not_taken_for_ones_own(tiny_data: Path, tmp_path: Path) -> None:
+    cell = cells(sweep(axes={}, seeds=[0]), TINY)[1]
+    runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)
+    run_cell(cell, runner, tmp_path)
+    path = tmp_path / "runs" / cell.folder_name / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    result["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"torch 1\.0"):
+        run_cell(cell, runner, tmp_path)
 
 
 def test_shipped_sweeps_are_made_of_valid_runs() -> None:
@@ -101,7 +122,62 @@ def test_shipped_sweeps_are_made_of_valid_runs() -> None:
         shipped = load_sweep(name)
         assert shipped.name == name
         assert shipped.description
-        assert cells(shipped)
+        check_cells(cells(shipped))
+
+
+def test_a_variant_that_does_not_fit_is_found_before_any_training() -> None:
+    late = sweep(variants={"bits": [], "wide": ['mechanism.name="harmony"', "mechanism.group=20000"]})
+    with pytest.raises(ConfigError, match=r"wide, epsilon 1\.0, seed 0: .*group"):
+        check_cells(cells(late, TINY))
+
+
+def row(variant: str, accuracy: tuple[float, ...], size: int, local: float | str | None, **changes: Any) -> Row:
+    return Row(variant, (("mechanism.epsilon", 1.0),), accuracy, size, {"local": local}, 1.0, **changes)
+
+
+def test_the_frontier_holds_what_is_worth_its_price() -> None:
+    cheap, good = row("cheap", (0.5, 0.6), 10, 1.0), row("good", (0.8, 0.9), 100, 5.0)
+    dear = row("dear", (0.8, 0.9), 1000, "infinity")  # as good as the one before, and dearer in both
+    worse = row("worse", (0.7, 0.8), 100, 5.0)  # same price, less accurate
+    equal = row("equal", (0.8, 0.9), 100, 5.0)  # same price and accuracy: both stay
+    assert frontier([dear, cheap, good, worse, equal]) == [cheap, good, equal]
+    # 0.01 more at a higher price, but the two seeds disagree by 0.08: within two standard errors, not worth it.
+    assert frontier([good, row("noise", (0.85, 0.87), 200, 5.0)]) == [good]
+    better = row("better", (0.82, 0.92), 200, 5.0)  # 0.02 more with both seeds
+    assert frontier([good, better]) == [good, better]
+    # Most accurate of all, but only one of its seeds got that far.
+    partial = row("partial", (0.99,), 1, 0.1, stopped=("NaN",))
+    assert frontier([partial, good]) == [good]
+    assert frontier([row("stopped", (), 1, 0.1, stopped=("NaN",)), good]) == [good]
+    assert row("idle", (0.1,), 1, None).budget == 0
+
+
+def test_the_table_and_the_plot_of_a_frontier_say_what_they_show(tmp_path: Path) -> None:
+    config = sweep(plot_against="budget", axes={"mechanism.epsilon": [1.0]}, variants={"a": [], "b": [], "c": [], "d": []})
+    gathered = [
+        row("a", (0.5, 0.6), 10, 1.0),
+        row("b", (0.5, 0.6), 100, 2.0),
+        row("c", (0.9,), 5, 1.0, stopped=("round 2 stopped",)),
+        row("d", (), 5, None, stopped=("round 1 stopped",)),
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(sweep_table(config, gathered))
+    lines = console.export_text().splitlines()
+    assert [name for name in "abcd" if any(f"│ {name} *" in line for line in lines)] == ["a"]
+    assert any("│ c " in line and "(1 of 2 seeds)" in line for line in lines)
+    assert any("│ d " in line and "stopped" in line for line in lines)
+    assert any("c stopped: round 2 stopped" in line for line in lines)
+    for name in ("budget.svg", "budget.png"):
+        draw_sweep(tmp_path / name, config, gathered)
+        assert (tmp_path / name).stat().st_size > 1000
+    assert "epsilon of a client" in (tmp_path / "budget.svg").read_text(encoding="utf-8")
+
+
+def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:
+    config = sweep(axes={"mechanism.name": ["duchi", "none"]}, variants={"as it is": []})
+    found = [Row("as it is", (("mechanism.name", name),), (0.5,), 10, {"local": 1.0}, 1.0) for name in ("duchi", "none")]
+    draw_sweep(tmp_path / "names.svg", config, found)
+    assert "duchi" in (tmp_path / "names.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -136,10 +212,10 @@ def test_a_run_that_goes_to_nan_is_a_result_and_the_sweep_goes_on(tiny_data: Pat
     counting = Counting()
     runner = Runner(tiny_data, torch.device("cpu"), counting, lambda path, result: None)
     todo = cells(config, [*TINY, "training.rounds=2"])
-    results = [(cell, run_cell(config, cell, runner, tmp_path / "out")) for cell in todo]
+    results = [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in todo]
     assert "NaN" in results[1][1]["stopped"]
     began = counting.rounds
-    assert run_cell(config, todo[1], runner, tmp_path / "out") == results[1][1]  # and it is not tried again
+    assert run_cell(todo[1], runner, tmp_path / "out") == results[1][1]  # and it is not tried again
     assert counting.rounds == began
     good, bad = rows(results)
     assert (len(good.accuracy), good.stopped) == (1, ())

@@ -98,6 +98,7 @@ class RunAttack:
     label: int
     mechanism: str
     epsilon: float | None
+    budget: str
     own_images: int
     own_of_label: int
     plan: Plan
@@ -185,6 +186,7 @@ class Attacker:
             label=label,
             mechanism=config.mechanism.name,
             epsilon=config.mechanism.epsilon if config.mechanism.name != "none" else None,
+            budget=config.mechanism.budget,
             own_images=len(own),
             own_of_label=int((own.labels == label).sum()),
             plan=plan,

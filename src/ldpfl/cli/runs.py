@@ -21,7 +21,8 @@ from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recip
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.sweep import cells, load_sweep, rows, run_cell, sweep_names
+from ldpfl.experiments.sweep import Cell, cells, check_cells, load_sweep, open_folder, run_cell, sweep_names
+from ldpfl.experiments.sweep_rows import rows
 from ldpfl.files import write_text
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table, sweep_table
 from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
@@ -105,19 +106,25 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
-    config = load_sweep(name)
-    todo = cells(config, set_ or [])
+    config, overrides = load_sweep(name), set_ or []
+    todo = cells(config, overrides)
+    check_cells(todo)
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
+    open_folder(config, overrides, folder)
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
-    results = []
-    for number, cell in enumerate(todo, start=1):
-        errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
-        with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
-            runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
-            results.append((cell, run_cell(config, cell, runner, folder)))
-    gathered = rows(results)
-    write_text(folder / "rows.json", json.dumps([row.to_dict() for row in gathered], indent=2) + "\n")
+    results: list[tuple[Cell, dict[str, Any]]] = []
+    try:
+        for number, cell in enumerate(todo, start=1):
+            errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
+            with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
+                runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
+                results.append((cell, run_cell(cell, runner, folder)))
+            gathered = rows(results)
+            write_text(folder / "rows.json", json.dumps([row.to_dict() for row in gathered], indent=2) + "\n")
+    except KeyboardInterrupt:
+        errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
+        raise SystemExit(INTERRUPTED) from None
     draw_sweep(folder / "accuracy.svg", config, gathered)
     if as_json:
         print(json.dumps([row.to_dict() for row in gathered], indent=2))
@@ -170,5 +177,7 @@ def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
     console = Console()
     console.print(result_table(result))
     print_guarantees(console, result["privacy"])
+    for caveat in result.get("caveats", ()):
+        console.print(Text(f"note: {caveat}"), soft_wrap=True)
     console.print(layer_table(result))
     console.print(Text(f"run folder: {folder.path}"), soft_wrap=True)

@@ -117,7 +117,11 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mecha
     mechanism = _at_unit_budget(chosen, chosen.epsilon)
     if chosen.name == "none" or chosen.budget == "unit":
         return mechanism
-    return _at_unit_budget(chosen, chosen.epsilon / mechanism.release(ranges).units)
+    units = mechanism.release(ranges).units
+    try:
+        return _at_unit_budget(chosen, chosen.epsilon / units)
+    except ConfigError as error:
+        raise ConfigError(f"mechanism.epsilon {chosen.epsilon:g} a client, divided over {units:,} units: {error}") from None
 
 
 def _at_unit_budget(config: MechanismConfig, epsilon: float) -> Mechanism:

@@ -73,7 +73,7 @@ class RunAudit:
         clients: in the cohort, the canary included.
         weights: of the model.
         mechanism: its name.
-        epsilon_per_weight: what it claims for one unit; infinity where nothing is protected.
+        epsilon_per_unit: what it claims for one unit; infinity where nothing is protected.
         trials: half of them to choose thresholds by, half to judge by.
         rows: one for each number of weights.
         confidence: probability with which all bounds hold together.
@@ -83,7 +83,7 @@ class RunAudit:
     clients: int
     weights: int
     mechanism: str
-    epsilon_per_weight: float
+    epsilon_per_unit: float
     trials: int
     rows: tuple[CanaryRow, ...]
     confidence: float = CONFIDENCE
@@ -136,7 +136,7 @@ def audit_run(
         clients=len(cohort),
         weights=state.ranges.dimension,
         mechanism=federation.mechanism.name,
-        epsilon_per_weight=guarantee.epsilon,
+        epsilon_per_unit=guarantee.epsilon,
         trials=trials,
         rows=_rows(scores, game.sizes, guarantee.epsilon),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from ldpfl import models
 from ldpfl.data.loading import image_shape
@@ -12,6 +13,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.privacy import Ledger
+from ldpfl.ranges import LayerRanges
 from ldpfl.simulation import round_cohort, round_event
 
 
@@ -27,11 +29,7 @@ def planned_ledger(config: RunConfig) -> Ledger:
         raise ConfigError(
             f"what {config.mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger"
         )
-    shape, classes = image_shape(config.data.name)
-    module = models.create(config.model.name, shape, classes, seed=0, options=config.model.options)
-    layout = ParameterLayout.from_module(module)
-    weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
-    ranges = initial_ranges(config, layout, weights)
+    weights, ranges = _start(config)
     mechanism = mechanism_of(config, ranges, smallest=1)
     clients, lowest = config.clients.count, lowest_probability(config)
     joined = np.zeros(clients, dtype=np.int64)
@@ -40,6 +38,26 @@ def planned_ledger(config: RunConfig) -> Ledger:
         cohort = round_cohort(config.seed, number, clients, config.clients.fraction, lowest)
         joined[cohort] += 1
         if cohort.size:
-            release = mechanism.in_round(PublicState(number, weights, None, layout.sizes)).release(ranges)
+            release = mechanism.in_round(PublicState(number, weights, None, ranges.sizes)).release(ranges)
             ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, lowest))
     return ledger
+
+
+def check_fit(config: RunConfig) -> None:
+    """Find out, without data, whether the model, the data set and the mechanism of a run fit together.
+
+    Raises:
+        ConfigError, PrivacyError: they do not.
+    """
+    lowest_probability(config)
+    _, ranges = _start(config)
+    mechanism_of(config, ranges, smallest=1).payload_bits(ranges)
+
+
+def _start(config: RunConfig) -> tuple[Tensor, LayerRanges]:
+    """Return some initial weights of the model, and the ranges of the first round."""
+    shape, classes = image_shape(config.data.name)
+    module = models.create(config.model.name, shape, classes, seed=0, options=config.model.options)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
+    return weights, initial_ranges(config, layout, weights)

@@ -14,6 +14,7 @@ import ldpfl
 from ldpfl.data import ImageTask
 from ldpfl.experiments.config import RunConfig
 from ldpfl.privacy.accounting import account
+from ldpfl.privacy.guarantee import json_number
 from ldpfl.simulation import Checkpoint, Federation
 
 
@@ -58,7 +59,9 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
-        "epsilon_per_weight": guarantee.epsilon if private else None,
+        "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
+        "unit": guarantee.unit,
+        "caveats": list(federation.mechanism.caveats),
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 

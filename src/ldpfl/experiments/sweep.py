@@ -5,24 +5,26 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import statistics
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ldpfl.errors import ConfigError, PrivacyError
+import ldpfl
+from ldpfl.errors import ConfigError, LdpflError, PrivacyError
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
 from ldpfl.files import write_text
+from ldpfl.privacy.accounting import account
 from ldpfl.suggestions import did_you_mean
 
 Setting = bool | int | float | str
@@ -70,50 +72,6 @@ class Cell:
     def __str__(self) -> str:
         at = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in self.point)
         return f"{self.variant}{at}, seed {self.seed}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A variant at one point of the axes, over all seeds.
-
-    Attributes:
-        accuracy: of each seed's last round; of those seeds whose run could be finished.
-        stopped: why the other seeds' runs could not.
-        bytes_per_client: uplink of one client in one round.
-        privacy: figures of the first seed's statement, as in ``result.json``.
-        seconds: mean wall time of a run.
-        noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
-            ``paper_epsilon``; empty for other mechanisms.
-    """
-
-    variant: str
-    point: tuple[tuple[str, Setting], ...]
-    accuracy: tuple[float, ...]
-    bytes_per_client: int
-    privacy: dict[str, Any]
-    seconds: float
-    stopped: tuple[str, ...] = ()
-    noise: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> float | None:
-        """Mean accuracy; None if no run could be finished."""
-        return statistics.fmean(self.accuracy) if self.accuracy else None
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation over the seeds; 0 for one seed."""
-        return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
-
-    @property
-    def budget(self) -> float:
-        """Epsilon of a client's whole run at the run's delta, trusting nobody; infinite where nothing is protected."""
-        epsilon = self.privacy.get("local", "infinity")
-        return inf if epsilon == "infinity" else float(epsilon)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
-        return {**asdict(self), "point": dict(self.point), "mean": self.mean, "deviation": self.deviation}
 
 
 def sweep_names() -> tuple[str, ...]:
@@ -167,70 +125,74 @@ def _config(
     return load_recipe(sweep.recipe, [*sweep.settings, *at, *settings, *named, *overrides])
 
 
-def run_cell(sweep: SweepConfig, cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
-    """Run one cell in its own folder under ``out``, or go on with it, or read its result if it is finished.
-
-    A run that could not be finished because a client's values must not leave gives only ``stopped``, the reason.
+def check_cells(cells: Sequence[Cell]) -> None:
+    """Find out before any training whether each run's model, data set and mechanism fit together.
 
     Raises:
-        ConfigError: ``out`` holds another sweep.
+        ConfigError: one does not; the run is named.
     """
-    path, text = out / "sweep.json", sweep.model_dump_json(indent=1)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise ConfigError(f"{out} holds another sweep: give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
+    checked: set[str] = set()
+    for cell in cells:
+        if cell.folder_name in checked:
+            continue
+        checked.add(cell.folder_name)
+        try:
+            check_fit(cell.config)
+        except LdpflError as error:
+            raise ConfigError(f"{cell}: {error}") from error
+
+
+def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
+    """Run one cell in its own folder under ``out``, or go on with it, or read its result if it is finished.
+
+    A run that could not be finished because a client's values must not leave gives ``stopped``, the reason, and the bytes, time
+    and privacy of its finished rounds, if there are any.
+
+    Raises:
+        ConfigError: a finished run in the folder comes from another version.
+    """
     folder = RunFolder(out / "runs" / cell.folder_name)
     finished = folder.result()  # its folder is named by its config, so this is the same run
     if finished is not None:
+        _require_same_version(finished["versions"], folder)
         return finished
     stopped = folder.path / "stopped.txt"
-    if stopped.exists():
-        return {"stopped": stopped.read_text(encoding="utf-8")}
-    try:
-        return runner.run(cell.config, folder, resume=True, twin=False)
-    except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
-        write_text(stopped, str(error))
-        return {"stopped": str(error)}
+    if not stopped.exists():
+        try:
+            return runner.run(cell.config, folder, resume=True, twin=False)
+        except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
+            write_text(stopped, str(error))
+    return {"stopped": stopped.read_text(encoding="utf-8"), **_figures_until_stopped(cell, folder)}
 
 
-def rows(results: Sequence[tuple[Cell, dict[str, Any]]]) -> list[Row]:
-    """Return the results gathered over seeds, in the order in which variants and points first came."""
-    gathered: dict[tuple[str, tuple[tuple[str, Setting], ...]], list[dict[str, Any]]] = {}
-    for cell, result in results:
-        gathered.setdefault((cell.variant, cell.point), []).append(result)
-    return [
-        Row(
-            variant,
-            point,
-            tuple(float(result["accuracy"]) for result in done),
-            int(done[0]["uplink_bytes_per_client_round"]) if done else 0,
-            {key: value for key, value in done[0]["privacy"].items() if not isinstance(value, list)} if done else {},
-            statistics.fmean(result["seconds"] for result in done) if done else 0.0,
-            tuple(result["stopped"] for result in runs if "stopped" in result),
-            _noise(done),
-        )
-        for (variant, point), runs in gathered.items()
-        for done in [[result for result in runs if "stopped" not in result]]
-    ]
+def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None:
+    """Make ``out`` ready for ``sweep`` with ``overrides``, both of which are written down there.
+
+    Raises:
+        ConfigError: it holds another sweep, or the same one with other overrides.
+    """
+    path, text = out / "sweep.json", json.dumps({**sweep.model_dump(), "overrides": list(overrides)}, indent=1)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise ConfigError(f"{out} holds another sweep, or this one with other settings: give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
 
 
-def _noise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    found = [result["noise"] for result in results if "noise" in result]
-    names = ("norm", "protected_fraction", "paper_epsilon") if found else ()
-    return {name: statistics.fmean(noise[name] for noise in found) for name in names}
+def _require_same_version(versions: dict[str, str], folder: RunFolder) -> None:
+    for name, ours in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
+        if versions.get(name) != ours:
+            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: give another --out")
 
 
-def frontier(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows than which no other is at least as accurate with no more bytes and no larger budget."""
-    finished = [row for row in rows if row.mean is not None]
-    prices = {id(row): (-(row.mean or 0.0), row.bytes_per_client, row.budget) for row in finished}
-
-    def dominates(one: Row, other: Row) -> bool:
-        ours, theirs = prices[id(one)], prices[id(other)]
-        return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
-
-    return [row for row in finished if not any(dominates(other, row) for other in finished)]
+def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:
+    checkpoint = folder.checkpoint()
+    if checkpoint is None or not checkpoint.history:
+        return {}
+    return {
+        "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),
+        "seconds": sum(metrics.seconds for metrics in checkpoint.history),
+        "privacy": account(checkpoint.ledger, cell.config.privacy.delta).to_dict(),
+    }
 
 
 def _paths() -> dict[str, Traversable]:

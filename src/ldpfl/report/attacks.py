@@ -33,7 +33,7 @@ def attack_table(result: RunAttack) -> Table:
 
 def _name(row: Row, result: RunAttack) -> str:
     if row.kind == "protected":
-        return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a unit)"
+        return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
     return {
         "unprotected": "reconstructed from the unprotected model",
         "floor": "floor: other real images of the label",

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.experiments.sweep import Row, SweepConfig, frontier
+from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.report.privacy import number
 from ldpfl.simulation import RoundMetrics
 
@@ -99,7 +100,7 @@ def result_table(result: dict[str, Any]) -> Table:
     twin = result["noise_free_accuracy"]
     if twin is not None:
         table.add_row("noise-free twin", f"{twin:.2%}  (noise costs {100 * (twin - result['accuracy']):.2f} points)")
-    if result["epsilon_per_weight"] is None:
+    if result["epsilon_per_unit"] is None:
         table.add_row("privacy", "[red]none: values leave as they are[/red]")
     cohort = result["clients_per_round"]
     of_all = "" if cohort == result["clients"] else f", {cohort} a round"
@@ -119,38 +120,46 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     """Return the table of a sweep: a line for each variant and point, accuracy with its spread over the seeds."""
     table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}"), title_justify="left")
     table.add_column("variant")
-    for key in sweep.axes:
-        table.add_column(key.rpartition(".")[2], justify="right")
     noisy = any(row.noise for row in rows)
-    headings = ("accuracy %", "bytes", "local", "shuffled", *_NOISE * noisy, "seconds")
-    for heading in headings:
+    headings = ("accuracy %", "bytes", "sum", "local", "shuffled", *_NOISE * noisy, "seconds")
+    for heading in (*(key.rpartition(".")[2] for key in sweep.axes), *headings):
         table.add_column(heading, justify="right")
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     for row in rows:
-        at = [f"{value}" for _, value in row.point]
-        if row.mean is None:
-            table.add_row(Text(row.variant), *at, "stopped", *["-"] * (len(headings) - 1))
-            continue
-        local, shuffled = row.privacy["local"], row.privacy["shuffled_upper_adaptive"]
         table.add_row(
             Text(row.variant + " *" * (id(row) in best)),
-            *at,
-            f"{100 * row.mean:.2f}" + (f" ± {100 * row.deviation:.2f}" if len(row.accuracy) > 1 else ""),
-            f"{row.bytes_per_client:,}",
-            number(local),
-            "-" if shuffled is None else number(shuffled),
+            *([f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)),
+            _accuracy(row),
+            f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
+            *(_figure(row, name) for name in ("local_pure", "local", "shuffled_upper_adaptive")),
             *_noise_cells(row) * noisy,
             f"{row.seconds:.0f}",
         )
-    legend = "bytes: of one client in one round; local, shuffled: epsilon of its whole run, trusting nobody, or an ideal shuffler"
+    legend = [
+        "bytes: of one client in one round; sum, local, shuffled: epsilon of its whole run, "
+        "all releases added up, by composition trusting nobody, or behind an ideal shuffler"
+    ]
     if noisy:
-        legend += "\nnoise: L2 norms added up; noised: share of weights; papers' sum: epsilon as LaDP-FL adds it up, which is no guarantee"
+        legend.append("noise: L2 norms added up; noised: share of weights; papers' sum: epsilon as LaDP-FL adds it up, no guarantee")
     if best:
-        legend += "\n* on the frontier: no other line is as accurate with no more bytes and no larger local epsilon"
-    reasons = dict.fromkeys(reason for row in rows for reason in row.stopped)
-    table.caption = "\n".join([legend, *(f"stopped: {reason}" for reason in reasons)])
+        legend.append("* worth its price: none with no more bytes and local epsilon is as accurate (up to two standard errors)")
+    reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
+    table.caption = "\n".join([*legend, *reasons])
     table.caption_justify = "left"
     return table
+
+
+def _accuracy(row: Row) -> str:
+    if row.mean is None:
+        return "stopped"
+    spread = f" ± {100 * row.deviation:.2f}" if len(row.accuracy) > 1 else ""
+    missing = f" ({len(row.accuracy)} of {len(row.accuracy) + len(row.stopped)} seeds)" if row.stopped else ""
+    return f"{100 * row.mean:.2f}{spread}{missing}"
+
+
+def _figure(row: Row, name: str) -> str:
+    value = row.privacy.get(name)
+    return "-" if value is None else number(value)
 
 
 def _noise_cells(row: Row) -> tuple[str, ...]:

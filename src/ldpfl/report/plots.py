@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -14,7 +14,8 @@ from ldpfl.files import replace_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ldpfl.experiments.sweep import Row, SweepConfig
+    from ldpfl.experiments.sweep import SweepConfig
+    from ldpfl.experiments.sweep_rows import Row
     from ldpfl.privacy.planner import Setting
 
 _FORMATS = ("svg", "png", "pdf")
@@ -39,38 +40,61 @@ def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
 
 
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw accuracy against the sweep's first axis or its budget, a line a variant with its spread, and against bytes sent."""
+    """Draw accuracy against the sweep's first axis or its budget, a line a variant, and against bytes, a line a value of the axis."""
     kind = require_plot(path)
     axis = next(iter(sweep.axes), None)
+    drawn = [row for row in rows if row.accuracy]
     with _figure(path, kind, panels=2 if axis else 1) as panels:
-        if axis and sweep.plot_against == "budget":
-            _draw_lines(panels[0], sweep, rows, lambda row: row.budget)
-            panels[0].set_xlabel("epsilon of a client's whole run, trusting nobody")
-        elif axis:
-            _draw_lines(panels[0], sweep, rows, lambda row: float(row.point[0][1]))
-            panels[0].set_xlabel(axis)
-        _draw_lines(panels[-1], sweep, rows, lambda row: row.bytes_per_client, linewidth=1.0 if axis else 0.0)
-        panels[-1].set_xlabel("bytes that a client sends in a round")
-        panels[-1].set_xscale("log")
+        if axis:
+            _draw_variants(panels[0], sweep, drawn, axis)
+            panels[0].legend(loc="best", fontsize=8)
+        _draw_bytes(panels[-1], sweep, drawn, axis)
+        panels[-1].legend(loc="best", fontsize=8)
         panels[0].set_ylabel("accuracy (%)")
-        panels[0].legend(loc="best", fontsize=8)
         panels[0].figure.suptitle(sweep.name)
+        for panel in panels:
+            panel.grid(alpha=0.3)
 
 
-def _draw_lines(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], x: Callable[[Row], float], linewidth: float = 1.5) -> None:
-    """Draw a line a variant; one without a finite place on the x axis, such as no noise at all, lies across the whole panel."""
-    places: list[float] = []
+def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
+    """Draw a line a variant; one that is the same everywhere, or has no finite budget, lies across the whole panel."""
+    by_budget, values = sweep.plot_against == "budget", list(sweep.axes[axis])
+    places = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
+    if not by_budget and any(isinstance(value, str) for value in values):
+        panel.set_xticks(places, [str(value) for value in values])
+    used = []
     for number, variant in enumerate(sweep.variants):
-        own = [row for row in rows if row.variant == variant and row.accuracy]
-        at, means, spread = [x(row) for row in own], [100 * (row.mean or 0.0) for row in own], [100 * row.deviation for row in own]
-        if at and not all(map(isfinite, at)):
-            panel.axhline(means[0], color="0.4", linestyle="--", linewidth=1, label=variant)
-            continue
-        places += at
-        panel.errorbar(at, means, spread, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, linewidth=linewidth, label=variant)
-    if places and min(places) > 0 and max(places) > 10 * min(places):
+        own = [row for row in rows if row.variant == variant]
+        at = [row.budget if by_budget else places[values.index(row.point[0][1])] for row in own if row.point]
+        if len(at) < len(own) or not all(map(isfinite, at)):
+            panel.axhline(100 * (own[0].mean or 0.0), color="0.4", linestyle="--", linewidth=1, label=variant)
+        elif own:
+            panel.errorbar(at, *_percent(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=variant)
+            used += at
+    if used and min(used) > 0 and max(used) > 10 * min(used):
         panel.set_xscale("log")
-    panel.grid(alpha=0.3)
+    panel.set_xlabel("epsilon of a client's whole run, trusting nobody" if by_budget else axis)
+
+
+def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
+    """Draw each row where its bytes and accuracy are, in its variant's colour, and join those of one value of the axis."""
+    for place, value in enumerate(sweep.axes[axis] if axis else []):
+        joined = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
+        shade = str(0.8 - 0.6 * place / max(1, len(sweep.axes[str(axis)]) - 1))
+        label = f"{str(axis).rpartition('.')[2]} {value}"
+        panel.plot([row.bytes_per_client for row in joined], _percent(joined)[0], color=shade, linewidth=1, label=label)
+    for number, variant in enumerate(sweep.variants):
+        own = [row for row in rows if row.variant == variant]
+        label = "" if axis else variant
+        at = [row.bytes_per_client for row in own]
+        panel.errorbar(at, *_percent(own), color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
+    panel.set_xscale("log")
+    panel.set_xlabel("bytes that a client sends in a round")
+
+
+def _percent(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Return the means and the deviations of ``rows`` in per cent."""
+    return [100 * (row.mean or 0.0) for row in rows], [100 * row.deviation for row in rows]
 
 
 def require_plot(path: Path) -> str:
@@ -131,6 +155,6 @@ def _figure(path: Path, kind: str, panels: int = 1) -> Iterator[list[Axes]]:
 
 
 def _label(result: dict[str, Any]) -> str:
-    if result["epsilon_per_weight"] is None:
+    if result["epsilon_per_unit"] is None:
         return "not private"
-    return f"{result['mechanism']}, ε = {result['epsilon_per_weight']:g} a weight"
+    return f"{result['mechanism']}, ε = {float(result['epsilon_per_unit']):g} a {result['unit']}"

@@ -59,10 +59,6 @@ class Gaussian(VectorMechanism):
     def name(self) -> str:  # type: ignore[override]  # other mechanisms have one name each
         return self.schedule.name
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        return (self.schedule.reason(),) if self.schedule.reason() else ()
-
     def in_round(self, public: PublicState) -> Gaussian:
         return replace(self, public=public)
 

@@ -1,0 +1,88 @@
+"""``ldpfl sweep``: from a file to a table, again without training, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conftest import CommandLine
+
+SWEEP = """
+name = "tiny"
+recipe = "quickstart"
+settings = ['data.name="mnist"', 'model.name="logistic-regression"', "clients.count=4", "training.epochs=1", "training.rounds=1"]
+seeds = [0, 1]
+plot_against = "budget"
+
+[axes]
+"mechanism.epsilon" = [1.0, 4.0]
+
+[variants]
+"plain" = ['mechanism.name="none"', "mechanism.epsilon=1.0"]
+"bits" = []
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(SWEEP, encoding="utf-8")
+    return path
+
+
+def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
+    outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "training.batch_size=5")
+    assert outcome.code == 0, outcome.err
+    for word in ("tiny, 2 seeds", "plain", "bits", "worth its price", "infinity"):
+        assert word in outcome.out, word
+    assert "8/8: bits, epsilon 4.0, seed 1" in outcome.err
+    found = json.loads((tmp_path / "s" / "rows.json").read_text(encoding="utf-8"))
+    assert [(row["variant"], row["point"], len(row["accuracy"])) for row in found] == [
+        ("plain", {}, 2),
+        ("bits", {"mechanism.epsilon": 1.0}, 2),
+        ("bits", {"mechanism.epsilon": 4.0}, 2),
+    ]
+    assert (tmp_path / "s" / "accuracy.svg").stat().st_size > 1000
+
+    runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").rglob("result.json")}
+    assert len(runs) == 6
+    again = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "training.batch_size=5", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out) == found
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    other = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
+    assert (other.code, other.err.count("\n")) == (2, 1)
+    assert "another sweep" in other.err
+
+
+def test_a_variant_that_does_not_fit_costs_no_training(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
+    file.write_text(SWEEP + '"wide" = [\'mechanism.name="harmony"\', "mechanism.group=20000"]\n', encoding="utf-8")
+    outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
+    assert outcome.code == 2
+    assert "wide, epsilon 1.0, seed 0" in outcome.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ldpfl.cli.runs.rows", interrupted)  # after the first run
+        outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
+    assert outcome.code == 130
+    assert "start the same command again" in outcome.err
+    assert len(list((tmp_path / "s" / "runs").rglob("result.json"))) == 1
+    assert ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s").code == 0
+
+
+def test_a_sweep_in_which_nobody_takes_part_has_a_table_too(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
+    # One client that joins with a probability in (0, 1): with some seeds it stays away from the only round.
+    text = SWEEP.replace("clients.count=4", "clients.count=1").replace("seeds = [0, 1]", f"seeds = {list(range(6))}")
+    file.write_text(text.replace('"bits" = []', '"bits" = [\'clients.self_sampling="plain"\']'), encoding="utf-8")
+    outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
+    assert outcome.code == 0, outcome.err
