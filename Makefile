@@ -28,6 +28,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/mechanism.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/harmony.py
+	$(BIN)/python benchmarks/ladp.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'

@@ -47,8 +47,11 @@ def test_every_recipe_is_forecast(name: str) -> None:
     events = planned_ledger(config).events
     assert [event.round for event in events] == list(range(1, config.training.rounds + 1))
     release = events[0].release
-    assert isinstance(release, BinaryRelease | PureRelease)
-    assert release.epsilon == config.mechanism.epsilon
+    if isinstance(release, UnprotectedRelease):  # LaDP-FL as published
+        assert (release.claimed_epsilon, release.claimed_delta) == (config.mechanism.epsilon, config.noise.delta)
+    else:
+        assert isinstance(release, BinaryRelease | PureRelease)
+        assert release.epsilon == config.mechanism.epsilon
 
 
 def test_the_paper_s_mnist_setting_has_its_number_of_weights() -> None:

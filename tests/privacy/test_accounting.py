@@ -17,7 +17,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
-from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
+from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
@@ -476,3 +476,78 @@ def test_a_paper_s_claim_stands_first_with_its_source() -> None:
         assert "LDP-FL" in first.source
     for other in (PureRelease("laplace", 1.5, 100, "weight"), GaussianRelease("gaussian", 0.1)):
         assert all(row.status != "claimed" for row in accounted(direct(other)).rows)
+
+
+# --- claims of what is unprotected ----------------------------------------------------------------------------------------
+
+
+CLAIMED = UnprotectedRelease("ladp", "the noise depends on the client's weights", claimed_epsilon=0.9, claimed_delta=1e-3)
+
+
+@pytest.mark.parametrize("claimed", [0.9, 2])
+def test_what_a_paper_claims_of_an_unprotected_round_stands_first_at_its_own_delta(claimed: float) -> None:
+    """A budget may be given as a whole number."""
+    statement = accounted(ledger_of(replace(CLAIMED, claimed_epsilon=claimed), CLAIMED))
+    first = statement.rows[0]
+    assert (first.status, first.epsilon, first.delta) == ("claimed", claimed, 1e-3)
+    assert (first.unit, first.trust_model, first.scope) == ("client", "local", "round")
+    assert "LaDP-FL" in first.source
+    assert [row.status for row in statement.rows].count("claimed") == 1
+    assert statement.figures()["paper_claim"] == claimed
+    assert {name: statement.figures()[name] for name in LOCAL} == dict.fromkeys(LOCAL, "infinity")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(CLAIMED, replace(CLAIMED, reason="another")), (BIT, replace(BIT, mechanism="ours")), (VECTOR, replace(VECTOR, mechanism="ours"))],
+)
+def test_rounds_that_cost_the_same_under_two_names_are_both_accounted(first: Release, second: Release) -> None:
+    """Neither is dearer, so neither may push the other out of the line of one round."""
+    both, twice = figures(direct(first, second)), figures(direct(first, first))
+    assert {name: both[name] for name in ("per_report", *LOCAL)} == {name: twice[name] for name in ("per_report", *LOCAL)}
+
+
+def test_without_figures_nothing_is_claimed() -> None:
+    assert figures(ledger_of(NOTHING))["paper_claim"] is None
+
+
+def test_what_is_unprotected_is_warned_of_once_a_reason() -> None:
+    other = replace(CLAIMED, mechanism="adapldp")
+    assert accounted(ledger_of(CLAIMED, NOISE, CLAIMED, other, NOTHING)).warnings == (
+        "no guarantee: ladp: the noise depends on the client's weights",
+        "no guarantee: adapldp: the noise depends on the client's weights",
+        "no guarantee: none: values leave as they are",
+    )
+    assert not [warning for warning in accounted(ledger_of(NOISE)).warnings if "no guarantee" in warning]
+
+
+# --- Gaussian rounds of different noise -------------------------------------------------------------------------------------
+
+
+MUS = (0.1, 0.4, 0.2, 0.3, 0.25)
+
+
+@pytest.mark.parametrize("joined", range(1, len(MUS) + 1))
+@pytest.mark.parametrize("order", [MUS, MUS[::-1], tuple(sorted(MUS))])
+def test_a_client_is_charged_for_the_dearest_of_the_gaussian_rounds(joined: int, order: Sequence[float]) -> None:
+    """It joined that many, and the ledger does not say which. Epsilon is a client's own: no crowd is large enough to change it."""
+    rounds = [GaussianRelease("gaussian", mu) for mu in order]
+    dearest = sorted(MUS)[-joined:]
+    for cohort, population in ((1, 1000), (100, 1000)):
+        found = figures(direct(*rounds, cohort=cohort, population=population, joined=joined))
+        assert found["local"] == pytest.approx(gaussian_epsilon(composed_mu(dearest), DELTA), rel=1e-12)
+        assert found["local_round"] == pytest.approx(gaussian_epsilon(0.4, DELTA), rel=1e-12)
+
+
+def test_all_gaussian_rounds_are_charged_where_some_client_must_have_joined_them_all() -> None:
+    """A ledger that says less contradicts itself: everyone was in every cohort."""
+    rounds = [GaussianRelease("gaussian", mu) for mu in MUS]
+    assert figures(direct(*rounds, joined=1))["local"] == pytest.approx(gaussian_epsilon(composed_mu(MUS), DELTA), rel=1e-12)
+
+
+def test_beside_rounds_of_another_kind_every_gaussian_round_is_charged() -> None:
+    """Which of two kinds is dearer is not compared."""
+    rounds = [GaussianRelease("gaussian", mu) for mu in MUS]
+    few = figures(direct(*rounds, VECTOR, cohort=10, population=1000, joined=1))["local"]
+    assert few == figures(direct(*rounds, VECTOR, cohort=10, population=1000, joined=6))["local"]
+    assert few > gaussian_epsilon(composed_mu(MUS), DELTA)

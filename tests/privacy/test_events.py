@@ -15,6 +15,7 @@ RELEASES: list[Release] = [
     PureRelease("laplace", 0.5, 3, "layer"),
     GaussianRelease("gaussian", 0.1),
     UnprotectedRelease("none", "values leave as they are", 7, "weight"),
+    UnprotectedRelease("ladp", "layers leave without noise", claimed_epsilon=0.9, claimed_delta=1e-5),
 ]
 
 
@@ -94,7 +95,34 @@ def test_a_privacy_parameter_is_positive_and_finite(index: int, parameter: float
 
 
 @pytest.mark.parametrize("units", [0, -1, 10**12 + 1])
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(len(RELEASES)))
 def test_a_release_has_a_countable_number_of_units(index: int, units: int) -> None:
     with pytest.raises(ConfigError, match="round 3"):
         event(release=replace(RELEASES[index], units=units))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(None, None), (0.9, 1e-5), (1e-300, 1e-300), (1e300, 1 - 1e-12), (1, 0.5)])
+def test_a_paper_may_claim_both_figures_or_none(epsilon: float | None, delta: float | None) -> None:
+    claim = UnprotectedRelease("ladp", "why", claimed_epsilon=epsilon, claimed_delta=delta)
+    assert event(release=claim).release == claim
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [
+        (0.9, None),
+        (None, 1e-5),
+        (0.0, 1e-5),
+        (-1.0, 1e-5),
+        (float("nan"), 1e-5),
+        (float("inf"), 1e-5),
+        (0.9, 0.0),
+        (0.9, 1.0),
+        (0.9, -1e-5),
+        (0.9, float("nan")),
+    ],
+)
+def test_a_claim_that_is_none_is_refused(epsilon: float | None, delta: float | None) -> None:
+    with pytest.raises(ConfigError, match=r"^round 3: a claim needs an epsilon above 0 and a delta in \(0, 1\)") as caught:
+        event(release=UnprotectedRelease("ladp", "why", claimed_epsilon=epsilon, claimed_delta=delta))
+    assert len(str(caught.value).splitlines()) == 1

@@ -30,6 +30,7 @@ RELEASES = st.one_of(
     st.builds(PureRelease, TEXT, PARAMETERS, COUNTS, UNITS),
     st.builds(GaussianRelease, TEXT, PARAMETERS, COUNTS, UNITS),
     st.builds(UnprotectedRelease, TEXT, TEXT, COUNTS, UNITS),
+    st.builds(UnprotectedRelease, TEXT, TEXT, COUNTS, UNITS, PARAMETERS, st.floats(0, 1, exclude_min=True, exclude_max=True)),
 )
 
 
@@ -106,6 +107,59 @@ def test_what_was_accounted_is_kept_for_people_and_ignored_on_reading(ledger: Le
 
 def test_a_false_account_in_the_file_changes_nothing() -> None:
     assert Ledger.from_json(example().to_json({"local": 0.0, "events": [], "version": 7})) == example()
+
+
+def claimed() -> Ledger:
+    release = UnprotectedRelease("ladp", "layers leave without noise", claimed_epsilon=0.9, claimed_delta=1e-3)
+    return Ledger().charge(RoundEvent(1, release, 5, 9, 1))
+
+
+def test_a_paper_s_claim_is_kept() -> None:
+    read = Ledger.from_json(claimed().to_json())
+    assert read == claimed()
+    release = read.events[0].release
+    assert isinstance(release, UnprotectedRelease)
+    assert (release.claimed_epsilon, release.claimed_delta) == (0.9, 1e-3)
+
+
+def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
+    """Word for word as it was written then."""
+    text = """{"format": "ldpfl-ledger", "version": 1,
+ "events": [
+  {"round": 1, "release": {"kind": "unprotected", "mechanism": "none", "reason": "values leave as they are", "units": 7,
+   "unit": "weight"}, "cohort": 5, "population": 9, "joined": 1, "sampling": "everyone", "rate": 1.0, "channel": "direct", "linked": 1}
+ ]
+}"""
+    release = UnprotectedRelease("none", "values leave as they are", 7, "weight")
+    assert release.claimed_epsilon is release.claimed_delta is None
+    assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 5, 9, 1, channel="direct"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("claimed_delta", None, "event 1: round 1: a claim needs"),
+        ("claimed_epsilon", None, "event 1: round 1: a claim needs"),
+        ("claimed_epsilon", 0.0, "event 1: round 1: a claim needs"),
+        ("claimed_epsilon", -0.9, "event 1: round 1: a claim needs"),
+        ("claimed_epsilon", float("nan"), "event 1: round 1: a claim needs"),
+        ("claimed_epsilon", float("inf"), "event 1: round 1: a claim needs"),
+        ("claimed_delta", 0.0, "event 1: round 1: a claim needs"),
+        ("claimed_delta", 1.0, "event 1: round 1: a claim needs"),
+        ("claimed_epsilon", "0.9", "UnprotectedRelease.claimed_epsilon"),
+        ("claimed_epsilon", True, "UnprotectedRelease.claimed_epsilon"),
+        ("claimed_delta", [], "UnprotectedRelease.claimed_delta"),
+        ("claimed_epsilonn", 0.9, "did you mean 'claimed_epsilon'"),
+    ],
+)
+def test_a_claim_that_contradicts_itself_is_refused(name: str, value: Any, named: str) -> None:
+    tree = json.loads(claimed().to_json())
+    tree["events"][0]["release"][name] = value
+    assert named in refusal(json.dumps(tree))
+
+
+def test_only_what_is_unprotected_carries_a_claim() -> None:
+    assert "unknown field 'claimed_epsilon' in BinaryRelease" in refusal(mutated(put(*RELEASE, "claimed_epsilon", to=0.9)))
 
 
 def test_a_file_is_written_and_read(tmp_path: Path) -> None:

@@ -106,8 +106,11 @@ def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
 
 def _dearest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
     """Return single rounds among which the dearest is, under any trust model: those that no other one exceeds in all that counts."""
-    rounds = list(dict.fromkeys(replace(group, rounds=1) for group in groups))
-    return [one for one in rounds if not any(_exceeds(other, one) for other in rounds)]
+    kept: list[RoundGroup] = []
+    for one in dict.fromkeys(replace(group, rounds=1) for group in groups):
+        if not any(_exceeds(other, one) for other in kept):  # of two that exceed each other, the first stays
+            kept = [*(other for other in kept if not _exceeds(one, other)), one]
+    return kept
 
 
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
@@ -117,7 +120,7 @@ def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     def size(group: RoundGroup) -> tuple[float, int, int, int]:
         return _parameter(group), group.release.units, -group.cohort, -group.population
 
-    return other != one and rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
+    return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
 
 
 def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:

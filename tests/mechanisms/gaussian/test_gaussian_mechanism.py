@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import DenseReports, Gaussian, VectorReports
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
+    ClientState,
     Dpa,
     FullDP,
     LadpPaper,
@@ -29,6 +30,7 @@ from ldpfl.mechanisms.gaussian import (
     NbAFL,
     NoiseSchedule,
     NoisyReports,
+    PublicState,
     SensitiveDP,
     TimeVarying,
 )
@@ -60,7 +62,8 @@ UNSOUND: tuple[NoiseSchedule, ...] = (
 def updates(clients: int, length: float = 0.1, *, seed: int = 0) -> Tensor:
     """Updates (clients, d) of L2 norm ``length``."""
     values = torch.randn(clients, DIMENSION, generator=torch.Generator().manual_seed(seed))
-    return values * (length / values.norm(dim=1, keepdim=True))
+    norms = values.norm(dim=1, keepdim=True)
+    return values.mul_(length).div_(norms)
 
 
 def streams(clients: int, *, first: int = 0) -> SeededStreams:
@@ -108,7 +111,8 @@ def test_vectors_inside_the_norm_are_not_changed_by_a_bit() -> None:
     sent = FULL.encode(values, RANGES, streams(3)).values
     sigma = float(FULL.noise_std(RANGES, 1)[0])
     assert float((sent.double() - noise.double() - values.double()).abs().max()) < 8 * sigma * 2.0**-23
-    assert torch.equal(FULL.schedule.bounded(FULL._public(RANGES), FULL._clients(values, RANGES)), values)
+    public = PublicState(1, torch.zeros(DIMENSION), None, SIZES)
+    assert torch.equal(FULL.schedule.bounded(public, ClientState(values, torch.ones(3), torch.zeros(3), {})), values)
 
 
 @pytest.mark.parametrize("length", [0.51, 5.0, 1e20])
@@ -248,9 +252,9 @@ def test_the_pool_knows_nothing_but_what_was_sent(schedule: NoiseSchedule) -> No
     batches = [mechanism.encode(updates(3, seed=seed), RANGES, streams(3, first=3 * seed)) for seed in (0, 1)]
     pool = mix(batches, np.random.default_rng(0))
     assert type(pool.reports) is VectorReports
-    assert [field.name for field in fields(pool.reports)] == ["values"]
+    assert [entry.name for entry in fields(pool.reports)] == ["values"]
     assert set(vars(pool.reports)) == {"values"}
-    hidden = {field.name for field in fields(NoisyReports)} - {"values"}
+    hidden = {entry.name for entry in fields(NoisyReports)} - {"values"}
     assert hidden == {"sigma", "noise_norm"}
     assert not any(hasattr(pool, name) or hasattr(pool.reports, name) for name in hidden)
     sent = {row.numpy().tobytes() for batch in batches for row in batch.values}
@@ -306,21 +310,20 @@ def test_a_finite_update_that_overflows_beside_the_broadcast_stops_the_report() 
             Gaussian(schedule).in_round(public).encode(values, RANGES, streams(1))
 
 
-class _NoNoise(FullDP):
+@dataclass(frozen=True)
+class _Broken(FullDP):
     """A schedule gone wrong."""
 
-    def __init__(self, sigma: float) -> None:
-        super().__init__(2.0, 1e-5, CLIPPED)
-        object.__setattr__(self, "_wrong", sigma)
+    wrong: float = field(default=0.0, kw_only=True)
 
     def round_sigma(self, round_number: int) -> float:
-        return float(getattr(self, "_wrong"))  # noqa: B009  # not declared
+        return self.wrong
 
 
 @pytest.mark.parametrize("sigma", [math.nan, math.inf, -1.0])
 def test_noise_of_no_usable_size_stops_the_report(sigma: float) -> None:
     with pytest.raises(PrivacyError, match=r"no usable size.*nothing was sent"):
-        Gaussian(_NoNoise(sigma)).encode(updates(1), RANGES, streams(1))
+        Gaussian(_Broken(2.0, 1e-5, CLIPPED, wrong=sigma)).encode(updates(1), RANGES, streams(1))
 
 
 def test_facts_of_other_clients_than_the_values_are_refused() -> None:
@@ -340,7 +343,6 @@ def test_a_sound_schedule_states_its_mu_as_an_epsilon(schedule: NoiseSchedule) -
         assert guarantee.epsilon == gaussian_epsilon(mu, schedule.delta)
         assert (guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1e-5, "vector", 1)
         assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
-        assert mechanism.caveats == ()
 
 
 def test_full_dp_spends_its_budget_exactly() -> None:
@@ -357,7 +359,7 @@ def test_an_unsound_schedule_promises_nothing_and_says_why(schedule: NoiseSchedu
     release = mechanism.release(RANGES)
     assert release == UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", schedule.epsilon, 1e-5)
     assert mechanism.guarantee(RANGES).epsilon == math.inf
-    assert mechanism.guarantee(RANGES).assumptions == mechanism.caveats == (schedule.reason(),)
+    assert mechanism.guarantee(RANGES).assumptions == (schedule.reason(),)
     assert schedule.reason()
 
 

@@ -102,8 +102,9 @@ class SensitiveDP(SensitivitySchedule):
     def mu(self, public: PublicState) -> float | None:
         if self.data_dependent or not self.proved:
             return None
-        bound = self.public_sensitivity(public) if self.clip_to_estimate else self.sensitivity.value
-        return self.epsilon / self.c * bound / self.public_sensitivity(public)
+        if self.clip_to_estimate:  # what is clipped to and what the noise is for are the same
+            return self.epsilon / self.c
+        return self.epsilon / self.c * self.sensitivity.value / self.public_sensitivity(public)
 
     def reason(self) -> str:
         if self.data_dependent:

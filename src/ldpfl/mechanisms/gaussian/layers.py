@@ -40,7 +40,8 @@ def layer_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     for layer, part in enumerate(layer_slices(sizes)):
         for block in blocks(rows.shape[0], sizes[layer]):
             values = rows[block, part].double()
-            norms[block, layer] = values.mul_(values).sum(dim=1).sqrt()
+            # Summed by NumPy: PyTorch's threads add up a long row in another order when it stands alone.
+            norms[block, layer] = torch.from_numpy(values.mul_(values).numpy().sum(axis=1)).sqrt()
     return require_finite(norms)  # squares of float32 values do not overflow here
 
 

@@ -1,0 +1,109 @@
+"""Seconds of a simulated round with each noise schedule, against Full DP, on one core.
+
+    python benchmarks/ladp.py [--clients 40] [--fraction 0.25] [--epochs 1] [--batch-size 50] [--rounds 10] [--model two-layer-cnn]
+
+All schedules go on round by round in turn, in the same process, so that ratios hold when the machine's speed drifts; the order
+turns from round to round. Each is given the same cohorts and batches of ``mnist-5k``. The first round of each warms up and is
+not counted. ``times full-dp`` is the median over rounds of the ratio to Full DP in the same round; ``of it the rest`` is what is not
+local training: noise, reports, shuffling, aggregation, and the evaluation of the new model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ldpfl import data
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import parse_config
+from ldpfl.simulation import BatchSchedule, Checkpoint, Federation, Trainer, simulate
+
+SCHEDULES = ("full-dp", "nbafl", "time-varying", "dpa", "sensitive-dp", "adapldp", "ladp", "ladp-sound")
+
+
+@dataclass
+class Timed:
+    """A trainer that counts the seconds it takes."""
+
+    trainer: Trainer
+    seconds: float = field(default=0.0)
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        began = time.perf_counter()
+        trained = self.trainer.train(weights, schedule)
+        self.seconds += time.perf_counter() - began
+        return trained
+
+
+def federation_of(name: str, options: argparse.Namespace, task: data.ImageTask) -> tuple[Federation, Checkpoint]:
+    settings = {
+        "model.name": options.model,
+        "clients.count": options.clients,
+        "clients.fraction": options.fraction,
+        "training.rounds": options.rounds + 1,
+        "training.epochs": options.epochs,
+        "training.batch_size": options.batch_size,
+        "training.clip_norm": 1.0,
+        "mechanism.name": name,
+        "mechanism.epsilon": 0.9,
+        "mechanism.perturbed": "update",
+    }
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    federation, start = build(parse_config("", overrides, origin="benchmark"), task, torch.device("cpu"))
+    cohort = max(1, round(options.fraction * options.clients))
+    return replace(federation, trainer=Timed(federation.trainer), chunk_size=cohort), start
+
+
+def measure(options: argparse.Namespace, task: data.ImageTask) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return by schedule the seconds of each round, and of what in it is not local training."""
+    names = ["none", *SCHEDULES]
+    federations = {name: federation_of(name, options, task) for name in names}
+    runs: dict[str, Iterator[Checkpoint]] = {name: simulate(*federations[name], options.rounds + 1) for name in names}
+    rounds: dict[str, list[float]] = {name: [] for name in names}
+    rest: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(options.rounds + 1):
+        for place in range(len(names)):
+            name = names[(number + place) % len(names)]
+            trainer = federations[name][0].trainer
+            before = trainer.seconds if isinstance(trainer, Timed) else 0.0
+            began = time.perf_counter()
+            next(runs[name])
+            taken = time.perf_counter() - began
+            trained = trainer.seconds - before if isinstance(trainer, Timed) else 0.0
+            rounds[name].append(taken)
+            rest[name].append(taken - trained)
+    return {name: times[1:] for name, times in rounds.items()}, {name: times[1:] for name, times in rest.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="two-layer-cnn")
+    parser.add_argument("--clients", type=int, default=40)
+    parser.add_argument("--fraction", type=float, default=0.25)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rounds, rest = measure(options, data.load("mnist-5k"))
+
+    table = Table(title=f"{options.model}, {options.fraction * options.clients:.0f} of {options.clients} clients, {options.rounds} rounds")
+    for heading in ("schedule", "ms a round", "times full-dp", "of it the rest, ms"):
+        table.add_column(heading, justify="right")
+    for name in rounds:
+        ratios = [ours / theirs for ours, theirs in zip(rounds[name], rounds["full-dp"], strict=True)]
+        figures = (1e3 * statistics.median(rounds[name]), statistics.median(ratios), 1e3 * statistics.median(rest[name]))
+        table.add_row(name, f"{figures[0]:,.0f}", f"{figures[1]:.3f}", f"{figures[2]:,.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
