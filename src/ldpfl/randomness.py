@@ -113,6 +113,6 @@ def uniform(source: RandomSource, row: int, count: int) -> Tensor:
 
 
 def normal(source: RandomSource, row: int, count: int) -> Tensor:
-    """Return ``count`` float64 standard normal values for ``row``, by inverting the distribution function; below 8.2 in size."""
+    """Return ``count`` float64 standard normal values for ``row``, by inverting the distribution function; at most 8.21 in size."""
     values = uniform(source, row, count)
     return torch.where(values < 0.5, torch.special.ndtri(values), -torch.special.ndtri(1.0 - values))

@@ -329,10 +329,13 @@ def test_agreement_counts_have_the_right_moments_in_any_dimension(dimension: int
         assert abs(sample.mean() - expected) < 4 * sample.std() / math.sqrt(clients)
 
 
-@pytest.mark.parametrize(("dimension", "epsilon"), [(1, 1.0), (2, 0.5), (5, 4.0), (64, 2.0), (1001, 8.0)])
-def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon: float) -> None:
-    """200,000 vectors over the five cases, up to twelve comparisons in each with |z| < 4: one false alarm in 260 seeds."""
-    clients, mechanism = 40_000, DuchiVector(epsilon)
+@pytest.mark.parametrize(
+    ("dimension", "epsilon", "clients"),
+    [(5, 4.0, 200_000), (1, 1.0, 20_000), (2, 0.5, 20_000), (64, 2.0, 20_000), (1001, 8.0, 20_000)],
+)
+def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon: float, clients: int) -> None:
+    """34 comparisons with |z| < 4 and five chi-squares at 1e-4 on either side: one false alarm in 310 seeds; the seed is fixed."""
+    mechanism = DuchiVector(epsilon)
     ranges = box([0.5], [0.25], [dimension])
     values = 0.5 + 0.25 * torch.linspace(-1.2, 1.1, dimension) if dimension > 1 else torch.tensor([0.6])
     reports = mechanism.encode(values.expand(clients, dimension), ranges, torch.Generator().manual_seed(dimension))
@@ -347,9 +350,8 @@ def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon
         squares = (draws - expected) ** 2
         assert abs(squares.mean() - variance) < 4 * squares.std() / math.sqrt(clients) + 1e-6 * variance
     mean = mechanism.aggregate([reports], ranges).double()
-    variance = float(((mean - inside) ** 2 / (variances / clients)).mean())
-    assert abs(variance - 1) < 4 * math.sqrt(2 / dimension) + 1e-3  # weights of a vector hardly depend on each other
-    assert variance < 16
+    statistic = float(((mean - inside) ** 2 / (variances / clients)).sum())
+    assert 1e-4 < stats.chi2.cdf(statistic, dimension) < 1 - 1e-4  # weights of a vector hardly depend on each other
 
 
 def test_variance_takes_the_clamped_value() -> None:

@@ -242,6 +242,29 @@ def test_layers_are_cut_into_consecutive_groups(group: int | None, layers: tuple
     assert mechanism.noise_std(ranges, 4).tolist() == pytest.approx([mechanism.gain * math.sqrt(s / 4) for s in largest])
 
 
+class Counting:
+    """A random source that counts the words drawn for each row."""
+
+    def __init__(self, clients: int) -> None:
+        self.used = [0] * clients
+        self._source = streams(clients)
+
+    def int32(self, row: int, count: int) -> Tensor:
+        self.used[row] += count
+        return self._source.int32(row, count)
+
+
+@pytest.mark.parametrize(
+    ("group", "layers", "groups"),
+    [(3, (12,), 4), (10_000, (40_000,), 4), (None, (2, 5, 2), 3), (None, (7, 50_000, 9), 3), (20_000, (30_000, 3), 3)],
+)
+def test_words_are_drawn_for_each_group_and_not_for_each_weight(group: int | None, layers: tuple[int, ...], groups: int) -> None:
+    """Two for the place and one for the sign, whatever the number of weights."""
+    ranges, source = box([0.0] * len(layers), [1.0] * len(layers), layers), Counting(2)
+    Harmony(1.0, group).encode(torch.zeros(2, sum(layers)), ranges, source)
+    assert source.used == [3 * groups] * 2
+
+
 def test_each_report_moves_one_weight_of_each_group_and_leaves_the_centers() -> None:
     ranges, mechanism = box([0.3, -0.2], [0.1, 2.0], [7, 5]), Harmony(1.0, 3)
     values = torch.randn(40, 12, generator=torch.Generator().manual_seed(3))

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, read_valid
 from ldpfl.mechanisms.reports import DenseReports
-from ldpfl.mechanisms.sampled import FINITE_PRECISION, Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
+from ldpfl.mechanisms.sampled import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
 from ldpfl.mechanisms.sampled_reports import SampledReports
+from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, HYBRID_THRESHOLD, HybridLaw, ScalarLaw
 from ldpfl.privacy import PureRelease
 from ldpfl.privacy.audit import audit_mechanism
 from ldpfl.privacy.guarantee import Unit
@@ -65,11 +68,21 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
         assert abs(float(squares.mean()) - variance) < 4 * float(squares.std()) / math.sqrt(DRAWS) + 1e-5 * variance
 
 
-@pytest.mark.parametrize(("epsilon", "coordinates"), [(1.0, 2), (8.0, "auto")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_sampled_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechanism], epsilon: float, coordinates: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "epsilon", "coordinates", "clients"),
+    [
+        (Piecewise, 4.0, 2, DRAWS),
+        (Hybrid, 4.0, 2, DRAWS),
+        (Piecewise, 8.0, "auto", 10_000),
+        (Hybrid, 1.0, 2, 10_000),
+        (Laplace, 1.0, 2, 10_000),
+        (Laplace, 8.0, "auto", 10_000),
+    ],
+)
+def test_sampled_estimates_are_unbiased_with_the_stated_variance(
+    kind: type[ScalarMechanism], epsilon: float, coordinates: Any, clients: int
+) -> None:
     """72 comparisons with |z| < 4: a false alarm once in 220 seeds; the seed is fixed. The squares' spread is the sample's."""
-    clients = 50_000
     mechanism, ranges = kind(epsilon, coordinates), box([CENTER, 0.5], [RADIUS, 0.25], [2, 4])
     values = torch.tensor(POINTS).expand(clients, -1)
     reports = few(mechanism, values, ranges, torch.Generator().manual_seed(4))
@@ -161,14 +174,22 @@ def test_mean_variance_is_never_negative(kind: type[ScalarMechanism], coordinate
 # --- privacy ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Laplace, Piecewise])
+def log_likelihoods(law: ScalarLaw, t: float) -> Tensor:
+    """Logarithms of the density on a grid of reports, and of the probabilities of the two bits that hybrid may send."""
+    density = law.density(torch.tensor([-1.5, -1.0, -0.99, 0.0, 0.5, 1.0, 1.2, 1.5], dtype=torch.float64), t)
+    if not isinstance(law, HybridLaw):
+        return density.log()
+    plus = law.plus(torch.tensor([t], dtype=torch.float64))
+    return torch.cat([density, (1 - law.piecewise_share) * plus, (1 - law.piecewise_share) * (1 - plus)]).log()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("epsilon", "k"), [(0.5, 1), (2.0, 2), (6.0, 2), (3.0, 3)])
 def test_k_of_d_keeps_epsilon_for_the_whole_vector(kind: type[ScalarMechanism], epsilon: float, k: int) -> None:
     """Enumerate all pairs of inputs on a grid of 3^3 points, all sets of weights and a grid of reports."""
     law = kind(epsilon, k).law_for(box([0.0], [1.0], [3]))
     assert law.epsilon == epsilon / k
-    reported = torch.tensor([-1.5, -1.0, -0.99, 0.0, 0.5, 1.0, 1.2, 1.5], dtype=torch.float64)
-    logs = {t: law.density(reported, t).log() for t in (-1.0, 0.0, 1.0)}
+    logs = {t: log_likelihoods(law, t) for t in (-1.0, 0.0, 1.0)}
     worst = 0.0
     for chosen in combinations(range(3), k):  # drawn without looking at the input: the same factor for all
         outcomes = torch.stack(
@@ -397,6 +418,86 @@ def test_one_bad_payload_does_not_spoil_the_others(coordinates: int | None) -> N
     assert kept is not None
     assert list(kept.payloads()) == [payloads[0], payloads[2]]
     assert [entry.place for entry in refused] == [1, 3]
+
+
+def forged(mechanism: ScalarMechanism, ranges: LayerRanges, value: float) -> bytes:
+    """A report of which the last value is ``value``: in both formats the values come last."""
+    (honest,) = mechanism.encode(torch.zeros(1, ranges.dimension), ranges, seeded(1)).payloads()
+    return honest[:-4] + np.float32(value).tobytes()
+
+
+def largest(kind: type[ScalarMechanism], epsilon: float) -> float:
+    """The largest report, from the papers' expressions; Laplace's from the uniform number 2**-53."""
+    if kind is Laplace:
+        return 1 + 2 / epsilon * 52 * math.log(2)
+    power = math.exp(epsilon if kind is Hybrid and epsilon <= HYBRID_THRESHOLD else epsilon / 2)
+    return (power + 1) / (power - 1)
+
+
+@pytest.mark.parametrize("coordinates", [None, 2])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_that_no_client_can_send_are_refused(kind: type[ScalarMechanism], epsilon: float, coordinates: int | None) -> None:
+    mechanism, ranges = kind(epsilon * (coordinates or 1), coordinates), box([0.0], [1.0], [9])
+    bound = mechanism.law_for(ranges).bound
+    assert bound == pytest.approx(largest(kind, epsilon), rel=1e-12)
+    for sign in (-1, 1):
+        inside = forged(mechanism, ranges, sign * bound * (1 + 5e-7))
+        mechanism.read([inside], ranges)
+        for factor in (1 + 2e-6, 1e30, 3e38 / bound):
+            outside = forged(mechanism, ranges, sign * bound * factor)
+            with pytest.raises(ProtocolError, match="the most a client can send") as caught:
+                mechanism.read([inside, outside], ranges)
+            assert "\n" not in str(caught.value)
+            kept, refused = read_valid(mechanism, [outside, inside, outside], ranges)
+            assert kept is not None
+            assert list(kept.payloads()) == [inside]
+            assert [entry.place for entry in refused] == [0, 2]
+
+
+class Repeated:
+    """A source that repeats a few words, so that its uniform numbers may be as close to 0 and 1 as they get."""
+
+    def __init__(self, words: Sequence[int]) -> None:
+        self._words = torch.tensor(words, dtype=torch.int32)
+
+    def int32(self, row: int, count: int) -> Tensor:
+        return self._words.repeat(count // len(self._words) + 1)[:count]
+
+
+@pytest.mark.parametrize("coordinates", [None, 2])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.3, 1.0, 8.0, 60.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], epsilon: float, coordinates: int | None) -> None:
+    mechanism, ranges = kind(epsilon, coordinates), box([0.0], [1.0], [3])
+    bound, found = mechanism.law_for(ranges).bound, 0.0
+    for words in ([0], [-1]):
+        for value in (-1.0, 1.0):
+            reports = mechanism.encode(torch.full((1, 3), value), ranges, Repeated(words))
+            mechanism.read(list(reports.payloads()), ranges)
+            found = max(found, float(np.abs(np.asarray(reports.values)).max()))
+    assert found == pytest.approx(bound, rel=1e-6)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.floats(-8, 4),
+    st.sampled_from([None, 1, 3, "auto"]),
+    st.lists(st.sampled_from([0, -1]) | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=9),
+    st.lists(st.floats(-2, 2, width=32), min_size=5, max_size=5),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_encoded_is_accepted(
+    kind: type[ScalarMechanism], exponent: float, coordinates: Coordinates, words: list[int], values: list[float]
+) -> None:
+    mechanism, ranges = kind(10**exponent, coordinates), box([0.0, 0.5], [1.0, 0.25], [3, 2])
+    payloads = list(mechanism.encode(torch.tensor([values]), ranges, Repeated(words)).payloads())
+    assert list(mechanism.read(payloads, ranges).payloads()) == payloads
+
+
+@pytest.mark.parametrize("coordinates", [None, 2])
+def test_no_payload_reads_as_no_report(coordinates: int | None) -> None:
+    assert Piecewise(1.0, coordinates).read([], box([0.0], [1.0], [3])).clients == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

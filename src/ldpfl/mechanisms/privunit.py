@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, expm1, floor, isfinite, log, pi, sqrt
@@ -16,14 +17,19 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi
+from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, require_possible
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import Guarantee, PureRelease
-from ldpfl.randomness import RandomSource, as_source, draw, normal, uniform
+from ldpfl.randomness import UNIFORM_BITS, RandomSource, as_source, draw, normal, uniform
 from ldpfl.ranges import LayerRanges
 
 _SMALLEST_EPSILON, _LARGEST_EPSILON = 1e-6, 1e4
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20
 """Outside, float32 cannot hold every estimate, or the optimum is lost to rounding."""
+
+_SMALLEST_UNIFORM = 2.0 ** -(UNIFORM_BITS + 1)
+_LARGEST_NORMAL = float(-ndtri(_SMALLEST_UNIFORM))
+"""What ``normal`` gives at most, about 8.21."""
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -62,6 +68,17 @@ class DirectionLaw:
         mass = -expm1(self.log_q)  # 1 - q
         left = (1 - tail) * mass
         return float(ndtri(left)) if left < 0.5 else float(-ndtri(exp(self.log_q) + tail * mass))
+
+    def bound(self, dimension: int) -> float:
+        """Return what no entry of Z exceeds in size, whatever the direction and the uniforms of ``UNIFORM_BITS`` bits.
+
+        m Z_j = alpha u_j + h_j, with h = g - <g, u> u the part of g across u. |alpha| is largest at an end of either side.
+        With |g_i| <= G and a = |u_j|, Cauchy-Schwarz over the other entries of u gives
+        |h_j| <= G ((1 - a^2) + a sqrt(1 - a^2) sqrt(d - 1)), which is G (1 + sqrt(d)) / 2 at most: with a = sin(x) it is
+        G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)). The two maxima are added, though one direction does not attain both.
+        """
+        alpha = max(self.alpha(True, _SMALLEST_UNIFORM), -self.alpha(False, 1 - _SMALLEST_UNIFORM))
+        return (alpha + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
 
 
 @lru_cache(maxsize=256)
@@ -127,8 +144,20 @@ class PrivUnitG(VectorMechanism):
     @property
     def caveats(self) -> tuple[str, ...]:
         if not self.magnitude_share:
-            return (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
-        return Duchi(self._length_epsilon).caveats
+            biased = f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)"
+            return (FINITE_PRECISION, biased)
+        return (FINITE_PRECISION, *Duchi(self._length_epsilon).caveats)
+
+    def bound(self, ranges: LayerRanges) -> float:
+        """Return what no honest value exceeds in size: that of Z times the longest length, norm (1 + A) / 2 if it is sent."""
+        longest = self.norm * (1 + Duchi(self._length_epsilon).gain) / 2 if self.magnitude_share else self.norm
+        return longest * self.law.bound(ranges.dimension)
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
+        """Refuse also values beyond ``bound``: one of them could outweigh all other clients."""
+        reports = super().read(payloads, ranges)
+        require_possible(reports.values, self.bound(ranges))
+        return reports
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
         values = require_finite(values, ranges)
@@ -199,7 +228,7 @@ class PrivUnitG(VectorMechanism):
             assumptions=(
                 "ranges and norm are public",
                 "random bits are uniform and secret",
-                "noise is real-valued: it is drawn in floating point, whose finite precision the proof does not cover",
+                FINITE_PRECISION,
             ),
             source="Asi, Feldman & Talwar 2022",
         )

@@ -15,7 +15,15 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, require_finite_sample, require_shape, total_clients
 from ldpfl.mechanisms.reports import DenseReports
 from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
-from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, checked_epsilon
+from ldpfl.mechanisms.scalar_noise import (
+    FINITE_PRECISION,
+    HybridLaw,
+    LaplaceLaw,
+    PiecewiseLaw,
+    ScalarLaw,
+    checked_epsilon,
+    require_possible,
+)
 from ldpfl.privacy import Guarantee, PureRelease
 from ldpfl.randomness import RandomSource, as_source, uniform
 from ldpfl.ranges import LayerRanges
@@ -24,8 +32,6 @@ Coordinates = int | Literal["auto"] | None
 
 EPSILON_A_COORDINATE = 2.5
 """k grows by one for every 2.5 of epsilon: close to the best k for the worst input (Wang et al. 2019, section 4)."""
-
-FINITE_PRECISION = "noise is drawn in floating point: proved for real arithmetic, not in finite precision (Mironov 2012)"
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,15 @@ class ScalarMechanism(Mechanism):
         return center.float().expand(reports.clients, -1).scatter(1, hit, estimated.float())
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports | SampledReports:
+        """Read either format, and refuse values beyond the law's ``bound``: one of them could outweigh all other clients."""
+        reports: DenseReports | SampledReports
         taken = self.sampled(ranges)
         if taken is None:
-            return DenseReports.from_payloads(payloads, ranges.dimension)
-        return SampledReports.from_payloads(payloads, ranges.dimension, taken)
+            reports = DenseReports.from_payloads(payloads, ranges.dimension)
+        else:
+            reports = SampledReports.from_payloads(payloads, ranges.dimension, taken)
+        require_possible(torch.as_tensor(reports.values), self.law_for(ranges).bound)
+        return reports
 
     def aggregate(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> Tensor:
         """Divide by the number of clients, not by that of the hits: the mean stays unbiased and the hits tell nothing more."""

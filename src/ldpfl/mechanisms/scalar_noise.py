@@ -16,11 +16,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.randomness import UNIFORM_BITS
 
 SMALLEST_EPSILON = 1e-9
 """Below it the reports outgrow what float32 leaves room for beside the widest ranges."""
+
+FINITE_PRECISION = "noise is drawn in floating point: proved for real arithmetic, not in finite precision (Mironov 2012)"
+
+_SLACK = 1e-6
+"""By what part a report may exceed its bound: far more than the rounding to float32 adds."""
 
 _ROOT = 405 * sqrt(241)
 HYBRID_THRESHOLD = log((-5 + 2 * cbrt(6353 - _ROOT) + 2 * cbrt(6353 + _ROOT)) / 27)
@@ -44,6 +49,18 @@ def checked_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
+def require_possible(values: Tensor, bound: float) -> None:
+    """Refuse received ``values`` of which one is larger than ``bound`` in size, so that no honest client can have sent it.
+
+    Raises:
+        ProtocolError: one exceeds the bound by more than rounding does.
+    """
+    if values.numel() and float(torch.stack(values.aminmax()).abs().amax()) > bound * (1 + _SLACK):
+        raise ProtocolError(
+            f"a report holds a value beyond {bound:g}, the most a client can send; check that both sides use the same settings"
+        )
+
+
 @dataclass(frozen=True)
 class ScalarLaw(ABC):
     """How t* is drawn. Guarantee: ``epsilon``-LDP for t in [-1, 1], any two values; in real arithmetic (Mironov 2012)."""
@@ -59,6 +76,11 @@ class ScalarLaw(ABC):
     @abstractmethod
     def sample(self, t: Tensor, uniforms: Sequence[Tensor]) -> Tensor:
         """Return t* for the float64 values ``t`` in [-1, 1], from ``draws`` uniforms of the same shape."""
+
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """Largest size of t* that any t and any uniforms of ``UNIFORM_BITS`` bits lead to."""
 
     @property
     @abstractmethod
@@ -88,6 +110,11 @@ class LaplaceLaw(ScalarLaw):
         distance = middle.abs().clamp_max_(0.5 - 2.0 ** -(UNIFORM_BITS + 1))
         magnitude = distance.mul_(-2).log1p_().mul_(-2 / self.epsilon)
         return magnitude.copysign_(middle).add_(t)
+
+    @property
+    def bound(self) -> float:
+        """1 + 2 ln(2^52) / epsilon: t = 1, and the noise of the uniform number that is closest to 1."""
+        return 1 + 2 * UNIFORM_BITS * log(2) / self.epsilon
 
     @property
     def offset(self) -> float:
@@ -161,6 +188,11 @@ class HybridLaw(ScalarLaw):
     def piecewise_share(self) -> float:
         """Probability of the piecewise part."""
         return -expm1(-self.epsilon / 2) if self.epsilon > HYBRID_THRESHOLD else 0.0
+
+    @property
+    def bound(self) -> float:
+        """C, which exceeds A; A where there is no piecewise part."""
+        return PiecewiseLaw(self.epsilon).bound if self.piecewise_share else self.gain
 
     @property
     def gain(self) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicState
+from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, Guarantee, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
@@ -114,7 +115,7 @@ class Gaussian(VectorMechanism):
             else (
                 "broadcasts are public",
                 "random bits are uniform and secret",
-                "noise is real-valued: it is drawn in floating point, whose finite precision the proof does not cover",
+                FINITE_PRECISION,
             ),
         )
 
