@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.base import Mechanism, Refused, read_valid
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.gaussian import FullDP, Gaussian, Sensitivity
@@ -80,11 +80,13 @@ __all__ = [
     "Mechanism",
     "Piecewise",
     "PrivUnitG",
+    "Refused",
     "Reports",
     "SampledReports",
     "VectorBitReports",
     "VectorReports",
     "create",
     "names",
+    "read_valid",
     "with_defaults",
 ]
