@@ -128,14 +128,15 @@ def audit_run(
     federation, state = _last_state(folder, data_dir, device)
     cohort = sample_cohort(federation.seed, state.round + 1, len(federation.samples), federation.fraction)
     trials = _affordable(trials, len(cohort), state.ranges.dimension)
-    game = _Game.prepare(federation.mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
+    mechanism = federation.mechanism.in_round(state.public())
+    game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
     scores = game.play(trials, progress or (lambda done, total: None))
-    guarantee = federation.mechanism.guarantee(state.ranges)
+    guarantee = mechanism.guarantee(state.ranges)
     return RunAudit(
         name=folder.config().name,
         clients=len(cohort),
         weights=state.ranges.dimension,
-        mechanism=federation.mechanism.name,
+        mechanism=mechanism.name,
         epsilon_per_unit=guarantee.epsilon,
         trials=trials,
         rows=_rows(scores, game.sizes, guarantee.epsilon),
