@@ -192,6 +192,24 @@ def test_a_grid_shows_every_pixel_in_its_place(channels: int, tmp_path: Path) ->
                     assert picture.getpixel((2 * (left + column), 2 * (top + row))) == expected
 
 
+def test_panels_wrap_into_rows_and_keep_their_places(tmp_path: Path) -> None:
+    """Nine panels of one dark image each: three rows of three, none over another, and the tallest sets a row's height."""
+    panels = [(f"panel {number}", torch.full((1, 1, 30 + 10 * (number == 4), 60), 10 * number, dtype=torch.uint8)) for number in range(9)]
+    draw_side_by_side(tmp_path / "nine.png", panels)
+    gap, margin, width = 2, 16, 2 * (60 + 2 * 2)
+    heights = [2 * (height + 2 * gap) for height in (30, 40, 30)]
+    with Image.open(tmp_path / "nine.png") as picture:
+        assert picture.size == (3 * width + 4 * margin, sum(heights) + 7 * margin)
+        for number in range(9):
+            row, place = divmod(number, 3)
+            left, top = margin + place * (width + margin), 2 * margin + sum(heights[:row]) + 2 * margin * row
+            assert picture.getpixel((left + 2 * gap, top + 2 * gap)) == (10 * number,) * 3
+            assert picture.getpixel((left - 1, top)) == (255,) * 3
+    draw_side_by_side(tmp_path / "two.png", panels[:2])
+    with Image.open(tmp_path / "two.png") as picture:
+        assert picture.size == (2 * width + 3 * margin, heights[0] + 3 * margin)
+
+
 def test_pictures_repeat_byte_by_byte_and_refuse_what_is_no_image(tmp_path: Path) -> None:
     images = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
     for name in ("a.png", "b.png"):

@@ -260,6 +260,19 @@ def test_the_twin_is_the_same_training_without_noise(tiny_data: Path, tmp_path: 
     assert plain["noise_free_accuracy"] is None  # a run without noise has no twin
 
 
+def test_the_twin_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_data: Path, tmp_path: Path) -> None:
+    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"))
+    watch = Watch()
+    folder = runner(tiny_data, watch).twin(config_of("mechanism.epsilon=0.5", "name=other"))
+    assert watch.labels == []
+    kept = folder.result()
+    assert kept is not None
+    assert kept["accuracy_per_round"] == result["noise_free_accuracy_per_round"]
+    assert folder.config().mechanism.name == "none"
+    assert runner(tiny_data, watch).twin(config_of("seed=4")) != folder  # another seed, another training
+    assert watch.labels == ["noise-free twin"]
+
+
 def test_without_a_twin_none_is_trained(tiny_data: Path, tmp_path: Path) -> None:
     watch = Watch()
     result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), twin=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +24,13 @@ from ldpfl.attacks.extractor import Extractor, TrainedClassifier, inception, tra
 from ldpfl.attacks.frechet import FEWEST_IMAGES, Distance, frechet_distance
 from ldpfl.attacks.gan import GanConfig, Target, attack
 from ldpfl.data import Images, ImageTask, load
+from ldpfl.data.loading import cache_dir
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.runner import Observer, Runner, noise_free
+from ldpfl.experiments.runner import Observer, Runner
 from ldpfl.files import replace_atomically, write_text
 from ldpfl.simulation import Federation
 
@@ -64,13 +65,15 @@ class Row:
     """One line of the table: a set of images against real ones of the attacked class.
 
     Attributes:
-        distances: one for each seed; a baseline has one.
+        distances: one for each attack; a baseline has one.
         shares: part of the images that an independent classifier assigns to the class, as many.
+        accuracy: of the attacked model, as its run states it; None for a baseline.
     """
 
     kind: Kind
     distances: tuple[Distance, ...]
     shares: tuple[float, ...]
+    accuracy: float | None = None
 
     @property
     def mean(self) -> float:
@@ -79,8 +82,12 @@ class Row:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the distance over the seeds; 0 for one."""
+        """Standard deviation of the distance over the attacks; 0 for one."""
         return statistics.stdev(distance.value for distance in self.distances) if len(self.distances) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {**asdict(self), "mean": self.mean, "deviation": self.deviation}
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,8 @@ class RunAttack:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        rows = [{**asdict(row), "mean": row.mean, "deviation": row.deviation} for row in self.rows]
-        versions = {"ldpfl": ldpfl.__version__, "torch": torch.__version__}
-        return {**asdict(self), "attacking_client": CURIOUS_CLIENT, "rows": rows, "versions": versions}
+        rows = [row.to_dict() for row in self.rows]
+        return {**asdict(self), "attacking_client": CURIOUS_CLIENT, "rows": rows, "versions": versions()}
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,14 @@ class Pictures:
     real: Tensor
     protected: Tensor | None
     unprotected: Tensor
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Images (N, C, H, W) of each seed, and the accuracy of the model that they were drawn from."""
+
+    images: tuple[Tensor, ...]
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,23 +162,24 @@ class Attacker:
             ConfigError: no run, an unfinished one, one on other data, a label that the data has not.
             DataError: the data cannot be read, or the splits hold too few images of the class.
         """
-        config, weights = finished_run(folder)
+        config, weights, accuracy = finished_run(folder)
         task = load(config.data.name, self.data_dir)
-        label = _label_of(plan, config, task)
+        label = label_of(plan, config)
+        _require_class(label, task)
         federation = _federation(folder, config, task, self.device)
         own = _own_images(federation)
         self._warn_of_own(own, label)
         real, others = _public_images(task, label, plan.images)
-        _make_folder(out)
+        make_folder(out)
         private = config.mechanism.name != "none"
-        models: dict[Kind, Tensor] = {"protected": weights} if private else {}
-        models["unprotected"] = self._unprotected(config, out) if private else weights
-        sets: dict[Kind, tuple[Tensor, ...]] = {
-            kind: self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out)
-            for kind, vector in models.items()
+        models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if private else {}
+        models["unprotected"] = self._unprotected(config) if private else (weights, accuracy)
+        sets: dict[Kind, _Set] = {
+            kind: _Set(self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out), reached)
+            for kind, (vector, reached) in models.items()
         }
-        pictures = Pictures(real, sets["protected"][0] if private else None, sets["unprotected"][0])
-        sets |= {"floor": (others,), "other classes": _foreign(own, label, len(real))}
+        pictures = Pictures(real, sets["protected"].images[0] if private else None, sets["unprotected"].images[0])
+        sets |= {"floor": _Set((others,)), "other classes": _Set(_foreign(own, label, len(real)))}
         result = self._measure(config, task, own, label, plan, real, sets)
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")
         return result, pictures
@@ -177,7 +192,7 @@ class Attacker:
             )
 
     def _measure(
-        self, config: RunConfig, task: ImageTask, own: Images, label: int, plan: Plan, real: Tensor, sets: dict[Kind, tuple[Tensor, ...]]
+        self, config: RunConfig, task: ImageTask, own: Images, label: int, plan: Plan, real: Tensor, sets: dict[Kind, _Set]
     ) -> RunAttack:
         classifier = trained_classifier(task, progress=_reporting(self.progress, "classifier to measure with"))
         extractor = inception() or classifier.extractor()
@@ -195,60 +210,92 @@ class Attacker:
             classifier=classifier.name,
             classifier_accuracy=classifier.accuracy,
             data=f"{task.name} {task.fingerprint}",
-            rows=tuple(_row(kind, images, real, label, extractor, classifier) for kind, images in sets.items() if images),
+            rows=tuple(_row(kind, found, real, label, extractor, classifier) for kind, found in sets.items() if found.images),
         )
 
-    def _unprotected(self, config: RunConfig, out: Path) -> Tensor:
-        """Return the last global model of the same run without noise, trained in a folder of its own."""
-        folder = RunFolder(out / "unprotected-run")
-        Runner(self.data_dir, self.device, self.observer, lambda path, result: None).run(
-            noise_free(config), folder, resume=True, twin=False
-        )
-        return finished_run(folder)[1]
+    def _unprotected(self, config: RunConfig) -> tuple[Tensor, float]:
+        """Return the last global model of the same run without noise, and its accuracy."""
+        _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).twin(config))
+        return weights, accuracy
 
-    def _generate(self, name: str, target: Target, own: Images, label: int, plan: Plan, count: int, out: Path) -> tuple[Tensor, ...]:
-        """Return ``count`` images for each seed, made anew only where ``out`` lacks them."""
+    def _generate(self, kind: Kind, target: Target, own: Images, label: int, plan: Plan, count: int, out: Path) -> tuple[Tensor, ...]:
+        """Return ``count`` images for each seed, made anew only where none are stored."""
         images = []
         for seed in plan.seeds:
-            path, key = out / "images" / f"{name}-{seed}.safetensors", _key(target, own, label, plan.gan, seed, count)
+            key = _key(target, own, label, plan.gan, seed, count)
+            # Runs that differ in their protection share the unprotected model, so what it gave away lies where all find it.
+            shared = cache_dir() / "reconstructions" / f"{key}.safetensors"
+            path = shared if kind == "unprotected" else out / "images" / f"{kind}-{seed}.safetensors"
             stored = _stored(path, key)
             if stored is None:
-                phase = f"attack on the {name} model" + (f", seed {seed}" if len(plan.seeds) > 1 else "")
+                phase = f"attack on the {kind} model" + (f", seed {seed}" if len(plan.seeds) > 1 else "")
                 report = _reporting(self.progress, phase)
                 _, stored = attack(target, own, label, count, plan.gan, seed, report)
-                path.parent.mkdir(exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 with replace_atomically(path) as temporary:
                     save_file({"images": stored}, temporary, {"key": key})
             images.append(stored)
         return tuple(images)
 
 
-def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor]:
-    """Return the config and the last global weights (d,) of a finished run.
+def versions() -> dict[str, str]:
+    """Return what the figures were made with."""
+    return {"ldpfl": ldpfl.__version__, "torch": torch.__version__}
+
+
+def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
+    """Return the config, the last global weights (d,) and the last accuracy of a finished run.
 
     Raises:
         ConfigError: there is no run, or it is not finished.
     """
-    config = folder.config()
-    last = folder.checkpoint()
-    if last is None or folder.result() is None:
+    config = config_of(folder)
+    last, result = folder.checkpoint(), folder.result()
+    if last is None or result is None:
         done = last.state.round if last else 0
         raise ConfigError(
             f"{folder.path} is not finished, {done} of {config.training.rounds} rounds done: "
             f"go on with ldpfl run --resume --out {folder.path}, then attack it"
         )
-    return config, last.state.weights
+    return config, last.state.weights, float(result["accuracy"])
 
 
-def _label_of(plan: Plan, config: RunConfig, task: ImageTask) -> int:
-    label = plan.label
-    if label is None:
-        if config.data.private_label == "none":
-            raise ConfigError("the run keeps no label from client 0, so say which class to reconstruct: --label L")
-        label = config.data.private_label
+def config_of(folder: RunFolder) -> RunConfig:
+    """Return the config of the run in ``folder``.
+
+    Raises:
+        ConfigError: there is no run; a sweep's folder holds several.
+    """
+    if (folder.path / "sweep.json").exists():
+        raise ConfigError(f"{folder.path} is the folder of a sweep: give its runs, {folder.path / 'runs'}/*")
+    return folder.config()
+
+
+def attack_folder(folder: RunFolder, label: int | None) -> Path:
+    """Return where an attack on the run in ``folder`` lies if nothing else is said: ``attacks/gan-LABEL`` in it.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    return folder.path / "attacks" / f"gan-{config_of(folder).data.private_label if label is None else label}"
+
+
+def label_of(plan: Plan, config: RunConfig) -> int:
+    """Return the class to reconstruct: the plan's, else the one that the run keeps from client 0.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if plan.label is not None:
+        return plan.label
+    if config.data.private_label == "none":
+        raise ConfigError("the run keeps no label from client 0, so say which class to reconstruct: --label L")
+    return config.data.private_label
+
+
+def _require_class(label: int, task: ImageTask) -> None:
     if not 0 <= label < task.classes:
         raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.classes - 1}")
-    return label
 
 
 def _federation(folder: RunFolder, config: RunConfig, task: ImageTask, device: torch.device) -> Federation:
@@ -287,12 +334,13 @@ def _foreign(own: Images, label: int, most: int) -> tuple[Tensor, ...]:
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
 
 
-def _row(kind: Kind, sets: Sequence[Tensor], real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier) -> Row:
-    distances = tuple(frechet_distance(extractor, real, images) for images in sets)
-    return Row(kind, distances, tuple(classifier.share(images, label) for images in sets))
+def _row(kind: Kind, found: _Set, real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier) -> Row:
+    distances = tuple(frechet_distance(extractor, real, images) for images in found.images)
+    return Row(kind, distances, tuple(classifier.share(images, label) for images in found.images), found.accuracy)
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
+    """Make ``out``; raise :class:`ConfigError` if it cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
+from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from ldpfl.attacks import GanConfig
-from ldpfl.attacks.on_run import Attacker, Pictures, Plan, RunAttack
+from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
+from ldpfl.attacks.on_run import Attacker, Pictures, Plan, RunAttack, attack_folder, make_folder
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.report.attacks import attack_table
+from ldpfl.files import write_text
+from ldpfl.report.attacks import attack_table, comparison_table
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
 from ldpfl.simulation import RoundMetrics
+
+_SIDE_BY_SIDE = "side-by-side.png"
+_COMPARISON = "comparison.json"
+_SHOWN = 64
 
 app = typer.Typer(no_args_is_help=True, help="Attack what a run published, to see what its protection is worth.")
 
@@ -32,34 +43,95 @@ def _attack() -> None:
 
 @app.command()
 def gan(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished simulation.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished simulations.")],
     label: Annotated[int | None, typer.Option(help="Class to reconstruct.", show_default="the run's data.private_label")] = None,
     images: Annotated[int, typer.Option(help="Most images in each set that is compared.")] = 500,
     steps: Annotated[int, typer.Option(help="Training steps of the attack.")] = GanConfig.steps,
     seed: Annotated[int, typer.Option(min=0, help="First seed of the attack.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted up from the first.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder for pictures and figures.", show_default="RUN/attacks/gan-LABEL")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for pictures and figures; for several runs, of the comparison.", show_default="RUN/attacks/gan-LABEL"),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print attack.json instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Reconstruct a class that client 0 does not hold, from a run's model and from the same run without protection.
 
+    Several runs are attacked each in its own folder, and compared: runs that differ only in their seed are one line of the table.
+
     Start it again to go on where it was stopped: finished parts are kept.
     """
-    folder = RunFolder(run)
-    wanted = folder.config().data.private_label if label is None else label
-    target = out or run / "attacks" / f"gan-{wanted}"
     plan = Plan(label, images, tuple(range(seed, seed + seeds)), GanConfig(steps=steps))
-    with Interrupts() as interrupts, _Bars(Console(stderr=True), interrupts, lines=not as_json) as bars:
-        result, pictures = Attacker(data_dir, choose_device(device), bars, bars.phase).run(folder, plan, target)
-    _draw(target, pictures, result)
+    folders = [RunFolder(run) for run in runs]
+    session = _Session(data_dir, choose_device(device), Console(stderr=True), lines=not as_json)
+    if len(folders) == 1:
+        target = out or attack_folder(folders[0], label)
+        result, _ = session.attack(folders[0], plan, target)
+        _show(result.to_dict(), attack_table(result), f"pictures of the first seed: {target / _SIDE_BY_SIDE}", as_json=as_json)
+        return
+    if out is None:
+        raise ConfigError("several runs need --out, the folder of their comparison")
+    comparison = _compare(session, folders, plan, out)
+    text = f"comparison: {out / _COMPARISON}; first run of each line: {out / _SIDE_BY_SIDE}"
+    _show(comparison.to_dict(), comparison_table(comparison), text, as_json=as_json)
+
+
+def _compare(session: _Session, folders: list[RunFolder], plan: Plan, out: Path) -> Comparison:
+    check_runs(folders, plan)
+    make_folder(out)
+    attacked: list[AttackedRun] = []
+    pictures: dict[Path, Pictures] = {}
+    for number, folder in enumerate(folders, start=1):
+        session.console.print(Text(f"{number}/{len(folders)}: {folder.path}"), soft_wrap=True)
+        result, drawn = session.attack(folder, plan, attack_folder(folder, plan.label))
+        pictures[folder.path] = _few(drawn)
+        attacked.append(AttackedRun(folder.path, folder.config(), result))
+    comparison = compared(attacked)
+    write_text(out / _COMPARISON, json.dumps(comparison.to_dict(), indent=2) + "\n")
+    draw_side_by_side(out / _SIDE_BY_SIDE, _panels(comparison, pictures))
+    return comparison
+
+
+def _few(pictures: Pictures) -> Pictures:
+    """Return as many as a panel shows, so that those of many runs need little memory."""
+    protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
+    return Pictures(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
+
+
+def _panels(comparison: Comparison, pictures: dict[Path, Pictures]) -> list[tuple[str, Tensor]]:
+    """Return real images, then for each line of attacks those of its first run; the unprotected models come before the others."""
+    attacks = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
+    shown = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
+    panels = [(name, found.unprotected if kind == "unprotected" else found.protected) for name, found, kind in shown]
+    return [(f"real, label {comparison.label}", shown[0][1].real), *((name, images) for name, images in panels if images is not None)]
+
+
+def _show(figures: dict[str, Any], table: Table, hint: str, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
+        print(json.dumps(figures, indent=2))
         return
     console = Console()
-    console.print(attack_table(result))
-    console.print(Text(f"pictures of the first seed: {target / 'side-by-side.png'}"), soft_wrap=True)
+    console.print(table)
+    console.print(Text(hint), soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Attacks run after run, with bars for each."""
+
+    data_dir: Path | None
+    device: torch.device
+    console: Console
+    lines: bool
+
+    def attack(self, folder: RunFolder, plan: Plan, target: Path) -> tuple[RunAttack, Pictures]:
+        """Attack one run and draw its pictures."""
+        with Interrupts() as interrupts, _Bars(self.console, interrupts, lines=self.lines) as bars:
+            result, pictures = Attacker(self.data_dir, self.device, bars, bars.phase).run(folder, plan, target)
+        _draw(target, pictures, result)
+        return result, pictures
 
 
 def _draw(out: Path, pictures: Pictures, result: RunAttack) -> None:
@@ -68,7 +140,7 @@ def _draw(out: Path, pictures: Pictures, result: RunAttack) -> None:
         panels.append((f"protected, {result.mechanism}", "protected", pictures.protected))
     for _, name, images in panels:
         draw_image_grid(out / f"{name}.png", images)
-    draw_side_by_side(out / "side-by-side.png", [(heading, images) for heading, _, images in panels])
+    draw_side_by_side(out / _SIDE_BY_SIDE, [(heading, images) for heading, _, images in panels])
 
 
 class _Bars:

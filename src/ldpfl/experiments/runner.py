@@ -82,16 +82,26 @@ class Runner:
             self.observer.round_done(last.history[-1])
         return last
 
+    def twin(self, config: RunConfig) -> RunFolder:
+        """Return the finished folder of the same training without noise; run once, then cached, and shared by equal twins.
+
+        It lies in the user's cache folder. A twin whose model is named by import path is run anew each time.
+
+        Raises:
+            LdpflError: the config, the data, the model or the cache folder does not fit.
+        """
+        return self._twin(config, load(config.data.name, self.data_dir))[0]
+
     def _twin_or_none(self, config: RunConfig, task: ImageTask) -> list[float] | None:
-        """A twin that fails must not cost the finished run its result."""
+        """Return the twin's accuracy after each round. A twin that fails must not cost the finished run its result."""
         try:
-            return self._twin(config, task)
+            return list(self._twin(config, task)[1]["accuracy_per_round"])
         except (LdpflError, OSError) as error:
             self.observer.warn(f"no noise-free twin to compare with: {error}")
             return None
 
-    def _twin(self, config: RunConfig, task: ImageTask) -> list[float]:
-        """Return the accuracy after each round of the same training without noise; run once, then cached.
+    def _twin(self, config: RunConfig, task: ImageTask) -> tuple[RunFolder, dict[str, Any]]:
+        """Return the twin's folder and result.
 
         The key is the config, the data, the device, the versions and the initial model. The code of a model that is
         named by import path is not part of it: such a twin is run anew each time.
@@ -110,7 +120,7 @@ class Runner:
                 last = self._rounds(federation, folder.checkpoint_or(start), twin, folder, "noise-free twin")
                 result = summarise(twin, federation, task, last, None)
                 folder.save_result(last, federation.task, result)
-        return list(result["accuracy_per_round"])
+        return folder, result
 
 
 def noise_free(config: RunConfig) -> RunConfig:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.attacks.compare import Comparison, Line
 from ldpfl.attacks.frechet import require_one_extractor
 from ldpfl.attacks.on_run import Row, RunAttack
 
+_KINDS = {
+    "unprotected": "reconstructed from the unprotected model",
+    "floor": "floor: other real images of the label",
+    "other classes": "other classes: the client's own images, nothing learned",
+}
 _READ = "a larger distance is a worse reconstruction; floor and other classes give the scale"
 
 
@@ -26,19 +34,40 @@ def attack_table(result: RunAttack) -> Table:
         table.add_column(heading, justify="right")
     for row in result.rows:
         table.add_row(Text(_name(row, result)), _counts(row), _spread(row), f"{sum(row.shares) / len(row.shares):.1%}")
-    table.caption = Text("\n".join(_notes(result, extractor)))
+    table.caption = Text("\n".join(_notes(result.rows, extractor, result.features, result.classifier_accuracy)))
     table.caption_justify = "left"
     return table
+
+
+def comparison_table(found: Comparison) -> Table:
+    """Return the table of attacks on several runs: a line for each protection, over runs and attack seeds."""
+    seeds = len(found.plan.seeds)
+    title = f"reconstruction of label {found.label}: {found.runs} runs, {seeds} seed{'s' * (seeds > 1)} of the attack on each"
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column(f"against {found.images:,} real test images")
+    for heading in ("attacks", "Fréchet distance", "recognised*", "accuracy"):
+        table.add_column(heading, justify="right")
+    for line in found.lines:
+        row = line.row
+        attacks, accuracy = ("-", "-") if row.accuracy is None else (f"{len(row.distances)}", f"{row.accuracy:.1%}")
+        table.add_row(Text(_line_name(line)), attacks, _spread(row), f"{sum(row.shares) / len(row.shares):.1%}", accuracy)
+    notes = _notes([line.row for line in found.lines], found.extractor, found.features, found.classifier_accuracy)
+    if found.left_out:
+        few = f"other classes: without {len(found.left_out)} runs whose client holds fewer than {found.images:,} such images"
+        notes.append(few)
+    table.caption = Text("\n".join(notes))
+    table.caption_justify = "left"
+    return table
+
+
+def _line_name(line: Line) -> str:
+    return line.name if line.row.kind == "protected" else _KINDS[line.row.kind]
 
 
 def _name(row: Row, result: RunAttack) -> str:
     if row.kind == "protected":
         return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
-    return {
-        "unprotected": "reconstructed from the unprotected model",
-        "floor": "floor: other real images of the label",
-        "other classes": "other classes: the client's own images, nothing learned",
-    }[row.kind]
+    return _KINDS[row.kind]
 
 
 def _counts(row: Row) -> str:
@@ -50,14 +79,14 @@ def _spread(row: Row) -> str:
     return f"{row.mean:.4g}" + (f" ± {row.deviation:.2g}" if len(row.distances) > 1 else "")
 
 
-def _notes(result: RunAttack, extractor: str) -> list[str]:
-    fewest = min(distance.other for row in result.rows for distance in row.distances)
+def _notes(rows: Sequence[Row], extractor: str, features: int, classifier_accuracy: float) -> list[str]:
+    fewest = min(distance.other for row in rows for distance in row.distances)
     notes = [
         _READ,
         f"extractor: {extractor}; distances of another extractor do not compare",
-        f"* by the classifier of the public train split, which is right on {result.classifier_accuracy:.1%} of the test images",
+        f"* by the classifier of the public train split, which is right on {classifier_accuracy:.1%} of the test images",
         "small sets bias a distance upwards: compare equal counts only",
     ]
-    if fewest <= result.features:
-        notes.append(f"{fewest} images are too few for {result.features} features: read the order, not the sizes; give more --images")
+    if fewest <= features:
+        notes.append(f"{fewest} images are too few for {features} features: read the order, not the sizes; give more --images")
     return notes

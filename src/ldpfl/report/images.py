@@ -28,8 +28,8 @@ def draw_image_grid(path: Path, images: Tensor, *, columns: int = 10, rows: int 
     _save(path, _grid(images, columns, rows))
 
 
-def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, columns: int = 8, rows: int = 8) -> None:
-    """Write one grid for each (heading, images) of ``panels``, side by side under their headings, as a PNG.
+def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, columns: int = 8, rows: int = 8, abreast: int = 3) -> None:
+    """Write one grid for each (heading, images) of ``panels``, under their headings, ``abreast`` in a row, as a PNG.
 
     Raises:
         ConfigError: there is no panel or an empty one, or images are neither grey nor coloured.
@@ -38,15 +38,17 @@ def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, colum
         raise ConfigError("a picture side by side needs at least one panel")
     font = ImageFont.load_default()
     grids = [_grid(images, columns, rows) for _, images in panels]
-    widths = [max(grid.width, int(font.getlength(heading)) + 1) for (heading, _), grid in zip(panels, grids, strict=True)]
-    size = (sum(widths) + _MARGIN * (len(panels) + 1), max(grid.height for grid in grids) + 3 * _MARGIN)
+    headings = [int(font.getlength(heading)) + 1 for heading, _ in panels]
+    widths = [max(*(grid.width for grid in grids[place::abreast]), *headings[place::abreast]) for place in range(min(abreast, len(panels)))]
+    heights = [max(grid.height for grid in grids[first : first + abreast]) for first in range(0, len(grids), abreast)]
+    size = (sum(widths) + _MARGIN * (len(widths) + 1), sum(heights) + _MARGIN * (2 * len(heights) + 1))
     sheet = Image.new("RGB", size, (_BACKGROUND,) * 3)
     pen = ImageDraw.Draw(sheet)
-    left = _MARGIN
-    for (heading, _), grid, width in zip(panels, grids, widths, strict=True):
-        pen.text((left, _MARGIN // 2), heading, fill=(0, 0, 0), font=font)
-        sheet.paste(grid, (left, 2 * _MARGIN))
-        left += width + _MARGIN
+    for number, ((heading, _), grid) in enumerate(zip(panels, grids, strict=True)):
+        row, place = divmod(number, abreast)
+        left, top = sum(widths[:place]) + _MARGIN * (place + 1), sum(heights[:row]) + 2 * _MARGIN * row
+        pen.text((left, top + _MARGIN // 2), heading, fill=(0, 0, 0), font=font)
+        sheet.paste(grid, (left, top + 2 * _MARGIN))
     _save(path, sheet)
 
 

@@ -1,0 +1,197 @@
+"""Attacks on many runs in one table: a line for each protection, over runs that differ only in their seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ldpfl.attacks.on_run import Kind, Plan, Row, RunAttack, finished_run, label_of, versions
+from ldpfl.data.partition import CURIOUS_CLIENT
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.runner import noise_free
+
+_NAMES = ("seed", "name", "description")
+"""Settings in which runs of one group may differ: the seed, and what changes nothing."""
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """A run beside the attack on it."""
+
+    folder: Path
+    config: RunConfig
+    attack: RunAttack
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a comparison.
+
+    Attributes:
+        name: the protection; tells lines apart.
+        runs: folders of the runs whose attacks are gathered; of runs that share an unprotected model, the first.
+        row: their distances and shares, one for each run and attack seed, in the order of ``runs``, and their mean accuracy.
+        accuracies: of each run's model; none for a baseline.
+    """
+
+    name: str
+    runs: tuple[Path, ...]
+    row: Row
+    accuracies: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        share = statistics.fmean(self.row.shares)
+        runs = [str(run) for run in self.runs]
+        return {"name": self.name, "runs": runs, **self.row.to_dict(), "share": share, "accuracies": self.accuracies}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Attacks on several runs that were made and measured alike.
+
+    Attributes:
+        runs: how many were attacked.
+        images: in each set that is compared.
+        lines: a line for each protection, in the order in which they first came; then the unprotected models, each counted once
+            however many runs share it; then the baselines.
+        left_out: folders of runs whose client holds fewer than ``images`` images of other classes: that baseline would be biased.
+    """
+
+    label: int
+    runs: int
+    images: int
+    plan: Plan
+    extractor: str
+    features: int
+    classifier: str
+    classifier_accuracy: float
+    data: str
+    lines: tuple[Line, ...]
+    left_out: tuple[Path, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        lists = {"lines": [line.to_dict() for line in self.lines], "left_out": [str(run) for run in self.left_out]}
+        return {**asdict(self), **lists, "attacking_client": CURIOUS_CLIENT, "versions": versions()}
+
+
+def check_runs(folders: Sequence[RunFolder], plan: Plan) -> None:
+    """Find out before any attack whether the runs can stand in one table.
+
+    Raises:
+        ConfigError: one is missing or unfinished, two are the same run, or their data sets or labels differ.
+    """
+    configs = [finished_run(folder)[0] for folder in folders]
+    _require_different([(folder.path, config) for folder, config in zip(folders, configs, strict=True)])
+    _require_one("data set", (config.data.name for config in configs))
+    _require_one("label", (label_of(plan, config) for config in configs))
+
+
+def compared(runs: Sequence[AttackedRun]) -> Comparison:
+    """Return one table of attacks on ``runs``; those equal but for seed, name and description are one line.
+
+    Raises:
+        ConfigError: there is no run, two are the same, or they were not attacked and measured alike: the same data, label, plan,
+            extractor, classifier, and number of images.
+    """
+    _require_different([(run.folder, run.config) for run in runs])
+    attacks = [run.attack for run in runs]
+    distances = [(row.kind, distance) for attack in attacks for row in attack.rows for distance in row.distances]
+    _require_one("data set", (attack.data for attack in attacks))
+    _require_one("label", (attack.label for attack in attacks))
+    _require_one("plan", (replace(attack.plan, label=None) for attack in attacks))
+    _require_one("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
+    _require_one("classifier", (attack.classifier for attack in attacks))
+    counts = (f"{distance.other} to {distance.real}" for kind, distance in distances if kind != "other classes")
+    _require_one("number of images", counts)
+    first = attacks[0]
+    images = next(distance.real for _, distance in distances)
+    lines, left_out = _lines(runs, images)
+    return Comparison(
+        label=first.label,
+        runs=len(runs),
+        images=images,
+        plan=first.plan,
+        extractor=first.extractor,
+        features=first.features,
+        classifier=first.classifier,
+        classifier_accuracy=first.classifier_accuracy,
+        data=first.data,
+        lines=lines,
+        left_out=left_out,
+    )
+
+
+def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Line, ...], tuple[Path, ...]]:
+    groups: dict[str, list[AttackedRun]] = {}
+    twins: dict[str, AttackedRun] = {}
+    for run in runs:
+        if run.config.mechanism.name != "none":
+            groups.setdefault(_identity(run.config, _NAMES), []).append(run)
+        # Runs that share an unprotected model share client 0's images as well.
+        twins.setdefault(noise_free(run.config).to_toml(), run)
+    names = _protections([members[0].config for members in groups.values()])
+    enough = [run for run in twins.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
+    lines = [_line(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
+    lines += [_line("unprotected", "unprotected", list(twins.values())), _line("floor", "floor", runs[:1])]
+    lines += [_line("other classes", "other classes", enough)] if enough else []
+    return tuple(lines), tuple(run.folder for run in twins.values() if run not in enough)
+
+
+def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> Line:
+    rows = [row for run in runs for row in _rows(run, kind)]
+    accuracies = tuple(row.accuracy for row in rows if row.accuracy is not None)
+    gathered = Row(
+        kind,
+        tuple(distance for row in rows for distance in row.distances),
+        tuple(share for row in rows for share in row.shares),
+        statistics.fmean(accuracies) if accuracies else None,
+    )
+    return Line(name, tuple(run.folder for run in runs), gathered, accuracies)
+
+
+def _rows(run: AttackedRun, kind: Kind) -> list[Row]:
+    return [row for row in run.attack.rows if row.kind == kind]
+
+
+def _protections(configs: Sequence[RunConfig]) -> list[str]:
+    """Name each group by its mechanism and epsilon; groups that share these, by the settings that differ as well."""
+    mechanisms = [config.mechanism for config in configs]
+    names = [f"{mechanism.name}, epsilon {mechanism.epsilon:g} a {mechanism.budget}" for mechanism in mechanisms]
+    settings = [_settings(config) for config in configs]
+    told_apart = []
+    for name, own in zip(names, settings, strict=True):
+        alike = [other for other, theirs in zip(settings, names, strict=True) if theirs == name]
+        differing = [key for key in own if any(other[key] != own[key] for other in alike)]
+        told_apart.append(", ".join([name, *(f"{key} {own[key]}" for key in differing)]))
+    return told_apart
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    sections = {name: values for name, values in config.model_dump().items() if isinstance(values, dict)}
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+
+
+def _identity(config: RunConfig, left_out: Sequence[str]) -> str:
+    return repr(config.model_dump(exclude=set(left_out)))
+
+
+def _require_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
+    seen: dict[str, Path] = {}
+    for path, config in runs:
+        identity = _identity(config, _NAMES[1:])
+        if identity in seen:
+            raise ConfigError(f"{seen[identity]} and {path} are the same run, seed included, so it would count twice: give one of them")
+        seen[identity] = path
+
+
+def _require_one(what: str, values: Iterable[object]) -> None:
+    found = list(dict.fromkeys(str(value) for value in values))
+    if len(found) != 1:
+        raise ConfigError(f"attacks in one table need one {what}, got {len(found)}: {'; '.join(found) or 'no run'}")
