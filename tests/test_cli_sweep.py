@@ -45,6 +45,8 @@ def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: 
         ("bits", {"mechanism.epsilon": 4.0}, 2),
     ]
     assert (tmp_path / "s" / "accuracy.svg").stat().st_size > 1000
+    assert not (tmp_path / "s" / "noise.svg").exists()
+    assert "noise" not in outcome.out
 
     runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").rglob("result.json")}
     assert len(runs) == 6
@@ -86,3 +88,64 @@ def test_a_sweep_in_which_nobody_takes_part_has_a_table_too(ldpfl: CommandLine, 
     file.write_text(text.replace('"bits" = []', '"bits" = [\'clients.self_sampling="plain"\']'), encoding="utf-8")
     outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
     assert outcome.code == 0, outcome.err
+
+
+NOISY = """
+name = "noisy"
+recipe = "ladp-fl/desk"
+settings = ['model.name="logistic-regression"', "clients.count=4", "clients.fraction=0.5", "training.rounds=2", "training.batch_size=10"]
+seeds = [0, 1]
+
+[axes]
+"mechanism.epsilon" = [0.2, 0.5]
+
+[variants]
+"no noise" = ['mechanism.name="none"', "mechanism.epsilon=1.0"]
+"to NaN" = ['mechanism.name="none"', "mechanism.epsilon=1.0", "training.learning_rate=3e38", 'training.clip_norm="off"']
+"Full DP" = ['mechanism.name="full-dp"']
+"LaDP-FL" = []
+"""
+
+
+def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
+    ldpfl: CommandLine, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a variant that stops, and after an interruption."""
+    file, out = tmp_path / "noisy.toml", tmp_path / "s"
+    file.write_text(NOISY, encoding="utf-8")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ldpfl.cli.runs.rows", interrupted)
+        assert ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out).code == 130
+    assert not (out / "noise.svg").exists()
+    outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out)
+    assert outcome.code == 0, outcome.err
+    assert f"noise and accuracy by round: {out / 'noise.svg'}" in outcome.out
+    assert "to NaN stopped" in outcome.out
+    text = (out / "noise.svg").read_text(encoding="utf-8")
+    for word in ("NOT a guarantee", "Full DP (ledger: infinite)", "LaDP-FL (ledger: infinite)", "epsilon 0.2", "epsilon 0.5"):
+        assert word in text, word
+    assert "to NaN" not in text
+
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in (out / "runs").glob("*/result.json")]
+    found = json.loads((out / "rows.json").read_text(encoding="utf-8"))
+    noisy = [row for row in found if row["noise"]]
+    assert [(row["variant"], row["point"]) for row in noisy] == [
+        (variant, {"mechanism.epsilon": epsilon}) for epsilon in (0.2, 0.5) for variant in ("Full DP", "LaDP-FL")
+    ]
+    mechanisms = {"Full DP": "full-dp", "LaDP-FL": "ladp"}
+    for row in noisy:
+        claim = (mechanisms[row["variant"]], row["point"]["mechanism.epsilon"])
+        own = [result["noise"] for result in results if (result["mechanism"], result["privacy"]["paper_claim"]) == claim]
+        assert len(own) == 2
+        for name in ("norm", "protected_fraction", "paper_epsilon"):
+            assert row["noise"][name] == pytest.approx((own[0][name] + own[1][name]) / 2, rel=1e-12)
+        assert row["noise"]["norm_deviation"] == pytest.approx(abs(own[0]["norm"] - own[1]["norm"]) / 2**0.5, rel=1e-9)
+
+    (out / "noise.svg").unlink()
+    again = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out, "--json")
+    assert json.loads(again.out) == found
+    assert (out / "noise.svg").read_text(encoding="utf-8") == text

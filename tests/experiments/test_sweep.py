@@ -12,15 +12,26 @@ import pytest
 import torch
 from rich.console import Console
 
-from ldpfl import ConfigError
+from ldpfl import ConfigError, DataError
 from ldpfl.experiments import Runner
-from ldpfl.experiments.sweep import SweepConfig, cells, check_cells, load_sweep, open_folder, run_cell, sweep_names
-from ldpfl.experiments.sweep_rows import Row, frontier, rows
+from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells, load_sweep, open_folder, run_cell, sweep_names
+from ldpfl.experiments.sweep_rows import Row, courses, frontier, rows
 from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
 from ldpfl.simulation import RoundMetrics
 
 TINY = ("data.name=mnist", "model.name=logistic-regression", "clients.count=4", "training.rounds=1", "training.epochs=1")
+
+
+NOISY = (
+    'mechanism.name="full-dp"',
+    'mechanism.perturbed="update"',
+    "noise.sensitivity=per_batch",
+    "training.clip_norm=1.0",
+    "noise.delta=1e-3",
+    "training.rounds=3",
+    "clients.fraction=0.5",
+)
 
 
 class Counting:
@@ -225,3 +236,127 @@ def test_a_run_that_goes_to_nan_is_a_result_and_the_sweep_goes_on(tiny_data: Pat
     table = sweep_table(config, [good, bad])
     assert "stopped" in str(table.caption)
     draw_sweep(tmp_path / "accuracy.svg", config, [good, bad])
+
+
+@pytest.fixture
+def noisy(tiny_data: Path, tmp_path: Path) -> list[tuple[Cell, dict[str, Any]]]:
+    """A sweep over a noise schedule, with a variant without noise, finished in ``tmp_path / "out"``."""
+    config = sweep(variants={"plain": ['mechanism.name="none"', "mechanism.epsilon=1.0"], "noisy": []})
+    overrides = [text for text in NOISY if not text.startswith("mechanism.name")]
+    config = config.model_copy(update={"settings": [NOISY[0]]})
+    runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)
+    return [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in cells(config, [*TINY, *overrides])]
+
+
+def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
+    noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path
+) -> None:
+    plain, *others = gathered = rows(noisy)
+    found = courses(noisy, tmp_path / "out")
+    assert [course.row for course in found] == gathered
+    assert (plain.noise, found[0].norm, found[0].paper_epsilon) == ({}, (), ())
+    assert len(found[0].accuracy) == 2
+    assert len(others) == 2
+    for one in others:
+        own = [result for cell, result in noisy if cell.variant == "noisy" and cell.point == one.point]
+        norms = [result["noise"]["norm"] for result in own]
+        assert one.noise["norm"] == pytest.approx(sum(norms) / 2, rel=1e-12)
+        assert one.noise["norm_deviation"] == pytest.approx(abs(norms[0] - norms[1]) / math.sqrt(2), rel=1e-9)
+        assert one.noise["norm_deviation"] > 0
+        assert one.noise["protected_fraction"] == 1
+        assert one.noise["paper_epsilon"] == pytest.approx(own[0]["noise"]["paper_epsilon"], rel=1e-12)
+        course = next(course for course in found if course.row == one)
+        assert course.accuracy == tuple(tuple(result["accuracy_per_round"]) for result in own)
+        for result, norm, epsilon in zip(own, course.norm, course.paper_epsilon, strict=True):
+            assert len(norm) == 3
+            assert 0 < norm[0] < norm[1] < norm[2] == pytest.approx(result["noise"]["norm"], rel=1e-12)
+            each = result["noise"]["paper_epsilon_per_round"]
+            assert epsilon == pytest.approx([each[0], each[0] + each[1], sum(each)], rel=1e-12)
+            assert epsilon[-1] == pytest.approx(result["noise"]["paper_epsilon"], rel=1e-12)
+    json.dumps([one.to_dict() for one in gathered], allow_nan=False)
+
+
+def test_a_round_without_any_client_adds_nothing(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
+    cell, result = next((cell, result) for cell, result in noisy if "noise" in result)
+    path = tmp_path / "out" / "runs" / cell.folder_name / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines[1]["noise"] = {}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    first, _, last = result["noise"]["paper_epsilon_per_round"]
+    result = {**result, "noise": {**result["noise"], "paper_epsilon_per_round": [first, last]}}
+    (course,) = courses([(cell, result)], tmp_path / "out")
+    assert course.paper_epsilon == ((first, first, first + last),)
+    one, three = lines[0]["noise"]["norm"], lines[2]["noise"]["norm"]
+    assert course.norm == ((one, one, one + three),)
+
+
+def test_damaged_metrics_are_one_line(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
+    cell, result = next((cell, result) for cell, result in noisy if "noise" in result)
+    path = tmp_path / "out" / "runs" / cell.folder_name / "metrics.jsonl"
+    first = path.read_text(encoding="utf-8").splitlines()[0] + "\n"
+    for damage in (
+        "",
+        first,
+        4 * first,
+        "[]\n",
+        3 * '{"noise": {}}\n',
+        3 * '{"noise": {"scale": 1.0}}\n',
+        "not JSON\n",
+        '{"round": 1}\n',
+        None,
+    ):
+        path.unlink() if damage is None else path.write_text(damage, encoding="utf-8")
+        with pytest.raises(DataError, match=f"{path} is damaged.*remove") as caught:
+            courses([(cell, result)], tmp_path / "out")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_stopped_run_has_no_course_and_costs_the_others_nothing(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
+    whole = courses(noisy, tmp_path / "out")
+    first = next(number for number, (_, result) in enumerate(noisy) if "noise" in result)
+    results = [(cell, {"stopped": "round 1: NaN"} if number == first else result) for number, (cell, result) in enumerate(noisy)]
+    partly = courses(results, tmp_path / "out")
+    hit = next(number for number, course in enumerate(whole) if course.row.point == noisy[first][0].point)
+    for number, (before, after) in enumerate(zip(whole, partly, strict=True)):
+        if number == hit:
+            assert (after.norm, after.accuracy, after.row.stopped) == (before.norm[1:], before.accuracy[1:], ("round 1: NaN",))
+            assert after.row.noise["norm"] == before.norm[1][-1] == pytest.approx(noisy[first][1]["noise"]["norm"], rel=0.5)
+            assert after.row.noise["norm_deviation"] == 0
+        else:
+            assert after == before
+
+
+def printed(config: SweepConfig, gathered: list[Row], width: int = 120) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(sweep_table(config, gathered))
+    return console.export_text()
+
+
+def test_the_table_of_noise_schedules_fits_a_terminal_of_120_columns() -> None:
+    config = sweep(seeds=[0, 1, 2])
+    noise = {"norm": 34001.6, "norm_deviation": 12.34, "protected_fraction": 0.998, "paper_epsilon": 0.0125}
+    small = {**noise, "norm": 169.81, "norm_deviation": 0.4567}
+    gathered = [
+        row("Time-Varying DP", (0.1234, 0.3456, 0.2345), 87_360, "infinity", noise=noise),
+        row("AdapLDP", (0.98, 0.97, 0.99), 87_360, 3751.46, noise=small),
+        row("one seed", (0.98,), 87_360, "infinity", noise=noise, stopped=("NaN", "NaN")),
+        row("no noise", (0.98, 0.97, 0.99), 87_360, "infinity"),
+    ]
+    lines = [line for line in printed(config, gathered[:2]).splitlines() if "│" in line]
+    assert len(lines) == 2  # no cell is broken over two lines
+    for line, words in zip(lines, (["34,002 ± 12", "99.8%", "0.0125", "23.45 ± 11.11"], ["169.8 ± 0.46", "3,751.5"]), strict=True):
+        assert all(word in line for word in words), line
+    text = printed(config, gathered, width=200)
+    assert next(line for line in text.splitlines() if "one seed" in line).count("±") == 0
+    assert "LaDP-FL adds it up, no guarantee" in text
+    assert "noised" not in printed(config, gathered[3:], width=200)
+
+
+def test_a_column_for_a_shuffler_is_there_only_where_one_is() -> None:
+    behind = Row("behind", (), (0.5,), 10, {"local": 1.0, "shuffled_upper_adaptive": 0.25}, 1.0)
+    bare = Row("bare", (), (0.5,), 10, {"local": 1.0, "shuffled_upper_adaptive": None}, 1.0)
+    config = sweep(axes={})
+    both = printed(config, [behind, bare])
+    assert "ideal shuffler" in both
+    assert "0.25" in both
+    assert "shuffle" not in printed(config, [bare])

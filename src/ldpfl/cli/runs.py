@@ -22,9 +22,10 @@ from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep import Cell, cells, check_cells, load_sweep, open_folder, run_cell, sweep_names
-from ldpfl.experiments.sweep_rows import rows
+from ldpfl.experiments.sweep_rows import courses, rows
 from ldpfl.files import write_text
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table, sweep_table
+from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
 from ldpfl.report.privacy import print_guarantees
 
@@ -126,11 +127,15 @@ def sweep(
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     draw_sweep(folder / "accuracy.svg", config, gathered)
+    noise_plot = folder / "noise.svg"
+    noisy = draw_noise(noise_plot, config, courses(results, folder))
     if as_json:
         print(json.dumps([row.to_dict() for row in gathered], indent=2))
         return
     console = Console()
     console.print(sweep_table(config, gathered))
+    if noisy:
+        console.print(Text(f"budget as the papers count it, noise and accuracy by round: {noise_plot}"), soft_wrap=True)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
 
 

@@ -1,17 +1,24 @@
-"""What a sweep found: a row for each variant and point, over all seeds, and which rows are on the frontier."""
+"""What a sweep found: a row for each variant and point, over all seeds, its course by round, and which rows are on the frontier."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from math import inf, sqrt
+from pathlib import Path
 from typing import Any
 
+from ldpfl.errors import DataError
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep import Cell, Setting
 
 Point = tuple[tuple[str, Setting], ...]
 Result = dict[str, Any]
+Rounds = tuple[float, ...]
+"""A figure after each round of one run."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Row:
         seconds: mean wall time of a run.
         stopped: why the other seeds' runs could not be finished; without any finished one, the figures are those until then.
         noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
-            ``paper_epsilon``; empty for other mechanisms.
+            ``paper_epsilon``; and ``norm_deviation``, 0 for one seed. Empty for other mechanisms.
     """
 
     variant: str
@@ -46,7 +53,7 @@ class Row:
     @property
     def deviation(self) -> float:
         """Standard deviation over the seeds; 0 for one seed."""
-        return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
+        return _deviation(self.accuracy)
 
     @property
     def budget(self) -> float:
@@ -61,8 +68,37 @@ class Row:
         return {**asdict(self), "point": dict(self.point), "mean": self.mean, "deviation": self.deviation}
 
 
+@dataclass(frozen=True)
+class Course:
+    """How a row came about, round by round: for each seed whose run was finished, a figure after each round.
+
+    Attributes:
+        norm: L2 norms of the clients' noise, added up over clients and rounds (LaDP-FL, Table III). Empty without a noise schedule.
+        paper_epsilon: of the mean client, as LaDP-FL adds it up (equations 17 to 19, Figure 5): no guarantee. Empty without one.
+    """
+
+    row: Row
+    accuracy: tuple[Rounds, ...]
+    norm: tuple[Rounds, ...] = ()
+    paper_epsilon: tuple[Rounds, ...] = ()
+
+
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return the results gathered over seeds, in the order in which variants and points first came."""
+    return [_row(variant, point, list(found.values())) for (variant, point), found in _gathered(results).items()]
+
+
+def courses(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Course]:
+    """Return the course of each row, in the order of :func:`rows`, of the sweep whose folder is ``out``.
+
+    Raises:
+        DataError: the metrics of a finished run with a noise schedule are missing or damaged.
+    """
+    return [_course(_row(*key, list(found.values())), found, out / "runs") for key, found in _gathered(results).items()]
+
+
+def _gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
+    """Return the results by variant and point, and there by the name of the run's folder."""
     folders: dict[str, dict[Point, set[str]]] = {}
     for cell, _ in results:
         folders.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
@@ -72,7 +108,29 @@ def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
         # A variant that fixes what the axes change is one row, not one a point.
         same = len(points) > 1 and all(runs == points[cell.point] for runs in points.values())
         gathered.setdefault((cell.variant, () if same else cell.point), {})[cell.folder_name] = result
-    return [_row(variant, point, list(found.values())) for (variant, point), found in gathered.items()]
+    return gathered
+
+
+def _course(row: Row, found: dict[str, Result], runs: Path) -> Course:
+    done = {name: result for name, result in found.items() if "stopped" not in result}
+    noise = [_noise_by_round(RunFolder(runs / name), result) for name, result in done.items() if "noise" in result]
+    norm, paper_epsilon = zip(*noise, strict=True) if noise else ((), ())
+    return Course(row, tuple(tuple(result["accuracy_per_round"]) for result in done.values()), norm, paper_epsilon)
+
+
+def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
+    """Return the noise norm and the papers' epsilon after each round; a round without any client adds nothing to either."""
+    path, charged = folder.metrics_path, result["noise"]["paper_epsilon_per_round"]
+    damaged = DataError(f"{path} is damaged: it lacks rounds of a finished run; remove {folder.path} and start the sweep again")
+    try:
+        noise = [json.loads(line)["noise"] for line in path.read_text(encoding="utf-8").splitlines()]
+        norms = [figures["norm"] if figures else 0.0 for figures in noise]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise damaged from error
+    if len(noise) != result["rounds"] or sum(map(bool, noise)) != len(charged):
+        raise damaged
+    left = iter(charged)
+    return tuple(accumulate(norms)), tuple(accumulate(next(left) if figures else 0.0 for figures in noise))
 
 
 def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
@@ -92,8 +150,14 @@ def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
 
 def _noise(results: Sequence[Result]) -> dict[str, float]:
     found = [result["noise"] for result in results if "noise" in result]
-    names = ("norm", "protected_fraction", "paper_epsilon") if found else ()
-    return {name: statistics.fmean(noise[name] for noise in found) for name in names}
+    if not found:
+        return {}
+    means = {name: statistics.fmean(noise[name] for noise in found) for name in ("norm", "protected_fraction", "paper_epsilon")}
+    return {**means, "norm_deviation": _deviation([noise["norm"] for noise in found])}
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:

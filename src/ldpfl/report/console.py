@@ -17,8 +17,11 @@ from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.report.privacy import number
 from ldpfl.simulation import RoundMetrics
 
-_NOISE = ("noise", "noised", "papers' sum")
+_NOISE = ("noise", "noised", "papers'\nsum")
 """Columns of a sweep that has noise schedules."""
+
+_SHUFFLED = "shuffled_upper_adaptive"
+"""The figure behind a shuffler; a sweep in which no run has it shows no column for it."""
 
 
 class _SecondsLeft(ProgressColumn):
@@ -121,7 +124,10 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}"), title_justify="left")
     table.add_column("variant")
     noisy = any(row.noise for row in rows)
-    headings = ("accuracy %", "bytes", "sum", "local", "shuffled", *_NOISE * noisy, "seconds")
+    budgets = {"sum": "local_pure", "local": "local"}
+    if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
+        budgets["shuffled"] = _SHUFFLED
+    headings = ("accuracy %", "bytes", *budgets, *_NOISE * noisy, "seconds")
     for heading in (*(key.rpartition(".")[2] for key in sweep.axes), *headings):
         table.add_column(heading, justify="right")
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
@@ -131,14 +137,15 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
             *([f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)),
             _accuracy(row),
             f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
-            *(_figure(row, name) for name in ("local_pure", "local", "shuffled_upper_adaptive")),
+            *(_figure(row, name) for name in budgets.values()),
             *_noise_cells(row) * noisy,
             f"{row.seconds:.0f}",
         )
     legend = [
-        "bytes: of one client in one round; sum, local, shuffled: epsilon of its whole run, "
-        "all releases added up, by composition trusting nobody, or behind an ideal shuffler"
+        "bytes: of one client in one round; sum: epsilon of its whole run, all releases added up; local: by composition, trusting nobody"
     ]
+    if "shuffled" in budgets:
+        legend[0] += "; shuffled: behind an ideal shuffler"
     if noisy:
         legend.append("noise: L2 norms added up; noised: share of weights; papers' sum: epsilon as LaDP-FL adds it up, no guarantee")
     if best:
@@ -165,7 +172,11 @@ def _figure(row: Row, name: str) -> str:
 def _noise_cells(row: Row) -> tuple[str, ...]:
     if not row.noise:
         return ("-",) * len(_NOISE)
-    return f"{row.noise['norm']:,.4g}", f"{row.noise['protected_fraction']:.1%}", f"{row.noise['paper_epsilon']:.3g}"
+    norm, spread = row.noise["norm"], row.noise["norm_deviation"]
+    cell = f"{norm:,.0f}" if norm >= 1000 else f"{norm:.4g}"
+    if len(row.accuracy) > 1:
+        cell += f" ± {spread:,.0f}" if spread >= 100 else f" ± {spread:.2g}"
+    return cell, f"{row.noise['protected_fraction']:.1%}", f"{row.noise['paper_epsilon']:.3g}"
 
 
 def layer_table(result: dict[str, Any]) -> Table:

@@ -13,6 +13,7 @@ from ldpfl.files import replace_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from ldpfl.experiments.sweep import SweepConfig
     from ldpfl.experiments.sweep_rows import Row
@@ -142,13 +143,20 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
 @contextmanager
 def _figure(path: Path, kind: str, panels: int = 1) -> Iterator[list[Axes]]:
     """Yield ``panels`` axes side by side to draw on, and write them to ``path`` in the end."""
+    with figure_file(path, kind, (6.4 if panels == 1 else 11.0, 4.0 if panels == 1 else 4.8)) as figure:
+        yield list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
+
+
+@contextmanager
+def figure_file(path: Path, kind: str, size: tuple[float, float]) -> Iterator[Figure]:
+    """Yield a figure of ``size`` (width, height) in inches, and write it to ``path`` as ``kind`` in the end."""
     import matplotlib  # slow to import
 
     with matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(6.4 if panels == 1 else 11.0, 4.0 if panels == 1 else 4.8), layout="constrained")
-        yield list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
         with replace_atomically(path) as temporary:
             metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
             figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)

@@ -1,0 +1,139 @@
+"""The plot of a sweep over noise schedules: budget as the papers count it, noise and accuracy, round by round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from math import isinf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ldpfl.report.plots import figure_file, require_plot
+from ldpfl.report.privacy import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+
+    from ldpfl.experiments.sweep import SweepConfig
+    from ldpfl.experiments.sweep_rows import Course, Point, Rounds
+
+_COLOURS = ("#e69f00", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
+"""Of Okabe and Ito, which colour-blind people tell apart; without their yellow, too pale for a line on white."""
+
+_STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2)))
+_MARKERS = "osD^vPX*"
+_PLAIN = {"color": "0.5", "linestyle": "--", "marker": "."}
+"""The look of a variant that protects nothing."""
+
+_TITLE = """{name}: lines are means over the seeds, bands go from the lowest to the highest
+Left: epsilon as the papers add it up, which is NOT a guarantee; what holds is in the table and, as "ledger", in the legend"""
+
+
+def draw_noise(path: Path, sweep: SweepConfig, courses: Sequence[Course]) -> bool:
+    """Draw a row of panels for each point of the axes: the papers' epsilon, noise and accuracy after each round.
+
+    Lines are means over the seeds that were finished, bands of the first two panels reach from the lowest to the highest. These
+    panels are LaDP-FL's Figure 5 and, round by round, the sums of its Table III. "Ledger" is the epsilon of a client's whole run
+    that holds, trusting nobody.
+
+    Args:
+        path: its suffix chooses the format.
+
+    Returns:
+        Whether there is anything to draw; if no finished run had a noise schedule, nothing is written.
+
+    Raises:
+        ConfigError: a suffix that is none of svg, png, pdf.
+    """
+    kind = require_plot(path)
+    drawn = [course for course in courses if course.accuracy]
+    # What is the same at all points is drawn at each of them.
+    points = list(dict.fromkeys(course.row.point for course in drawn if course.row.point)) or [()]
+    shown = {point: [course for course in drawn if course.row.point in ((), point)] for point in points}
+    shown = {point: own for point, own in shown.items() if any(course.norm for course in own)}
+    if not shown:
+        return False
+    private = [variant for variant in sweep.variants if any(_is_private(course) for course in drawn if course.row.variant == variant)]
+    with figure_file(path, kind, (12.0, 0.6 + 4.0 * len(shown))) as figure:
+        figure.suptitle(_TITLE.format(name=sweep.name), fontsize=11)
+        parts = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
+        for part, (point, own) in zip(parts, shown.items(), strict=True):
+            _draw_point(part, private, point, own)
+    return True
+
+
+def _draw_point(part: SubFigure, private: Sequence[str], point: Point, courses: Sequence[Course]) -> None:
+    """Draw the three panels of one point, and a legend below them."""
+    budget, noise, accuracy = part.subplots(1, 3)
+    for course in courses:
+        place, rounds = (private.index(course.row.variant) if _is_private(course) else None), len(course.accuracy[0])
+        look = _PLAIN if place is None else _look(place, len(private), rounds)
+        if course.norm:
+            _draw_range(budget, course.paper_epsilon, look)
+            _draw_range(noise, course.norm, look)
+        percent = [100 * statistics.fmean(values) for values in zip(*course.accuracy, strict=True)]
+        accuracy.plot(range(1, rounds + 1), percent, label=_label(course), **look)
+    budget.set_ylabel("epsilon so far, the papers' count\n(mean client, no guarantee)")
+    noise.set_ylabel("noise so far\n(L2 norms, all clients added up)")
+    accuracy.set_ylabel("accuracy (%)")
+    for panel in (budget, noise):
+        _choose_scale(panel)
+    _finish(part, (budget, noise, accuracy))
+    if point:
+        part.suptitle(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point), fontsize=10, fontweight="bold")
+
+
+def _finish(part: SubFigure, panels: Sequence[Axes]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for panel in panels:
+        panel.set_xlabel("round")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.grid(alpha=0.3)
+    part.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, handlelength=6)
+
+
+def _is_private(course: Course) -> bool:
+    return bool(course.norm) or not isinf(course.row.budget)
+
+
+def _look(place: int, of: int, rounds: int) -> dict[str, Any]:
+    """Return how the line of a variant looks: lines that coincide are seen by their widths and by markers in different rounds."""
+    apart = max(of, rounds // 4)
+    return {
+        "color": _COLOURS[place % len(_COLOURS)],
+        "linestyle": _STYLES[place % len(_STYLES)],
+        "linewidth": 3.0 - 2.0 * place / of,
+        "marker": _MARKERS[place % len(_MARKERS)],
+        "markersize": 5,
+        "markevery": (place * apart // of % rounds, apart),
+    }
+
+
+def _draw_range(panel: Axes, runs: Sequence[Rounds], look: dict[str, Any]) -> None:
+    """Draw the mean of ``runs`` by round, and a band from the lowest to the highest."""
+    by_round = list(zip(*runs, strict=True))
+    rounds = range(1, len(by_round) + 1)
+    panel.plot(rounds, [statistics.fmean(values) for values in by_round], **look)
+    if len(runs) > 1:
+        lowest, highest = [min(values) for values in by_round], [max(values) for values in by_round]
+        panel.fill_between(rounds, lowest, highest, color=look["color"], alpha=0.15)
+
+
+def _choose_scale(panel: Axes) -> None:
+    """Make the scale logarithmic where lines end far apart."""
+    ends = [float(np.asarray(line.get_ydata())[-1]) for line in panel.get_lines()]
+    if min(ends) > 0 and max(ends) > 10 * min(ends):
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(bottom=0.0)
+
+
+def _label(course: Course) -> str:
+    budget, seeds = course.row.budget, len(course.accuracy)
+    ledger = "infinite" if isinf(budget) else number(budget)
+    partly = f"; {seeds} of {seeds + len(course.row.stopped)} seeds" if course.row.stopped else ""
+    return f"{course.row.variant} (ledger: {ledger}{partly})"
