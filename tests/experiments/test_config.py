@@ -84,6 +84,10 @@ def test_values_outside_their_domain_are_refused_by_key(override: str) -> None:
     assert override.split("=")[0] in refusal("", override)
 
 
+def test_a_setting_that_is_a_number_or_a_word_is_refused_with_both_kinds() -> None:
+    assert "valid number or 'off', got 'on'" in refusal("", "training.clip_norm=on")
+
+
 def test_a_radius_of_one_layer_that_is_not_positive_is_refused() -> None:
     assert "ranges.radius" in refusal('[ranges.radius]\n"fc1.weight" = 0.1\n"fc1.bias" = 0.0')
 

@@ -265,12 +265,16 @@ def _value(text: str) -> Any:
 
 
 def _explain(error: ValidationError, origin: str) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    first = errors[0]
     key = ".".join(str(part) for part in first["loc"] if str(part) in _known_parts())
     if first["type"] == "extra_forbidden":
         key = ".".join(str(part) for part in first["loc"])
         return f"unknown setting {key!r} in {origin}: {_suggest(key)}"
-    return f"setting {key!r} in {origin}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    # A setting of several kinds, a number or a word, gives an error for each kind.
+    expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
+    message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
+    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
 
 
 def _suggest(key: str) -> str:
