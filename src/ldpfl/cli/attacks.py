@@ -20,6 +20,7 @@ from ldpfl.attacks import GanConfig
 from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
 from ldpfl.attacks.on_run import Attacker, Pictures, Plan, RunAttack, attack_folder, make_folder
 from ldpfl.cli.interrupts import Interrupts
+from ldpfl.cli.linkage import linkage
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device
@@ -33,12 +34,15 @@ _SIDE_BY_SIDE = "side-by-side.png"
 _COMPARISON = "comparison.json"
 _SHOWN = 64
 
-app = typer.Typer(no_args_is_help=True, help="Attack what a run published, to see what its protection is worth.")
+app = typer.Typer(no_args_is_help=True, help="Attack what is published or sent, to see what protection is worth.")
 
 
 @app.callback()
 def _attack() -> None:
-    """Attack what a run published, to see what its protection is worth."""
+    """Attack what is published or sent, to see what protection is worth."""
+
+
+app.command()(linkage)
 
 
 @app.command()

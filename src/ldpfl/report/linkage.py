@@ -1,0 +1,162 @@
+"""Terminal output and plot of the linkage attack: what arrival times give away, channel by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl.attacks.linkage import CONFIDENCE, Figure, LinkageResult, LinkChannel, Row, Setting
+from ldpfl.report.plots import figure_file, require_plot
+from ldpfl.report.privacy import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NAMES: dict[LinkChannel, str] = {"direct": "direct", "unaligned": "delays", "delayed": "delays + waits", "relay": "relay"}
+_LEGEND: dict[LinkChannel, str] = {
+    "direct": "direct: all when done",
+    "unaligned": "delays U(0, T)",
+    "delayed": "delays U(0, T) and waits (the paper)",
+    "relay": "relay: all at once, mixed",
+}
+_COLOURS: dict[LinkChannel, str] = {"direct": "#000000", "unaligned": "#d55e00", "delayed": "#0072b2", "relay": "#009e73"}
+"""Of Okabe and Ito, which colour-blind people tell apart."""
+
+_MARKERS: dict[LinkChannel, str] = {"unaligned": "s", "delayed": "o"}
+
+
+def linkage_table(result: LinkageResult) -> Table:
+    """Return the table of a linkage attack: a line for each channel and T."""
+    setting, watched = result.setting, result.setting.watched
+    title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials(result.plan.trials)}"
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("channel")
+    rounds = [f"named rightly\nafter {count} round{'s' * (count > 1)}" for count in watched]
+    largest = f"largest linked\nset of {setting.parameters}"
+    for heading in ("T in s", "T / spread", *rounds, "pairs (AUC)", largest, "its epsilon"):
+        table.add_column(heading, justify="right")
+    for row in result.rows:
+        table.add_row(
+            _NAMES[row.channel],
+            "-" if row.delay is None else f"{row.delay:g}",
+            "-" if row.delay is None or setting.spread == 0 else f"{row.delay / setting.spread:.3g}",
+            *(_shown(row.attributed(place), _per_cent) for place in range(len(watched))),
+            _shown(row.auc, lambda value: f"{value:.3f}"),
+            _shown(row.linked, lambda value: f"{value:.1f}"),
+            number(row.epsilon),
+        )
+    table.caption = Text("\n".join(_notes(setting)))
+    table.caption_justify = "left"
+    return table
+
+
+def _notes(setting: Setting) -> list[str]:
+    late = f", T_S {setting.shortfall:g} s too low" if setting.shortfall else ""
+    return [
+        "direct: all reports when done; delays: each after U(0, T); + waits: and T_W, as the paper has it; relay: all at once",
+        f"seconds: finishing times uniform over {setting.spread:g}, jitter of a report {setting.jitter:g}, "
+        f"error of a client's wait {setting.clock:g}{late},",
+        f"  what one watched round leaves open of a client's usual time {setting.uncertainty:g}",
+        f"by chance: {_per_cent(1 / setting.clients)} named rightly, AUC 0.5; ±: standard deviation of one trial",
+        f"linked: each report tied to the set with a confidence of {CONFIDENCE:g}; a set of 0 or 1 links nothing",
+        f"its epsilon: of the mean set, rounded up, at {setting.epsilon:g} a report and delta {setting.delta:g}; "
+        "of 0 or 1: one report behind an ideal shuffler",
+        "the observer knows the windows of the round, so others learn less; the unlinked reports' cost comes on top",
+    ]
+
+
+def _trials(trials: int) -> str:
+    return f"{trials} trial{'s' * (trials > 1)}"
+
+
+def _per_cent(value: float) -> str:
+    return f"{value:.2%}" if value < 0.1 else f"{value:.1%}"
+
+
+def _shown(figure: Figure, form: Callable[[float], str]) -> str:
+    return form(figure.mean) + (f" ± {form(figure.deviation)}" if figure.deviation > 0 else "")
+
+
+def draw_linkage(path: Path, result: LinkageResult) -> None:
+    """Draw what the observer finds against T: reports named, pairs told apart, the largest linked set, and its epsilon.
+
+    Bands are one standard deviation of a trial; channels without a T lie across the panels.
+
+    Raises:
+        ConfigError: a suffix that is none of svg, png, pdf, or no such folder.
+    """
+    kind, setting = require_plot(path), result.setting
+    last = len(setting.watched) - 1
+    with figure_file(path, kind, (10.0, 7.0)) as figure:
+        named, pairs, linked, epsilon = figure.subplots(2, 2, sharex=True).flat
+        _draw(named, result, lambda row: row.attributed(last), scale=100)
+        if last:
+            _draw(named, result, lambda row: row.attributed(0), scale=100, dotted=True)
+        _draw(pairs, result, lambda row: row.auc)
+        _draw(linked, result, lambda row: row.linked)
+        _draw(epsilon, result, lambda row: Figure(row.epsilon, 0.0))
+        first = f"\n(dotted: after {setting.watched[0]})" if last else ""
+        named.set_ylabel(f"reports named rightly (%) after\n{setting.watched[-1]} watched rounds{first}")
+        pairs.set_ylabel("two reports, of one client or not:\nAUC (0.5: chance)")
+        linked.set_ylabel(f"largest linked set\n(of a client's {setting.parameters} reports)")
+        epsilon.set_ylabel(f"epsilon of that set\n(at {setting.epsilon:g} a report, delta {setting.delta:g})")
+        for panel in (linked, epsilon):
+            panel.set_xlabel("longest delay T / spread of finishing times" if setting.spread else "longest delay T in seconds")
+        for panel in (named, pairs, linked, epsilon):
+            _choose_scale(panel, _places(result.rows, setting))
+            panel.grid(alpha=0.3)
+        for panel in (named, epsilon):
+            _choose_numbers(panel)
+        figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
+        figure.suptitle(
+            f"{setting.clients} clients; finishing times over {setting.spread:g} s, waits wrong by {setting.clock:g} s, "
+            f"jitter {setting.jitter:g} s; {_trials(result.plan.trials)}",
+            fontsize=11,
+        )
+
+
+def _draw(panel: Axes, result: LinkageResult, of: Callable[[Row], Figure], *, scale: float = 1, dotted: bool = False) -> None:
+    for channel, colour in _COLOURS.items():
+        own = [row for row in result.rows if row.channel == channel]
+        label = "" if dotted else _LEGEND[channel]
+        style = ":" if dotted else "-"
+        if own and own[0].delay is None:
+            panel.axhline(scale * of(own[0]).mean, color=colour, linestyle=":" if dotted else "--", linewidth=1.5, label=label)
+        elif own:
+            places = _places(own, result.setting)
+            means = [scale * of(row).mean for row in own]
+            panel.plot(places, means, color=colour, linestyle=style, marker="" if dotted else _MARKERS[channel], markersize=4, label=label)
+            if not dotted:
+                spreads = [scale * of(row).deviation for row in own]
+                low, high = zip(*((mean - spread, mean + spread) for mean, spread in zip(means, spreads, strict=True)), strict=True)
+                panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _places(rows: Sequence[Row], setting: Setting) -> list[float]:
+    return [row.delay / (setting.spread or 1.0) for row in rows if row.delay is not None]
+
+
+def _choose_scale(panel: Axes, places: Sequence[float]) -> None:
+    """Make the scale of T logarithmic, with a place for 0 where it is drawn, and mark the values of T that were tried."""
+    marked = sorted(set(places))
+    above = [place for place in marked if place > 0]
+    if above:
+        panel.set_xscale("symlog", linthresh=above[0], linscale=0.5)
+        # A little room on each side; left of 0 the scale is linear.
+        panel.set_xlim(-above[0] / 10 if 0 in marked else above[0] / 1.2, above[-1] * 1.2)
+    panel.set_xticks(marked, [f"{place:.2g}" for place in marked])
+    panel.minorticks_off()
+
+
+def _choose_numbers(panel: Axes) -> None:
+    """Make the upright scale logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
