@@ -12,7 +12,7 @@ import click
 import typer
 
 from ldpfl import __version__
-from ldpfl.cli import attacks, privacy, runs
+from ldpfl.cli import attacks, budget, privacy, runs
 from ldpfl.cli.runs import INTERRUPTED
 from ldpfl.errors import LdpflError
 
@@ -74,3 +74,4 @@ def _options(
 for command in (runs.run, runs.sweep, runs.recipes, runs.show, privacy.plan, privacy.ledger, privacy.audit):
     app.command()(command)
 app.add_typer(attacks.app, name="attack")
+app.add_typer(budget.app, name="budget")

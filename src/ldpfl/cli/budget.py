@@ -1,0 +1,164 @@
+"""Commands about a client's own lifetime budget: show it, set it, export what was charged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl.privacy import GaussianRelease, Release, UnprotectedRelease
+from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
+from ldpfl.privacy.guarantee import json_number
+from ldpfl.privacy.policy import epsilon_of
+from ldpfl.report.privacy import number
+
+_HOLDS = (
+    "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort, "
+    "and how it left; no data, no report, and nothing that was computed from either"
+)
+
+app = typer.Typer(no_args_is_help=True, help="A client's own lifetime budget: what it allows to leave, and what has left.")
+
+File = Annotated[Path, typer.Option("--file", help="The client's budget file.", show_default=False)]
+
+
+class Format(StrEnum):
+    """How charges are written."""
+
+    JSON = "json"
+    CSV = "csv"
+
+
+@app.callback()
+def _budget() -> None:
+    """A client's own lifetime budget: what it allows to leave, and what has left."""
+
+
+@app.command()
+def show(file: File) -> None:
+    """Print what was spent, what is left, and why something was refused last."""
+    books, charges, console = read_books(file), read_charges(file), Console()
+    console.print(_summary(file, books, charges))
+    if charges:
+        console.print(_by_run(charges, books.limit.delta))
+    if books.refusals is not None:
+        last = books.refusals
+        times = f", {last.times:,} refusals in all" if last.times > 1 else ""
+        console.print(Text(f"last refused {last.at}{times}: {last.reason}", style="yellow"), soft_wrap=True)
+
+
+@app.command(name="set")
+def set_(
+    file: File,
+    epsilon: Annotated[float, typer.Option(help="Largest epsilon of all that this client ever sends, trusting nobody.")],
+    delta: Annotated[float | None, typer.Option(help="Failure probability; 0 counts pure sums.", show_default="as it was, or 1e-5")] = None,
+) -> None:
+    """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
+    books = set_limit(file, epsilon, delta)
+    spent = books.spent(books.limit.delta)
+    before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""
+    Console().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}"), soft_wrap=True)
+
+
+@app.command()
+def export(
+    file: File,
+    form: Annotated[Format, typer.Option("--format", help="csv holds the charges; json also the budgets that were set.")] = Format.JSON,
+) -> None:
+    """Print every charge, a line or object each: no data, no report, nothing computed from either."""
+    books, charges = read_books(file), read_charges(file)
+    rows = [_row(charge) for charge in charges]
+    if form is Format.CSV:
+        writer = csv.DictWriter(sys.stdout, _row_names(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return
+    granted = [{"at": grant.at, "epsilon": grant.limit.epsilon, "delta": grant.limit.delta} for grant in books.granted]
+    delta = books.limit.delta
+    spent = {"delta": delta, "epsilon": json_number(books.spent(delta)), "pure_sum": json_number(books.spent(0.0))}
+    print(json.dumps({"holds": _HOLDS, "spent": spent, "budgets": granted, "charges": rows}, indent=2))
+
+
+def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
+    """Return the table of what was spent and what is left."""
+    limit = books.limit
+    spent = books.spent(limit.delta)
+    table = Table(title=Text(f"budget {file}"), show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("budget", f"{_limit(books, -1)}, set {books.granted[-1].at}")
+    style = "red" if spent > limit.epsilon else ""
+    table.add_row("spent", Text(f"epsilon {number(spent)} at delta {limit.delta:g} ({number(books.spent(0.0))} pure)", style=style))
+    table.add_row("reports charged", f"{books.charges:,}")
+    if charges:
+        last = charges[-1].release
+        table.add_row(f"rounds left like the last ({_kind(last)})", _rounds_left(books, last))
+    table.caption = "for whoever keeps all that this client ever sent, replacing all its data; the policy may allow less"
+    table.caption_justify = "left"
+    return table
+
+
+def _rounds_left(books: Books, release: Release) -> Text:
+    if isinstance(release, UnprotectedRelease):
+        return Text("no epsilon bounds them: values leave without protection", style="red")
+    left = books.rounds_left(release)
+    return Text(f"{left:,}") if left else Text("0: exhausted", style="red")
+
+
+def _by_run(charges: Sequence[Charged], delta: float) -> Table:
+    """Return the table of runs, in the order of their first charge."""
+    table = Table(title="by run", title_justify="left")
+    for heading in ("run", "mechanism"):
+        table.add_column(heading)
+    for heading in ("rounds", "reports", f"epsilon at delta {delta:g}", "pure sum"):
+        table.add_column(heading, justify="right")
+    runs: dict[str, list[Charged]] = {}
+    for charge in charges:
+        runs.setdefault(charge.run, []).append(charge)
+    for run, of_run in runs.items():
+        counts = Counter(charge.release for charge in of_run)
+        names = ", ".join(dict.fromkeys(release.mechanism for release in counts))
+        rounds = len({charge.round for charge in of_run})
+        figures = [number(epsilon_of(counts.items(), level)) for level in (delta, 0.0)]
+        table.add_row(Text(run), Text(names), f"{rounds:,}", f"{len(of_run):,}", *figures)
+    return table
+
+
+def _limit(books: Books, place: int) -> str:
+    limit = books.granted[place].limit
+    return f"epsilon {limit.epsilon:g} at delta {limit.delta:g}"
+
+
+def _kind(release: Release) -> str:
+    name, parameter = _parameter(release)
+    units = "" if release.units == 1 else f" x {release.units:,} {release.unit}s"
+    return f"{release.mechanism}, {name} {parameter:g}{units}"
+
+
+def _parameter(release: Release) -> tuple[str, float]:
+    if isinstance(release, GaussianRelease):
+        return "mu", release.mu
+    return "epsilon", inf if isinstance(release, UnprotectedRelease) else release.epsilon
+
+
+def _row(charge: Charged) -> dict[str, Any]:
+    name, value = _parameter(charge.release)
+    of_release = (charge.release.mechanism, name, json_number(value), charge.release.units, charge.release.unit)
+    values = (charge.number, charge.at, charge.run, charge.round, *of_release)
+    return dict(zip(_row_names(), (*values, charge.cohort, charge.transport, charge.parameters_per_report), strict=True))
+
+
+def _row_names() -> tuple[str, ...]:
+    of_release = ("mechanism", "parameter", "value", "units", "unit")
+    return ("number", "at", "run", "round", *of_release, "cohort", "transport", "parameters_per_report")

@@ -1,0 +1,341 @@
+"""The file that a client's lifetime budget is kept in, and what makes it worth relying on.
+
+It is an SQLite database with a rollback journal. A write-ahead log would let readers and a writer work at once, which nobody
+needs here, and would keep the last charges in a second file: a copy of the main file alone would then under-count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.accounting import DELTA
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.policy import Declined, Limit, Request, epsilon_of
+
+VERSION = 1
+_APPLICATION = 0x4C445042  # "LDPB"
+_MOST_ROUNDS = 10**9
+"""Rounds left are counted up to this."""
+
+_PATIENCE = 30.0
+"""Seconds to wait for another process that is charging."""
+
+_TABLES = (
+    "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
+    "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
+    "units INTEGER NOT NULL, unit TEXT NOT NULL, count INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE)",
+    "CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, "
+    "release INTEGER NOT NULL REFERENCES releases, cohort INTEGER NOT NULL, transport TEXT NOT NULL, "
+    "parameters_per_report INTEGER NOT NULL, sealed BLOB UNIQUE)",
+    "CREATE INDEX charges_by_release ON charges (release)",
+    "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
+)
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A charge as the file holds it; ``at`` is the time (UTC) by the client's clock, for people only."""
+
+    number: int
+    at: str
+    run: str
+    round: int
+    release: Release
+    cohort: int
+    transport: str
+    parameters_per_report: int
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A budget that an operator set, and when (UTC)."""
+
+    at: str
+    limit: Limit
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """The last refusal, and how many there were."""
+
+    at: str
+    reason: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Books:
+    """What the file says.
+
+    Attributes:
+        granted: the budgets that were set; the last one holds.
+        counts: how often each distinct release was charged, in the order of their first charge.
+        refusals: the last refusal, if there was one.
+    """
+
+    granted: tuple[Granted, ...]
+    counts: Mapping[Release, int]
+    refusals: Refusals | None = None
+
+    @property
+    def limit(self) -> Limit:
+        """The budget that holds."""
+        return self.granted[-1].limit
+
+    @property
+    def charges(self) -> int:
+        """How many releases were charged."""
+        return sum(self.counts.values())
+
+    def spent(self, delta: float, new: Release | None = None) -> float:
+        """Return epsilon at ``delta`` of all that was charged, and of one ``new`` release."""
+        return epsilon_of(self._with(new, 1).items(), delta)
+
+    def rounds_left(self, release: Release) -> int:
+        """Return how often ``release`` still fits, at most 1e9. A second at most."""
+
+        def fits(times: int) -> bool:
+            return epsilon_of(self._with(release, times).items(), self.limit.delta) <= self.limit.epsilon
+
+        if not fits(1):
+            return 0
+        low, high = 1, 2
+        while high < _MOST_ROUNDS and fits(high):
+            low, high = high, 2 * high
+        if high >= _MOST_ROUNDS:
+            return _MOST_ROUNDS
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _with(self, new: Release | None, times: int) -> dict[Release, int]:
+        counts = dict(self.counts)
+        if new is not None:
+            counts[new] = counts.get(new, 0) + times
+        return counts
+
+
+def read_books(path: Path) -> Books:
+    """Return what the budget file says.
+
+    Raises:
+        Declined: it is missing or not to be relied on.
+    """
+    with opened(path) as connection:
+        return books_in(connection)
+
+
+def read_charges(path: Path) -> tuple[Charged, ...]:
+    """Return every charge, in order; errors as :func:`read_books`."""
+    with opened(path) as connection:
+        releases = _releases(connection)
+        rows = connection.execute(
+            "SELECT id, at, run, round, release, cohort, transport, parameters_per_report FROM charges ORDER BY id"
+        ).fetchall()
+    return tuple(Charged(number, at, run, round_, releases[release][0], *rest) for number, at, run, round_, release, *rest in rows)
+
+
+def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
+    """Set the budget of a file, which is made if there is none, and keep a record of it; ``delta`` stays unless it is given.
+
+    Raises:
+        ConfigError: epsilon or delta is out of range, or the file cannot be made.
+        Declined: the file is not to be relied on.
+    """
+    limit = Limit(epsilon, DELTA if delta is None else delta)
+    if not os.path.lexists(path):
+        return _create(path, limit)
+    with opened(path, write=True) as connection:
+        _grant(connection, limit if delta is not None else Limit(epsilon, books_in(connection).limit.delta))
+        return books_in(connection)
+
+
+def _create(path: Path, limit: Limit) -> Books:
+    """Make a new file for its owner only. One that is empty, because this was interrupted, is never taken for a budget."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise ConfigError(f"budget file {path} cannot be made: {error.strerror}") from None
+    with _connected(path, write=True, patience=_PATIENCE) as connection:
+        for statement in (*_TABLES, f"PRAGMA application_id = {_APPLICATION}", f"PRAGMA user_version = {VERSION}"):
+            connection.execute(statement)
+        _grant(connection, limit)
+        return books_in(connection)
+
+
+@contextmanager
+def opened(path: Path, *, write: bool = False, patience: float = _PATIENCE) -> Iterator[sqlite3.Connection]:
+    """Yield a transaction on a file that was found sound; it is durable when this ends without an error."""
+    _require_private(path)
+    with _connected(path, write=write, patience=patience) as connection:
+        _require_sound(connection, path)
+        yield connection
+
+
+@contextmanager
+def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.Connection]:
+    try:
+        # mode=rw: a file that is not there is not made, for then what was spent would be forgotten.
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
+        ) as connection:
+            # EXTRA also syncs the folder after the journal is deleted: else a power cut could bring it back, and undo the charge.
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+    except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:  # a damaged schema may not be text
+        raise Declined(f"budget file {path} cannot be used, so nothing leaves this client: {' '.join(str(error).split())}") from None
+
+
+def _require_private(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise Declined(f"there is no budget file {path}: make it with ldpfl budget set; without one nothing leaves this client") from None
+    except OSError as error:
+        raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        raise Declined(f"budget file {path} is not a file: nothing leaves this client")
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise Declined(f"budget file {path} is open to others than its owner: chmod 600 it; until then nothing leaves this client")
+
+
+def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is not ours, newer, or damaged."""
+    if _one(connection, "PRAGMA application_id") != _APPLICATION:
+        raise Declined(f"{path} is not a budget file, or making it was interrupted: nothing leaves this client")
+    version = _one(connection, "PRAGMA user_version")
+    if version != VERSION:
+        raise Declined(f"budget file {path} has version {version}, and this ldpfl reads version {VERSION}: nothing leaves this client")
+    if _one(connection, "PRAGMA journal_mode") != "delete":
+        raise Declined(f"budget file {path} was switched to another kind of journal: nothing leaves this client")
+    tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
+    if tables != _TABLES or _one(connection, "PRAGMA quick_check(1)") != "ok" or not _adds_up(connection):
+        raise Declined(
+            f"budget file {path} is damaged: nothing leaves this client; restore it, or set a new one that counts what was spent"
+        )
+
+
+def _adds_up(connection: sqlite3.Connection) -> bool:
+    """Tell whether counts are those of the charges, and figures those that were written; SQLite keeps no checksums."""
+    releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit FROM releases").fetchall()
+    limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
+    charges = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
+    return (
+        bool(limits)
+        and {row[0]: row[1] for row in releases} == charges
+        and all(digest == _digest(*figures) for _, _, digest, *figures in releases)
+        and all(digest == _digest(*figures) for digest, *figures in limits)
+    )
+
+
+def _digest(*figures: Any) -> bytes:
+    return hashlib.sha256(repr(figures).encode()).digest()
+
+
+def _one(connection: sqlite3.Connection, query: str) -> Any:
+    row = connection.execute(query).fetchone()
+    return None if row is None else row[0]
+
+
+def books_in(connection: sqlite3.Connection) -> Books:
+    limits = connection.execute("SELECT at, epsilon, delta FROM limits ORDER BY id").fetchall()
+    refusal = connection.execute("SELECT at, reason, times FROM refusals").fetchone()
+    return Books(
+        tuple(Granted(at, Limit(epsilon, delta)) for at, epsilon, delta in limits),
+        dict(_releases(connection).values()),
+        None if refusal is None else Refusals(*refusal),
+    )
+
+
+_KINDS: Mapping[str, type[BinaryRelease] | type[PureRelease] | type[GaussianRelease]] = {
+    "binary": BinaryRelease,
+    "pure": PureRelease,
+    "gaussian": GaussianRelease,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def _releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
+    rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit FROM releases ORDER BY id")
+    return {key: (_loaded(kind, *figures), count) for key, count, kind, *figures in rows}
+
+
+def _loaded(kind: str, mechanism: str, parameter: float, units: int, unit: Any) -> Release:
+    if kind == "unprotected":
+        return UnprotectedRelease(mechanism, "left without protection", units, unit)
+    return _KINDS[kind](mechanism, parameter, units, unit)
+
+
+def _figures(release: Release) -> tuple[str, str, float, int, str]:
+    """Return kind, mechanism, parameter, units and unit: all that a budget counts by."""
+    match release:
+        case BinaryRelease(epsilon=parameter) | PureRelease(epsilon=parameter) | GaussianRelease(mu=parameter):
+            return _NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit
+    return "unprotected", release.mechanism, inf, int(release.units), release.unit
+
+
+def as_stored(release: Release) -> Release:
+    """Return the release as it will be read again."""
+    return _loaded(*_figures(release))
+
+
+def add_charge(connection: sqlite3.Connection, request: Request, release: Release, sealed: bytes | None) -> int:
+    figures = _figures(release)
+    connection.execute(
+        "INSERT INTO releases (kind, mechanism, parameter, units, unit, count, digest) VALUES (?, ?, ?, ?, ?, 1, ?) "
+        "ON CONFLICT (digest) DO UPDATE SET count = count + 1",
+        (*figures, _digest(*figures)),
+    )
+    (key,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
+    asked = (request.cohort, request.transport, request.parameters_per_report)
+    cursor = connection.execute(
+        "INSERT INTO charges (at, run, round, release, cohort, transport, parameters_per_report, sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (_now(), request.run, request.round, key, *asked, sealed),
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def find_sealed(connection: sqlite3.Connection, digest: bytes) -> tuple[int, tuple[str, int, Release]] | None:
+    """Return the number of the charge of these sealed bytes, and its run, round and release; None if they were not charged."""
+    row = connection.execute("SELECT id, run, round, release FROM charges WHERE sealed = ?", (digest,)).fetchone()
+    if row is None:
+        return None
+    number, run, round_, key = row
+    return number, (run, round_, _releases(connection)[key][0])
+
+
+def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
+    """Keep ``reason`` as that of the last refusal, and count it."""
+    connection.execute(
+        "INSERT INTO refusals VALUES (1, ?, ?, 1) "
+        "ON CONFLICT (id) DO UPDATE SET at = excluded.at, reason = excluded.reason, times = times + 1",
+        (_now(), reason),
+    )
+
+
+def _grant(connection: sqlite3.Connection, limit: Limit) -> None:
+    figures = (float(limit.epsilon), float(limit.delta))
+    connection.execute("INSERT INTO limits (at, epsilon, delta, digest) VALUES (?, ?, ?, ?)", (_now(), *figures, _digest(*figures)))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,301 @@
+"""A client's own policy: what its operator allows to leave, judged by what the mechanism on the client really releases."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
+from ldpfl.privacy.accountants.composition import local_epsilon
+from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.guarantee import Guarantee
+from ldpfl.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from ldpfl.mechanisms import Mechanism
+    from ldpfl.ranges import LayerRanges
+
+Transport = Literal["relay", "direct"]
+"""How a report leaves: sealed, through a relay that mixes it with others, or in the reply, where the server sees who sent it."""
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+_MOST_REPORTS = 10**10
+"""Reports up to which composition is computed exactly; beyond, their pure sum is charged, which is never less."""
+
+
+class Declined(PrivacyError):
+    """A release that the operator's settings do not allow; nothing was sent.
+
+    Its text is for the operator: it names bounds and files of the node. A server is told ``public``, and nothing else.
+    """
+
+    public: ClassVar[str] = "declined"
+
+
+class Exhausted(Declined, BudgetExhausted):
+    """The lifetime budget, or the number of rounds, does not allow the release."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a round would release of this client, as the client makes it out; build it with :meth:`of`.
+
+    Attributes:
+        run: letters, digits and ``. _ : / -``, at most 100.
+        round: from 1.
+        release, guarantee: what the mechanism on this client states of itself.
+        cohort: clients that the report will be mixed with, this one included, as far as the client knows.
+        transport: how the report will leave.
+        key: raw public key of the aggregator; empty where the report is not sealed.
+        parameters_per_report: units that stay together in the relay.
+
+    Raises:
+        Declined: figures that are not possible, or release and guarantee that contradict each other.
+    """
+
+    run: str
+    round: int
+    release: Release
+    guarantee: Guarantee
+    cohort: int
+    transport: Transport
+    key: bytes = b""
+    parameters_per_report: int = 1
+
+    def __post_init__(self) -> None:
+        if not _RUN.fullmatch(self.run):
+            raise Declined("the name of the run is not one of 1 to 100 letters, digits and . _ : / -; nothing was sent")
+        if self.transport not in get_args(Transport):
+            raise Declined(f"{self._place}: the transport must be one of {', '.join(get_args(Transport))}; nothing was sent")
+        try:
+            RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.parameters_per_report)
+        except ConfigError as error:
+            raise Declined(f"run {self.run}, {error}; nothing was sent") from None
+        if not _agree(self.release, self.guarantee):
+            raise Declined(f"{self._place}: what {self.mechanism} guarantees does not fit what it releases; nothing was sent")
+
+    @classmethod
+    def of(
+        cls,
+        mechanism: Mechanism,
+        ranges: LayerRanges,
+        *,
+        run: str,
+        round: int,
+        cohort: int,
+        transport: Transport,
+        key: bytes = b"",
+        parameters_per_report: int = 1,
+    ) -> Request:
+        """Return the request for one report of ``mechanism``, the very object that will encode it."""
+        release, guarantee = mechanism.release(ranges), mechanism.guarantee(ranges)
+        return cls(run, round, release, guarantee, cohort, transport, key, parameters_per_report)
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism's name for itself."""
+        return self.release.mechanism
+
+    @property
+    def protected(self) -> bool:
+        """Whether anything is guaranteed."""
+        return not isinstance(self.release, UnprotectedRelease)
+
+    @property
+    def _place(self) -> str:
+        return f"run {self.run}, round {self.round}"
+
+    def declined(self, why: str, kind: type[Declined] = Declined) -> Declined:
+        """Return the refusal of this request; ``why`` is for the operator."""
+        return kind(f"{self._place}: {why}; nothing was sent")
+
+
+def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
+    """Return epsilon at ``delta`` of all ``releases``, each with its number of times, for one who sees and keeps them all.
+
+    Exact where all are alike or all Gaussian, else by Renyi divergences; adaptive. ``delta`` = 0 gives the pure sum. Infinite as
+    soon as one is unprotected. Its time does not depend on how often a release was made.
+    """
+    reports: list[tuple[float, int]] = []
+    mus: list[float] = []
+    for release, times in releases:
+        match release:
+            case UnprotectedRelease():
+                return inf
+            case GaussianRelease(mu=mu):
+                mus.append(mu * sqrt(release.units * times))
+            case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
+                reports.append((epsilon, release.units * times))
+    few = sum(number for _, number in reports) <= _MOST_REPORTS
+    return local_epsilon(reports, mus, delta if few else 0.0)
+
+
+def unit_epsilon(release: Release, delta: float) -> float:
+    """Return what one unit of ``release`` costs: pure where it is, else at ``delta``."""
+    match release:
+        case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
+            return epsilon
+        case GaussianRelease(mu=mu):
+            return local_epsilon([], [mu], delta)
+    return inf
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A lifetime budget: all that a client ever releases stays within ``epsilon`` at ``delta``, trusting nobody.
+
+    Raises:
+        ConfigError: epsilon is negative or not finite; delta is neither 0 nor one that figures can be given for.
+    """
+
+    epsilon: float
+    delta: float = DELTA
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.epsilon) and self.epsilon >= 0):
+            raise ConfigError(f"a budget's epsilon must be finite and at least 0, got {self.epsilon:g}")
+        if not (self.delta == 0 or SMALLEST_DELTA <= self.delta < 1):
+            raise ConfigError(f"a budget's delta must be 0 or lie in [{SMALLEST_DELTA:g}, 1), got {self.delta:g}")
+
+
+def _reliable(delta: float) -> float:
+    if 0 < delta < SMALLEST_DELTA:
+        raise ValueError(f"a delta above 0 must be at least {SMALLEST_DELTA:g}")
+    return delta
+
+
+def _is_key(text: str) -> str:
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != 32:
+        raise ValueError("a public key must be 32 bytes in base64, 44 characters")
+    return text
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class Policy(BaseModel):
+    """What an operator allows this client to send. What is not stated is not allowed.
+
+    A bound holds for what the client itself would release. ``cohort`` alone rests on what the relay or the server says.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    mechanisms: Names = ()
+    """Names of the mechanisms that may be used."""
+    allow_unprotected: bool = False
+    """Lets a mechanism in ``mechanisms`` send what nothing is guaranteed for, such as ``none``: no epsilon bounds that."""
+    epsilon_per_unit: NotNegative = 0.0
+    """Largest epsilon of what a mechanism releases separately (a weight, group, layer or vector) in one round."""
+    epsilon_per_round: NotNegative = 0.0
+    """Largest epsilon, at ``delta``, of all that the client sends in one round."""
+    lifetime_epsilon: NotNegative = 0.0
+    """Largest epsilon, at ``delta``, of all that the client ever sends, in all runs, against whoever keeps all of it."""
+    delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_reliable)] = DELTA
+    """Failure probability at which the bounds count; 0 for pure ones."""
+    rounds: Annotated[int, Field(ge=0)] = 0
+    """Most reports that the client ever sends."""
+    smallest_cohort: Annotated[int, Field(ge=1)] = 100
+    """Fewest clients among which the report is mixed."""
+    transports: Annotated[tuple[Transport, ...], Field(strict=False)] = ("relay",)
+    """How reports may leave."""
+    aggregator_keys: Annotated[tuple[Annotated[str, AfterValidator(_is_key)], ...], Field(strict=False)] = ()
+    """Public keys, base64, of the aggregators that reports may be sealed to."""
+    parameters_per_report: Annotated[int, Field(ge=1)] = 1
+    """Most units that may stay together in the relay."""
+
+    @property
+    def lifetime(self) -> Limit:
+        """The lifetime budget."""
+        return Limit(self.lifetime_epsilon, self.delta)
+
+    def check(self, request: Request) -> None:
+        """Return if ``request`` keeps every bound of a single round; the lifetime's are for :class:`ldpfl.privacy.budget.Budget`.
+
+        Raises:
+            Declined: one is not kept; the text names its setting.
+        """
+        for kept, why in self._bounds(request):
+            if not kept:
+                raise request.declined(why)
+
+    def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
+        """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""
+        allowed = ", ".join(self.mechanisms) or "none at all"
+        yield request.mechanism in self.mechanisms, f"mechanism {request.mechanism!r} is not among the policy's mechanisms ({allowed})"
+        yield request.transport in self.transports, f"transport {request.transport!r} is not among the policy's transports"
+        if request.transport == "relay":
+            keys = [base64.b64decode(key) for key in self.aggregator_keys]
+            yield request.key in keys, "the aggregator's key is not among the policy's aggregator_keys"
+        linked = request.parameters_per_report
+        yield linked <= self.parameters_per_report, _exceeds("parameters_per_report", linked, self.parameters_per_report)
+        yield request.cohort >= self.smallest_cohort, f"a cohort of {request.cohort} is below smallest_cohort = {self.smallest_cohort}"
+        if not request.protected:
+            yield self.allow_unprotected, f"{request.mechanism} sends values without protection, and allow_unprotected is not set"
+            return
+        unit = unit_epsilon(request.release, self.delta)
+        yield unit <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", unit, self.epsilon_per_unit)
+        whole = epsilon_of([(request.release, 1)], self.delta)
+        yield whole <= self.epsilon_per_round, _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy file in TOML.
+
+    Raises:
+        Declined: there is none, a key is unknown, or a value does not fit; one line, naming the key. Then nothing may leave.
+    """
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Declined(f"there is no policy at {path}: without one nothing leaves this client") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Declined(f"policy {path} cannot be read, so nothing leaves this client: {error}") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Declined(f"policy {path} is not valid TOML, so nothing leaves this client: {error}") from None
+    try:
+        return Policy.model_validate(tree)
+    except ValidationError as error:
+        raise Declined(_explain(error, path)) from None
+
+
+def _explain(error: ValidationError, path: Path) -> str:
+    first: Any = error.errors()[0]
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {key!r} in policy {path}: {did_you_mean(key, Policy.model_fields)}; nothing leaves this client"
+    why, shown = first["msg"].removeprefix("Value error, "), repr(first["input"])[:60]
+    return f"setting {key!r} in policy {path}: {why[0].lower()}{why[1:]}, got {shown}; nothing leaves this client"
+
+
+def _exceeds(setting: str, asked: float, bound: float) -> str:
+    return f"{asked:.6g} exceeds the policy's {setting} = {bound:g}"
+
+
+def _agree(release: Release, guarantee: Guarantee) -> bool:
+    """Tell whether a mechanism says the same of one report in both ways."""
+    if guarantee.status != "proved" or guarantee.trust_model != "local" or guarantee.scope != "round":
+        return False
+    same_units = (release.unit, release.units) == (guarantee.unit, guarantee.units_per_round)
+    match release:
+        case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
+            return same_units and guarantee.epsilon == epsilon and guarantee.delta == 0
+        case GaussianRelease(mu=mu):
+            return same_units and guarantee.epsilon >= local_epsilon([], [mu], guarantee.delta) * (1 - 1e-9) and isfinite(guarantee.epsilon)
+        case UnprotectedRelease():
+            return guarantee.epsilon == inf

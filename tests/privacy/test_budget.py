@@ -1,0 +1,599 @@
+"""The lifetime budget counts every report that leaves, whatever happens to the process, the file or the clock."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ldpfl import LayerRanges, mechanisms
+from ldpfl.errors import BudgetExhausted, ConfigError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy import Ledger, Release, RoundEvent, budget_file
+from ldpfl.privacy.accounting import account
+from ldpfl.privacy.budget import Budget, Charge
+from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
+from ldpfl.privacy.policy import Declined, Exhausted, Limit, Policy, Request, epsilon_of
+
+RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))  # type: ignore[arg-type]
+DUCHI, NOISE, NONE = mechanisms.create("duchi", epsilon=0.5), mechanisms.create("full-dp", epsilon=0.5), mechanisms.create("none")
+KEY = bytes(range(32))
+POLICY = Policy(
+    mechanisms=("duchi", "full-dp"),
+    epsilon_per_unit=2.0,
+    epsilon_per_round=100.0,
+    lifetime_epsilon=1e6,
+    rounds=10**6,
+    smallest_cohort=1,
+    transports=("relay", "direct"),
+    aggregator_keys=("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",),
+)
+
+
+def request(number: int = 1, mechanism: Mechanism = DUCHI, **changes: Any) -> Request:
+    asked: dict[str, Any] = {"run": "mnist-1", "cohort": 20, "transport": "relay", "key": KEY}
+    return Request.of(mechanism, RANGES, round=number, **asked | changes)
+
+
+def with_policy(**changes: Any) -> Policy:
+    return Policy.model_validate(POLICY.model_dump() | changes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A budget file of epsilon 1000 at delta 1e-5, of which nothing is spent."""
+    file = tmp_path / "budget.sqlite"
+    set_limit(file, 1000.0)
+    return file
+
+
+@pytest.fixture
+def budget(path: Path) -> Budget:
+    return Budget(path, POLICY)
+
+
+def declined(call: Callable[[], object], named: str = "") -> str:
+    """Expect refusal in one line, and return it."""
+    with pytest.raises(Declined) as caught:
+        call()
+    message = str(caught.value)
+    assert named in message
+    assert len(message.splitlines()) == 1
+    assert caught.value.public == "declined"
+    return message
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_spent_is_what_the_accountant_says(budget: Budget) -> None:
+    plan: list[Mechanism] = [DUCHI, DUCHI, DUCHI, mechanisms.create("duchi", epsilon=1.0), NOISE, NOISE]
+    ledger = Ledger()
+    for number, mechanism in enumerate(plan, start=1):
+        assert budget.charge(request(number, mechanism)) == Charge(number, False)
+        ledger = ledger.charge(RoundEvent(number, mechanism.release(RANGES), 20, 20, number, channel="direct"))
+        books, statement = read_books(budget.path), account(ledger, 1e-5).figures()
+        assert books.spent(1e-5) == pytest.approx(statement["local"])
+        if number <= 4:
+            assert books.spent(0.0) == pytest.approx(statement["local_pure"])
+    assert (books.charges, len(books.counts)) == (6, 3)
+
+
+def test_the_last_release_that_fits_is_the_last(path: Path) -> None:
+    set_limit(path, 17.5, 0.0)  # 10 weights at 0.5: 5 a round
+    budget = Budget(path, POLICY)
+    for number in (1, 2, 3):
+        assert read_books(path).rounds_left(DUCHI.release(RANGES)) == 4 - number
+        budget.charge(request(number))
+    budget.require(request(4, mechanisms.create("duchi", epsilon=0.25)))
+    for ask in (budget.require, budget.charge):
+        with pytest.raises(
+            BudgetExhausted, match=r"round 4: all releases would cost epsilon 20 at delta 0, above the budget set in .* = 17.5"
+        ):
+            ask(request(4))
+    assert (read_books(path).charges, read_books(path).rounds_left(DUCHI.release(RANGES))) == (3, 0)
+    budget.charge(request(4, mechanisms.create("duchi", epsilon=0.25)))
+    assert read_books(path).spent(0.0) == 17.5
+
+
+def test_of_two_budgets_the_smaller_one_holds(path: Path) -> None:
+    small = Budget(path, with_policy(lifetime_epsilon=12.0, delta=0.0))
+    small.charge(request(1))
+    small.charge(request(2))
+    with pytest.raises(Exhausted, match="epsilon 15 at delta 0, above the policy's lifetime_epsilon = 12"):
+        small.charge(request(3))
+    Budget(path, POLICY).charge(request(3))
+    set_limit(path, 14.0)
+    with pytest.raises(Exhausted, match="above the budget set in"):
+        Budget(path, POLICY).charge(request(4))
+
+
+def test_the_number_of_reports_is_bounded(path: Path) -> None:
+    budget = Budget(path, with_policy(rounds=2))
+    budget.charge(request(1))
+    budget.charge(request(1))
+    with pytest.raises(Exhausted, match="3 reports would exceed the policy's rounds = 2"):
+        budget.charge(request(2, run="another-run"))
+
+
+def test_what_the_policy_declines_is_not_charged(budget: Budget) -> None:
+    declined(lambda: budget.charge(request(1, mechanisms.create("duchi", epsilon=3.0))), "epsilon_per_unit")
+    declined(lambda: budget.charge(request(1, NONE)), "mechanism 'none'")
+    declined(lambda: budget.require(request(1, cohort=0)), "cohort of 0")
+    assert read_books(budget.path).charges == 0
+
+
+def test_asking_costs_nothing(budget: Budget) -> None:
+    for _ in range(3):
+        budget.require(request(1))
+    assert read_books(budget.path).counts == {}
+
+
+@pytest.mark.parametrize(("limit", "delta"), [(40.0, 1e-5), (40.0, 0.0), (4.9, 0.0), (100.0, 1e-3)])
+def test_rounds_left_are_those_that_can_be_charged(limit: float, delta: float, path: Path) -> None:
+    set_limit(path, limit, delta)
+    budget, left = Budget(path, POLICY), read_books(path).rounds_left(DUCHI.release(RANGES))
+    assert 0 <= left <= 100
+    for number in range(1, left + 1):
+        budget.charge(request(number))
+    with pytest.raises(Exhausted):
+        budget.charge(request(left + 1))
+
+
+def test_rounds_left_of_what_costs_next_to_nothing_are_many(path: Path) -> None:
+    tiny = mechanisms.create("duchi", epsilon=1e-6).release(RANGES)
+    assert read_books(path).rounds_left(tiny) == 10**9
+    assert read_books(path).rounds_left(NONE.release(RANGES)) == 0
+
+
+# --- the same again ---------------------------------------------------------------------------------------------------
+
+
+def test_a_round_that_is_charged_again_is_a_new_release(budget: Budget) -> None:
+    assert [budget.charge(request(1)).number for _ in range(3)] == [1, 2, 3]
+    assert read_books(budget.path).spent(0.0) == 15.0
+
+
+def test_the_very_same_sealed_bytes_are_one_release(budget: Budget) -> None:
+    assert budget.charge(request(1), b"first sealing") == Charge(1, False)
+    assert budget.charge(request(1), b"first sealing") == Charge(1, True)
+    assert budget.charge(request(1), b"second sealing") == Charge(2, False)
+    assert read_books(budget.path).charges == 2
+
+
+@pytest.mark.parametrize("other", [request(2), request(1, run="other"), request(1, mechanisms.create("duchi", epsilon=0.1))])
+def test_sealed_bytes_belong_to_one_round(other: Request, budget: Budget) -> None:
+    budget.charge(request(1), b"sealed")
+    declined(lambda: budget.charge(other, b"sealed"), "the same sealed bytes were charged as run mnist-1, round 1")
+    assert read_books(budget.path).charges == 1
+
+
+def test_bytes_that_are_not_sealed_identify_nothing(budget: Budget) -> None:
+    """Two rounds of randomised response may give equal bits, and tell more than one."""
+    declined(lambda: budget.charge(request(1, transport="direct", key=b""), b"\x01"), "not sealed for a relay")
+    assert read_books(budget.path).charges == 0
+
+
+# --- what the operator sets -------------------------------------------------------------------------------------------
+
+
+def test_a_lower_budget_stops_everything_and_a_higher_one_is_on_record(budget: Budget) -> None:
+    budget.charge(request(1), b"sealed")
+    set_limit(budget.path, 4.0)
+    for call in (lambda: budget.charge(request(2)), lambda: budget.charge(request(1), b"sealed"), lambda: budget.require(request(2))):
+        with pytest.raises(Exhausted):
+            call()
+    set_limit(budget.path, 50.0, 1e-6)
+    assert budget.charge(request(1), b"sealed").repeated
+    assert not budget.charge(request(2)).repeated
+    books = read_books(budget.path)
+    assert [grant.limit for grant in books.granted] == [Limit(1000.0), Limit(4.0), Limit(50.0, 1e-6)]
+    assert all(abs((datetime.now(UTC) - datetime.fromisoformat(grant.at)).total_seconds()) < 600 for grant in books.granted)
+
+
+def test_a_budget_of_zero_lets_nothing_leave(path: Path) -> None:
+    set_limit(path, 0.0)
+    for mechanism in (DUCHI, NOISE):
+        with pytest.raises(Exhausted):
+            Budget(path, POLICY).charge(request(1, mechanism))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, None), (float("nan"), None), (float("inf"), None), (1.0, 1.0), (1.0, 1e-40)])
+def test_a_budget_that_is_none_changes_nothing(epsilon: float, delta: float | None, path: Path) -> None:
+    with pytest.raises(ConfigError, match="a budget's"):
+        set_limit(path, epsilon, delta)
+    with pytest.raises(ConfigError, match="a budget's"):
+        set_limit(path.with_name("new"), epsilon, delta)
+    assert len(read_books(path).granted) == 1
+    assert not path.with_name("new").exists()
+
+
+def test_after_one_report_without_protection_no_budget_means_anything(path: Path) -> None:
+    loose = Budget(path, with_policy(mechanisms=("duchi", "none"), allow_unprotected=True))
+    loose.charge(request(1))
+    loose.charge(request(2, NONE))
+    loose.charge(request(3, NONE))
+    with pytest.raises(Exhausted, match="all releases would cost epsilon inf"):
+        loose.charge(request(4))
+    assert read_books(path).spent(1e-5) == float("inf")
+
+
+def test_the_last_refusal_is_kept_for_the_operator(budget: Budget) -> None:
+    assert read_books(budget.path).refusals is None
+    declined(lambda: budget.charge(request(1, NONE)))
+    message = declined(lambda: budget.require(request(7, mechanisms.create("duchi", epsilon=3.0))))
+    refusals = read_books(budget.path).refusals
+    assert refusals is not None
+    assert (refusals.reason, refusals.times) == (message, 2)
+
+
+@pytest.mark.parametrize("year", [1, 1970, 9998])
+def test_a_clock_that_jumps_changes_nothing(year: int, budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        @staticmethod
+        def now(zone: Any) -> datetime:
+            return datetime(year, 1, 1, tzinfo=zone)
+
+    budget.charge(request(1))
+    monkeypatch.setattr(budget_file, "datetime", Clock)
+    budget.charge(request(2))
+    set_limit(budget.path, 20.0, 0.0)
+    monkeypatch.undo()
+    budget.charge(request(3))
+    books = read_books(budget.path)
+    assert (books.charges, books.limit.epsilon) == (3, 20.0)
+    assert [charge.round for charge in read_charges(budget.path)] == [1, 2, 3]
+    assert read_charges(budget.path)[1].at.startswith(f"{year:04d}-01-01T")
+
+
+def test_a_charge_is_read_back_as_it_was_made(budget: Budget) -> None:
+    budget.charge(request(4, cohort=17, transport="direct", key=b""))
+    budget.charge(request(5, NOISE))
+    first, second = read_charges(budget.path)
+    assert (first.number, first.run, first.round, first.cohort, first.transport, first.parameters_per_report) == (
+        *(1, "mnist-1", 4),
+        *(17, "direct", 1),
+    )
+    assert (first.release.mechanism, first.release.units, first.release.unit) == ("duchi", 10, "weight")
+    assert second.release == NOISE.release(RANGES)
+
+
+# --- the file is not to be relied on ----------------------------------------------------------------------------------
+
+
+def edit(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (Path.unlink, "there is no budget file"),
+    "a dangling link": (a_link_to_nothing, "there is no budget file"),
+    "a folder": (a_folder, "is not a file"),
+    "empty": (lambda path: path.write_bytes(b""), "is not a budget file, or making it was interrupted"),
+    "garbage": (lambda path: path.write_bytes(b"garbage" * 1000), "cannot be used"),
+    "half": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "nothing leaves"),
+    "its last page lost": (lambda path: path.write_bytes(path.read_bytes()[:-4096]), "nothing leaves"),
+    "another database": (lambda path: edit(path, "PRAGMA application_id = 7"), "is not a budget file"),
+    "newer": (lambda path: edit(path, "PRAGMA user_version = 2"), "has version 2, and this ldpfl reads version 1"),
+    "another journal": (lambda path: edit(path, "PRAGMA journal_mode = WAL"), "was switched to another kind of journal"),
+    "open to others": (lambda path: path.chmod(0o640), "chmod 600 it"),
+    "another table": (lambda path: edit(path, "CREATE TABLE extra (x)"), "is damaged"),
+    "a charge deleted": (lambda path: edit(path, "DELETE FROM charges WHERE id = 1"), "is damaged"),
+    "a lower count": (lambda path: edit(path, "UPDATE releases SET count = count - 1"), "is damaged"),
+    "a lower epsilon": (lambda path: edit(path, "UPDATE releases SET parameter = parameter / 2"), "is damaged"),
+    "a higher budget": (lambda path: edit(path, "UPDATE limits SET epsilon = 2 * epsilon"), "is damaged"),
+    "no budget": (lambda path: edit(path, "DELETE FROM limits"), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILS)
+def test_a_file_that_cannot_be_relied_on_lets_nothing_leave(name: str, budget: Budget) -> None:
+    for number in (1, 2, 3):
+        budget.charge(request(number))
+    spoil, named = SPOILS[name]
+    spoil(budget.path)
+    for call in (lambda: budget.charge(request(4)), lambda: budget.require(request(4)), lambda: read_books(budget.path)):
+        assert str(budget.path) in declined(call, named)
+    if name not in ("missing", "a dangling link", "a folder"):
+        declined(lambda: set_limit(budget.path, 5.0), named)
+    assert name != "missing" or not budget.path.exists()
+
+
+def test_a_changed_byte_is_found_out_or_does_not_matter(budget: Budget) -> None:
+    """One bit, in the file's header or in every eighth byte that is not 0: what is read must be what was spent."""
+    for number in range(1, 4):
+        budget.charge(request(number), bytes([number]))
+    sound, generator = budget.path.read_bytes(), random.Random(5)
+    true = read_books(budget.path)
+    places = [place for place in range(len(sound)) if sound[place] and (generator.random() < 1 / 8 or place < 100)]
+    found = 0
+    for place in places:
+        changed = bytearray(sound)
+        changed[place] ^= 1 << generator.randrange(8)
+        budget.path.write_bytes(changed)
+        try:
+            books = read_books(budget.path)
+        except Declined:
+            found += 1
+            continue
+        assert books.counts == true.counts, place
+        assert books.limit == true.limit, place
+    assert found > len(places) / 2
+
+
+def test_a_lost_page_is_found_out_wherever_it_is(path: Path) -> None:
+    with budget_file.opened(path, write=True) as connection:
+        for number in range(1, 201):
+            budget_file.add_charge(connection, request(number), budget_file.as_stored(DUCHI.release(RANGES)), bytes([number]))
+    sound = path.read_bytes()
+    assert len(sound) > 10 * 4096
+    for start in range(0, len(sound), 4096):
+        path.write_bytes(sound[:start] + bytes(4096) + sound[start + 4096 :])
+        declined(lambda: read_books(path), "nothing leaves this client")
+
+
+def test_a_new_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        set_limit(tmp_path / "new", 1.0)
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert [file.name for file in tmp_path.iterdir()] == ["new"]
+
+
+@contextmanager
+def an_ordinary_user(folder: Path) -> Iterator[None]:
+    """Be one in the block, where tests run as root, for whom no folder is read-only."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for entry in (folder, *folder.iterdir()):
+        os.chown(entry, 65534, 65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can get at, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp(prefix="ldpfl-budget-"))
+    yield folder
+    folder.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_where_nothing_can_be_written_nothing_leaves(what: str, open_folder: Path) -> None:
+    path = open_folder / "budget.sqlite"
+    set_limit(path, 1000.0)
+    budget = Budget(path, POLICY)
+    budget.charge(request(1))
+    with an_ordinary_user(open_folder):
+        (open_folder if what == "folder" else path).chmod(0o500 if what == "folder" else 0o400)
+        declined(lambda: budget.charge(request(2)), "cannot be used, so nothing leaves this client")
+        declined(lambda: set_limit(path, 2000.0), "cannot be used")
+        if what == "folder":
+            with pytest.raises(ConfigError, match="cannot be made: Permission denied"):
+                set_limit(open_folder / "new", 1.0)
+        assert read_books(path).charges == 1
+        (open_folder if what == "folder" else path).chmod(0o700 if what == "folder" else 0o600)
+        assert budget.charge(request(2)) == Charge(2, False)
+
+
+def test_a_full_disk_refuses_and_spoils_nothing(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, pages = sqlite3.connect, budget.path.stat().st_size // 4096
+
+    def connect_on_a_full_disk(*arguments: Any, **named: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **named)
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_on_a_full_disk)
+    charged: list[int] = []
+
+    def fill() -> None:
+        for number in range(1, 1000):
+            charged.append(budget.charge(request(number, run=f"run-{number:090d}")).number)
+
+    declined(fill, "database or disk is full")
+    assert 0 < len(charged) < 200
+    monkeypatch.undo()
+    assert read_books(budget.path).charges == len(charged)
+    assert budget.charge(request(1)).number == len(charged) + 1
+
+
+def test_a_file_that_was_not_finished_is_not_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new"
+    monkeypatch.setattr(budget_file, "_TABLES", ("CREATE TABLE limits (", *budget_file._TABLES))
+    declined(lambda: set_limit(path, 1.0), "cannot be used")
+    monkeypatch.undo()
+    declined(lambda: set_limit(path, 1.0), "making it was interrupted")
+
+
+def test_a_file_that_another_process_holds_is_waited_for_and_then_refused(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = sqlite3.connect(budget.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *arguments, **named: connect(*arguments, **named | {"timeout": 0.1}))
+    declined(lambda: budget.charge(request(1)), "database is locked")
+    other.execute("ROLLBACK")
+    other.close()
+    assert budget.charge(request(1)).number == 1
+
+
+# --- other processes, and their end -----------------------------------------------------------------------------------
+
+CLIENTS = """
+import os, sys
+from pathlib import Path
+from ldpfl import LayerRanges, mechanisms
+from ldpfl.errors import BudgetExhausted
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.policy import Policy, Request
+
+ranges = LayerRanges(center=0.0, radius=0.1, sizes=(10,))
+policy = Policy(mechanisms=("duchi",), epsilon_per_unit=1, epsilon_per_round=9, lifetime_epsilon=1e6, rounds=10**6,
+                smallest_cohort=1, transports=("direct",))
+
+def client(path):
+    budget, number = Budget(Path(path), policy), 0
+    try:
+        while True:
+            number += 1
+            budget.charge(Request.of(mechanisms.create("duchi", epsilon=0.5), ranges, run="r", round=number, cohort=1, transport="direct"))
+            os.write(1, b"sent\\n")
+    except BudgetExhausted:
+        os._exit(0)
+    except BaseException as error:
+        os.write(1, f"failed: {error}\\n".encode())
+        os._exit(1)
+
+os.write(1, b"ready\\n")
+for line in sys.stdin:
+    command, argument = line.split()
+    if command == "start":
+        pid = os.fork()
+        if pid == 0:
+            client(argument)
+        os.write(1, f"started {pid}\\n".encode())
+    else:
+        os.waitpid(int(argument), 0)
+        os.write(1, f"over {argument}\\n".encode())
+"""
+"""Forks a client that charges and "sends" as fast as it can, whenever it is told to."""
+
+
+class Clients:
+    """Processes that charge one budget, and what they say they have sent."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", CLIENTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._running: set[int] = set()
+        self.sent = 0
+        assert self._line() == "ready"
+
+    def start(self, path: Path) -> int:
+        pid = int(self._told(f"start {path}", "started "))
+        self._running.add(pid)
+        return pid
+
+    def see_one(self) -> None:
+        """Return when something more was sent."""
+        assert self._line() == "sent"
+        self.sent += 1
+
+    def wait(self, pid: int) -> None:
+        """Return when it is over and all that it sent is counted."""
+        self._told(f"wait {pid}", "over ")
+        self._running.discard(pid)
+
+    def close(self) -> None:
+        for pid in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.communicate(timeout=30)
+
+    def _told(self, command: str, answer: str) -> str:
+        assert self._process.stdin
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        while not (line := self._line()).startswith(answer):
+            assert line == "sent"
+            self.sent += 1
+        return line.removeprefix(answer)
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line.endswith("\n")
+        return line.rstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def all_clients() -> Iterator[Clients]:
+    clients = Clients()
+    yield clients
+    clients.close()
+
+
+@pytest.fixture
+def clients(all_clients: Clients) -> Clients:
+    all_clients.sent = 0
+    return all_clients
+
+
+def test_of_many_processes_one_gets_the_last_bit(path: Path, clients: Clients) -> None:
+    set_limit(path, 5.0 * 24, 0.0)
+    for pid in [clients.start(path) for _ in range(3)]:
+        clients.wait(pid)
+    assert clients.sent == read_books(path).charges == 24
+    assert read_books(path).spent(0.0) == 120.0
+
+
+def test_killed_at_any_moment_it_has_counted_what_was_sent(path: Path, clients: Clients) -> None:
+    set_limit(path, 1e5)
+    generator, kills = random.Random(3), 30
+    for kill in range(kills):
+        pid = clients.start(path)
+        if kill % 3:  # the others are killed while they set out
+            clients.see_one()
+        time.sleep(generator.uniform(0.0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        clients.wait(pid)
+        charges = read_books(path).charges  # nothing is found damaged
+        assert clients.sent <= charges
+    assert clients.sent >= kills / 2
+    assert charges <= clients.sent + kills
+    assert [charge.number for charge in read_charges(path)] == list(range(1, charges + 1))
+
+
+# --- it stays fast ----------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a charge computes is a matter of distinct releases, not of how often each was made."""
+    release = budget_file.as_stored(DUCHI.release(RANGES))
+    with budget_file.opened(path, write=True) as connection:
+        for number in range(1, 3001):
+            budget_file.add_charge(connection, request(number), release, None)
+    seen: list[list[tuple[Release, int]]] = []
+
+    def counting(releases: Any, delta: float) -> float:
+        seen.append(list(releases))
+        return epsilon_of(seen[-1], delta)
+
+    monkeypatch.setattr("ldpfl.privacy.budget_file.epsilon_of", counting)
+    set_limit(path, 1e9)
+    Budget(path, POLICY).charge(request(3001))
+    assert [times for releases in seen for _, times in releases] == [3001]

@@ -1,0 +1,170 @@
+"""``ldpfl budget``: what was spent and what is left, at a glance; a mistake is one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import CommandLine
+from ldpfl import LayerRanges, mechanisms
+from ldpfl.errors import BudgetExhausted, PrivacyError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.budget_file import read_books, set_limit
+from ldpfl.privacy.policy import Policy, Request
+
+FILE = Path("budget.sqlite")
+RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(10,))  # type: ignore[arg-type]
+DUCHI = mechanisms.create("duchi", epsilon=0.5)
+POLICY = Policy(
+    mechanisms=("duchi", "full-dp", "none"),
+    allow_unprotected=True,
+    epsilon_per_unit=2.0,
+    epsilon_per_round=100.0,
+    lifetime_epsilon=1e6,
+    rounds=10**6,
+    smallest_cohort=2,
+    transports=("direct",),
+)
+
+
+def charge(run: str = "mnist-1", number: int = 1, mechanism: Mechanism = DUCHI, **changes: Any) -> None:
+    asked: dict[str, Any] = {"cohort": 20, "transport": "direct"}
+    Budget(FILE, POLICY).charge(Request.of(mechanism, RANGES, run=run, round=number, **asked | changes))
+
+
+def shown(ldpfl: CommandLine) -> list[list[str]]:
+    """Return the cells of the tables that ``show`` prints."""
+    outcome = ldpfl("budget", "show", "--file", FILE)
+    assert (outcome.code, outcome.err) == (0, "")
+    return [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in outcome.out.splitlines()]
+
+
+@pytest.fixture
+def spent(ldpfl: CommandLine) -> CommandLine:
+    """Two rounds of one run and three reports of another, 5 each, of a pure budget of 40."""
+    set_limit(FILE, 40.0, 0.0)
+    for run, number in (("mnist-1", 1), ("mnist-1", 2), ("femnist/2", 1), ("femnist/2", 1), ("femnist/2", 2)):
+        charge(run, number)
+    return ldpfl
+
+
+def test_a_new_budget_is_set_and_shown(ldpfl: CommandLine) -> None:
+    outcome = ldpfl("budget", "set", "--file", FILE, "--epsilon", "40", "--delta", "1e-6")
+    assert (outcome.code, outcome.out) == (0, "budget: epsilon 40 at delta 1e-06; spent: 0\n")
+    cells = shown(ldpfl)
+    assert ["spent", "epsilon 0 at delta 1e-06 (0 pure)"] in cells
+    assert ["reports charged", "0"] in cells
+
+
+def test_what_was_spent_and_is_left_is_shown_by_run(spent: CommandLine) -> None:
+    cells = shown(spent)
+    assert ["spent", "epsilon 25 at delta 0 (25 pure)"] in cells
+    assert ["reports charged", "5"] in cells
+    assert ["rounds left like the last (duchi, epsilon 0.5 x 10 weights)", "3"] in cells
+    assert ["mnist-1", "duchi", "2", "2", "10", "10"] in cells
+    assert ["femnist/2", "duchi", "2", "3", "15", "15"] in cells
+
+
+def test_an_exhausted_budget_says_so_and_why(spent: CommandLine) -> None:
+    for number in (3, 4, 5):
+        charge(number=number)
+    with pytest.raises(BudgetExhausted) as caught:
+        charge(number=6)
+    text = spent("budget", "show", "--file", FILE).out
+    assert "0: exhausted" in text
+    assert str(caught.value) in text
+    assert "last refused" in text
+
+
+def test_what_the_policy_declined_is_shown(spent: CommandLine) -> None:
+    for _ in range(2):
+        with pytest.raises(PrivacyError):
+            charge(number=3, cohort=1)
+    text = spent("budget", "show", "--file", FILE).out
+    assert "2 refusals in all: run mnist-1, round 3: a cohort of 1 is below smallest_cohort = 2; nothing was sent" in text
+
+
+def test_noise_has_no_pure_sum_and_no_protection_has_no_end(spent: CommandLine) -> None:
+    set_limit(FILE, 40.0, 1e-5)
+    charge("noisy", mechanism=mechanisms.create("full-dp", epsilon=0.5))
+    cells = shown(spent)
+    (row,) = [row for row in cells if row[0] == "noisy"]
+    assert row[1:4] == ["full-dp", "1", "1"]
+    assert float(row[4]) == pytest.approx(0.5, rel=1e-3)
+    assert row[5] == "inf"
+    charge("open", mechanism=mechanisms.create("none"))
+    cells = shown(spent)
+    assert ["spent", "epsilon inf at delta 1e-05 (inf pure)"] in cells
+    assert any("values leave without protection" in cell for row in cells for cell in row)
+
+
+def test_set_keeps_delta_and_says_what_was_before(spent: CommandLine) -> None:
+    outcome = spent("budget", "set", "--file", FILE, "--epsilon", "10")
+    assert outcome.out == "budget: epsilon 10 at delta 0 (before: epsilon 40 at delta 0); spent: 25\n"
+    with pytest.raises(BudgetExhausted):
+        charge(number=9)
+    assert [grant.limit.epsilon for grant in read_books(FILE).granted] == [40.0, 10.0]
+    assert any("0: exhausted" in cell for row in shown(spent) for cell in row)
+
+
+def test_export_as_json_is_strict_and_says_what_it_holds(spent: CommandLine) -> None:
+    charge("open", mechanism=mechanisms.create("none"))
+    spent("budget", "set", "--file", FILE, "--epsilon", "50")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    outcome = spent("budget", "export", "--file", FILE)
+    tree = json.loads(outcome.out, parse_constant=refuse)
+    assert "no data, no report" in tree["holds"]
+    assert tree["spent"] == {"delta": 0.0, "epsilon": "infinity", "pure_sum": "infinity"}
+    assert [grant["epsilon"] for grant in tree["budgets"]] == [40.0, 50.0]
+    assert len(tree["charges"]) == 6
+    first = tree["charges"][0]
+    assert first.pop("at").endswith("+00:00")
+    assert first == {
+        **{"number": 1, "run": "mnist-1", "round": 1, "mechanism": "duchi", "parameter": "epsilon", "value": 0.5},
+        **{"units": 10, "unit": "weight", "cohort": 20, "transport": "direct", "parameters_per_report": 1},
+    }
+    assert tree["charges"][-1]["value"] == "infinity"
+
+
+def test_export_as_csv_holds_the_same_charges(spent: CommandLine) -> None:
+    table = list(csv.DictReader(io.StringIO(spent("budget", "export", "--file", FILE, "--format", "csv").out)))
+    tree = json.loads(spent("budget", "export", "--file", FILE, "--format", "json").out)
+    assert table == [{name: str(value) for name, value in charge.items()} for charge in tree["charges"]]
+
+
+@pytest.mark.parametrize("command", ["show", "export"])
+def test_a_file_that_is_not_there_is_not_made(command: str, ldpfl: CommandLine) -> None:
+    assert "there is no budget file budget.sqlite" in ldpfl.refused("budget", command, "--file", FILE)
+    assert not FILE.exists()
+
+
+@pytest.mark.parametrize("command", [("show",), ("export",), ("set", "--epsilon", "3")])
+def test_a_damaged_file_is_one_line(command: tuple[str, ...], spent: CommandLine) -> None:
+    FILE.write_bytes(FILE.read_bytes()[:5000])
+    assert "nothing leaves this client" in spent.refused("budget", *command, "--file", FILE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("set", "--file", "b", "--epsilon", "-1"), "a budget's epsilon must be finite and at least 0"),
+        (("set", "--file", "b", "--epsilon", "nan"), "a budget's epsilon"),
+        (("set", "--file", "b", "--epsilon", "1", "--delta", "1"), "a budget's delta"),
+        (("set", "--file", "b"), "--epsilon"),
+        (("set", "--file", "missing/b", "--epsilon", "1"), "cannot be made: No such file or directory"),
+        (("show",), "--file"),
+        (("export", "--file", "b", "--format", "xml"), "xml"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], named: str, ldpfl: CommandLine) -> None:
+    assert named in ldpfl.refused("budget", *arguments)
+    assert not Path("b").exists()
