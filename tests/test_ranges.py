@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,34 @@ def test_slice_is_a_slice_of_expand(sizes: list[int], data: st.DataObject) -> No
     for part, whole in zip(ranges.slice(start, stop), (center, radius), strict=True):
         assert part.dtype == torch.float64
         assert torch.equal(part, whole[start:stop])
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.data())
+def test_a_part_has_the_ranges_of_the_chosen_weights(sizes: list[int], data: st.DataObject) -> None:
+    layers = [float(layer) for layer in range(len(sizes))]
+    ranges = LayerRanges(vector(layers), vector([layer + 0.5 for layer in layers]), tuple(sizes))
+    chosen = torch.tensor(data.draw(st.lists(st.booleans(), min_size=sum(sizes), max_size=sum(sizes)).filter(any)))
+    part = ranges.part(chosen)
+    for own, whole in zip(part.expand(), ranges.expand(), strict=True):
+        assert torch.equal(own, whole[chosen])
+    changed = ranges.with_part(replace(part, center=part.center - 100, radius=part.radius * 2), chosen)
+    touched = torch.stack([layer.any() for layer in chosen.split_with_sizes(sizes)])
+    assert changed.sizes == ranges.sizes
+    assert torch.equal(changed.center, torch.where(touched, ranges.center - 100, ranges.center))
+    assert torch.equal(changed.radius, torch.where(touched, ranges.radius * 2, ranges.radius))
+
+
+def test_impossible_parts_are_refused() -> None:
+    ranges = LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (2, 3))
+    with pytest.raises(ConfigError, match="no weight is chosen"):
+        ranges.part(torch.zeros(5, dtype=torch.bool))
+    for chosen in (torch.ones(4, dtype=torch.bool), torch.ones(5), torch.ones(1, 5, dtype=torch.bool)):
+        with pytest.raises(ConfigError, match="chosen weights are"):
+            ranges.part(chosen)
+    chosen = torch.tensor([True, False, True, True, False])
+    for sizes in ((2, 1), (1,), (1, 2, 3)):
+        with pytest.raises(ConfigError, match="not those of the 3 chosen weights"):
+            ranges.with_part(LayerRanges(torch.tensor(0.0), torch.tensor(1.0), sizes), chosen)
 
 
 def test_covering_reaches_the_extremes_with_margin_and_floor() -> None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 import ldpfl
-from ldpfl import LayerRanges, SeededStreams
+from ldpfl import LayerRanges, PrivacyError, SeededStreams
 from ldpfl.mechanisms import BitReports, DenseReports, Reports
 from ldpfl.ranges import Denoised, Fixed, NoisyMinMax, RangeRule
 from ldpfl.server import Perturbed, ServerState, advance, client_values
-from ldpfl.shuffling import ReportPool, mix
+from ldpfl.shuffling import PartialPool, ReportPool, mix
+from ldpfl.shuffling.partial import Part
 
 SIZES = (40, 9)
 DIMENSION = sum(SIZES)
@@ -130,3 +131,69 @@ def test_the_range_rule_sees_released_aggregates_only(perturbed: Perturbed) -> N
     assert torch.equal(mean, DUCHI.aggregate([reports], state.ranges))
     assert torch.equal(variance, DUCHI.mean_variance(mean, state.ranges, CLIENTS))
     assert torch.equal(after.ranges.radius, state.ranges.radius / 2)
+
+
+# --- some reports are missing ---------------------------------------------------------------------------------------
+
+
+def some(*weights: int) -> Tensor:
+    chosen = torch.zeros(DIMENSION, dtype=torch.bool)
+    chosen[list(weights)] = True
+    return chosen
+
+
+def part_of(reports: BitReports, weights: Tensor, clients: int) -> Part:
+    """Return what the first ``clients`` reports say about ``weights``."""
+    bits = np.unpackbits(reports.packed, axis=1, count=DIMENSION, bitorder="little")[:clients, weights.numpy()]
+    return Part(BitReports(np.packbits(bits, axis=1, bitorder="little"), bits.shape[1]), weights, clients)
+
+
+def partial(*parts: Part) -> PartialPool:
+    return PartialPool(parts, torch.stack([part.weights for part in parts]).any(dim=0))
+
+
+@pytest.mark.parametrize("perturbed", ["weights", "update"])
+def test_weights_move_by_the_reports_that_arrived_about_them(perturbed: Perturbed) -> None:
+    state, reports = start(), one_bit_reports()
+    many, few = some(*range(0, 30), 41, 42), some(*range(30, 35), 43)
+    pool = partial(part_of(reports, many, CLIENTS), part_of(reports, few, 20))
+    after = advance(state, pool, DUCHI, perturbed=perturbed, rule=Fixed(), learning_rate=0.5)
+    whole = advance(state, ReportPool(reports), DUCHI, perturbed=perturbed, rule=Fixed(), learning_rate=0.5)
+    first = advance(
+        state, ReportPool(replace(reports, packed=reports.packed[:20])), DUCHI, perturbed=perturbed, rule=Fixed(), learning_rate=0.5
+    )
+    assert torch.equal(after.weights[many], whole.weights[many])
+    assert torch.equal(after.weights[few], first.weights[few])
+    assert torch.equal(after.weights[~(many | few)], state.weights[~(many | few)])
+    assert after.round == state.round + 1
+    assert after.previous is state.weights
+
+
+def test_ranges_follow_the_weights_that_were_heard_alone() -> None:
+    state, rule, reports = start(), Recording(), one_bit_reports()
+    heard = some(2, 3, 5, 39)
+    after = advance(state, partial(part_of(reports, heard, 50)), DUCHI, perturbed="weights", rule=rule)
+    [(ranges, mean, variance)] = rule.told
+    assert ranges.sizes == (4,)
+    expected = DUCHI.aggregate([replace(reports, packed=reports.packed[:50])], state.ranges)
+    assert torch.equal(mean, expected[heard])
+    assert torch.equal(variance, DUCHI.mean_variance(expected, state.ranges, 50)[heard])
+    assert after.ranges.radius.tolist() == [float(state.ranges.radius[0]) / 2, float(state.ranges.radius[1])]
+    assert torch.equal(after.ranges.center, state.ranges.center)
+    assert after.ranges.sizes == SIZES
+
+
+@pytest.mark.parametrize("rule", [NoisyMinMax(1e-3), Denoised(1e-3)], ids=lambda rule: type(rule).__name__)
+def test_a_part_of_all_weights_is_the_whole(rule: RangeRule) -> None:
+    reports = one_bit_reports()
+    pool = partial(part_of(reports, some(*range(DIMENSION)), CLIENTS))
+    expected = advance(start(), ReportPool(reports), DUCHI, perturbed="weights", rule=rule)
+    assert same(advance(start(), pool, DUCHI, perturbed="weights", rule=rule), expected)
+
+
+def test_a_round_that_nothing_was_heard_in_does_not_advance() -> None:
+    for pool in (PartialPool((), some()), PartialPool((part_of(one_bit_reports(), some(1), 5),), some())):
+        with pytest.raises(PrivacyError, match="no report to aggregate"):
+            advance(start(), pool, DUCHI, perturbed="weights", rule=Fixed())
+    with pytest.raises(PrivacyError, match="cover 3 weights"):
+        advance(start(), PartialPool((), torch.ones(3, dtype=torch.bool)), DUCHI, perturbed="weights", rule=Fixed())

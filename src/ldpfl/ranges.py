@@ -69,6 +69,39 @@ class LayerRanges:
         repeats = torch.tensor(counts)
         return self.center.repeat_interleave(repeats), self.radius.repeat_interleave(repeats)
 
+    def part(self, chosen: Tensor) -> LayerRanges:
+        """Return the ranges of the ``chosen`` weights, (d,) bool, in their order; a layer of which none is chosen is left out.
+
+        Raises:
+            ConfigError: no weight is chosen, or ``chosen`` has another shape.
+        """
+        counts = self._count(chosen)
+        kept = counts > 0
+        if not bool(kept.any()):
+            raise ConfigError("no weight is chosen: there is no part to take")
+        return LayerRanges(self.center[kept], self.radius[kept], tuple(counts[kept].tolist()))
+
+    def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
+        """Return these ranges, but with those of ``part`` for every layer of which a weight is ``chosen``, (d,) bool.
+
+        Raises:
+            ConfigError: ``part`` has other layers than :meth:`part` makes of ``chosen``.
+        """
+        counts = self._count(chosen)
+        kept = counts > 0
+        if part.sizes != tuple(counts[kept].tolist()):
+            raise ConfigError(f"the part has {len(part.sizes)} layers that are not those of the {int(counts.sum())} chosen weights")
+        center, radius = self.center.clone(), self.radius.clone()
+        center[kept], radius[kept] = part.center, part.radius
+        return replace(self, center=center, radius=radius)
+
+    def _count(self, chosen: Tensor) -> Tensor:
+        """Return how many weights of each layer are ``chosen``, (L,)."""
+        if chosen.shape != (self.dimension,) or chosen.dtype != torch.bool:
+            raise ConfigError(f"chosen weights are {chosen.dtype} {tuple(chosen.shape)}, expected torch.bool ({self.dimension},)")
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])
+        return before[torch.tensor(self.sizes).cumsum(0)].diff(prepend=before[:1])
+
     @classmethod
     def covering(cls, vector: Tensor, sizes: Sequence[int], *, margin: float, floor: float) -> LayerRanges:
         """Ranges that cover a *public* vector (d,), such as the initial model, with ``margin`` to spare.

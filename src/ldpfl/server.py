@@ -12,7 +12,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.ranges import LayerRanges, RangeRule
-from ldpfl.shuffling import ReportPool
+from ldpfl.shuffling import Aggregate, PartialPool, ReportPool
 
 Perturbed = Literal["weights", "update"]
 
@@ -45,7 +45,7 @@ def client_values(trained: Tensor, state: ServerState, perturbed: Perturbed) -> 
 
 def advance(
     state: ServerState,
-    pool: ReportPool,
+    pool: ReportPool | PartialPool,
     mechanism: Mechanism,
     *,
     perturbed: Perturbed,
@@ -54,15 +54,25 @@ def advance(
 ) -> ServerState:
     """Return the state after a round whose shuffled reports are ``pool``.
 
+    Weights that no report spoke about keep their value, and ranges are updated from the other weights alone.
     Every client counts the same, as in LDP-FL Algorithm 1, line 11: weights by data size would tell data sizes.
     ``learning_rate`` scales the mean update and applies to ``perturbed="update"`` only.
 
     Raises:
         PrivacyError: no report, reports of another model, or a mean that is not finite.
     """
-    mean = mechanism.aggregate([pool.reports], state.ranges)
-    if not bool(torch.isfinite(mean).all()):
+    told = pool.aggregate(mechanism, state.ranges)
+    if not bool(torch.isfinite(told.mean).all()):
         raise PrivacyError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
-    ranges = rule.update(state.ranges, mean, mechanism.mean_variance(mean, state.ranges, pool.clients))
-    weights = mean if perturbed == "weights" else torch.add(state.weights, mean, alpha=learning_rate)
-    return ServerState(state.round + 1, weights, ranges, state.weights)
+    weights = told.mean if perturbed == "weights" else torch.add(state.weights, told.mean, alpha=learning_rate)
+    if told.heard is not None:
+        weights = torch.where(told.heard, weights, state.weights)
+    return ServerState(state.round + 1, weights, _next_ranges(state.ranges, told, rule), state.weights)
+
+
+def _next_ranges(ranges: LayerRanges, told: Aggregate, rule: RangeRule) -> LayerRanges:
+    """Return what ``rule`` makes of the weights that were heard; a layer of which none was keeps its range."""
+    if told.heard is None:
+        return rule.update(ranges, told.mean, told.variance)
+    heard = rule.update(ranges.part(told.heard), told.mean[told.heard], told.variance[told.heard])
+    return ranges.with_part(heard, told.heard)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.reports import Reports
+from ldpfl.mechanisms.units import SampledUnits, Units
 from ldpfl.privacy import Guarantee, Release
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
@@ -95,6 +96,28 @@ class Mechanism(ABC):
 
     def for_clients(self, facts: Mapping[str, Tensor]) -> Mechanism:
         """Return the mechanism for clients that know ``facts``, by name a row a client; the same one, unless it uses them."""
+        return self
+
+    @property
+    def terms(self) -> object:
+        """What client and server must agree on beside the ranges: a dataclass of plain values."""
+        return self
+
+    def units(self, ranges: LayerRanges) -> Units | SampledUnits:
+        """Say how a payload is laid out in units that may be released apart; the whole payload is one, unless stated.
+
+        Units may be taken apart only where each of them was randomised on its own, so that what it tells about its weights
+        does not depend on the company it arrives in. :meth:`in_part` reads some of them without the others. What :meth:`read`
+        refuses in a unit may depend on its bits and its number of weights, not on which weights these are.
+        """
+        return Units.whole(ranges.dimension, self.payload_bits(ranges))
+
+    def in_part(self, part: LayerRanges) -> Mechanism:
+        """Return the mechanism whose reports are whole units alone, those about the weights of ``part``.
+
+        Sampled units come one by one: a report is one of them, and ``part`` covers all weights. The same mechanism, unless
+        it looks at more than its own units.
+        """
         return self
 
     def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:

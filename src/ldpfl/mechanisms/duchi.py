@@ -16,6 +16,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
+from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease, Guarantee
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
@@ -149,6 +150,10 @@ class Duchi(Mechanism):
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension
+
+    def units(self, ranges: LayerRanges) -> Units:
+        """A bit a weight."""
+        return Units.equal(ranges.dimension, 1)
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         return Guarantee(

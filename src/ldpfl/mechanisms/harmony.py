@@ -15,7 +15,8 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_shape, total_clients
 from ldpfl.mechanisms.duchi import Duchi
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits, unit_bits
+from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease, Guarantee, PureRelease
 from ldpfl.privacy.guarantee import Unit
 from ldpfl.randomness import RandomSource, as_source, draw
@@ -124,6 +125,15 @@ class Harmony(Mechanism):
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return payload_bits(_Groups.of(ranges, self.group).sizes)
+
+    def units(self, ranges: LayerRanges) -> Units:
+        """A group's place and sign."""
+        sizes = _Groups.of(ranges, self.group).sizes
+        return Units(unit_bits(sizes), sizes)
+
+    def in_part(self, part: LayerRanges) -> Harmony:
+        """Where every layer that is left is smaller than a group, each of them is one group, and the largest sets the size."""
+        return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         return Guarantee(

@@ -66,7 +66,7 @@ class IndexedBitReports:
 
     def payloads(self) -> Iterable[bytes]:
         """Yield what each client puts on the wire."""
-        lengths = _lengths(self.group_sizes)
+        lengths = unit_bits(self.group_sizes)
         for rows in _row_blocks(self.clients, lengths):
             code = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))
             yield from (row.tobytes() for row in _pack(code, lengths))
@@ -86,7 +86,7 @@ class IndexedBitReports:
             if spare and payload[-1] >> (8 - spare):
                 raise ProtocolError(f"a report sets a bit beyond its {group_sizes.size} groups")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
-        lengths = _lengths(group_sizes)
+        lengths = unit_bits(group_sizes)
         index = np.empty((len(payloads), group_sizes.size), dtype=np.int64)
         signs = np.empty(index.shape, dtype=np.bool_)
         for rows in _row_blocks(len(payloads), lengths):
@@ -96,9 +96,15 @@ class IndexedBitReports:
         return cls(index, signs, group_sizes)
 
 
+def unit_bits(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bits (G,) that each group takes: those of its largest index, and the sign."""
+    digits: NDArray[np.int32] = np.frexp(group_sizes - 1.0)[1]  # the binary exponent, exact below 2**53
+    return digits.astype(np.int64) + 1
+
+
 def payload_bits(group_sizes: NDArray[np.int64]) -> int:
     """Bits of one client's report, before rounding up to bytes: ceil(log2(size)) + 1 a group."""
-    return int(_lengths(group_sizes).sum())
+    return int(unit_bits(group_sizes).sum())
 
 
 def mix_indexed(batches: Sequence[IndexedBitReports], generator: np.random.Generator) -> IndexedBitReports:
@@ -119,12 +125,6 @@ def mix_indexed(batches: Sequence[IndexedBitReports], generator: np.random.Gener
         block = pairs[:, start : start + _COLUMN_BLOCK]
         block[:] = generator.permuted(block, axis=0)
     return IndexedBitReports(pairs >> 1, (pairs & 1).astype(np.bool_), sizes)
-
-
-def _lengths(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bits (G,) that each group takes: those of its largest index, and the sign."""
-    digits: NDArray[np.int32] = np.frexp(group_sizes - 1.0)[1]  # the binary exponent, exact below 2**53
-    return digits.astype(np.int64) + 1
 
 
 def _row_blocks(clients: int, lengths: NDArray[np.int64]) -> Iterator[slice]:

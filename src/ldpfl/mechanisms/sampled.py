@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, sqrt
 from typing import ClassVar, Literal
 
@@ -24,6 +24,7 @@ from ldpfl.mechanisms.scalar_noise import (
     checked_epsilon,
     require_possible,
 )
+from ldpfl.mechanisms.units import SampledUnits, Units
 from ldpfl.privacy import Guarantee, PureRelease
 from ldpfl.randomness import RandomSource, as_source, uniform
 from ldpfl.ranges import LayerRanges
@@ -160,6 +161,16 @@ class ScalarMechanism(Mechanism):
     def payload_bits(self, ranges: LayerRanges) -> int:
         taken = self.sampled(ranges)
         return 32 * ranges.dimension if taken is None else taken * (32 + index_bits(ranges.dimension))
+
+    def units(self, ranges: LayerRanges) -> Units | SampledUnits:
+        """A value a weight, or the sampled weights, each with its index: they were randomised at epsilon / k each."""
+        taken = self.sampled(ranges)
+        return Units.equal(ranges.dimension, 32) if taken is None else SampledUnits(taken, ranges.dimension)
+
+    def in_part(self, part: LayerRanges) -> ScalarMechanism:
+        """A sampled weight alone is the report of a client that samples one weight, at epsilon / k."""
+        taken = self.sampled(part)
+        return self if taken is None else replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         release = self.release(ranges)

@@ -8,15 +8,32 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism
 from ldpfl.mechanisms.duchi_vector import VectorBitReports, mix_vectors
 from ldpfl.mechanisms.gaussian import NoisyReports
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, count_ones
 from ldpfl.mechanisms.sampled_reports import SampledReports, mix_sampled
 from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
+from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """What the reports of a round say about the weights.
+
+    Attributes:
+        mean: (d,) float32 estimate of the clients' mean; 0 where no report was heard.
+        variance: (d,) estimated variance of its noise; 0 where no report was heard.
+        heard: (d,) bool, the weights that reports spoke about; None for all.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    heard: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +51,15 @@ class ReportPool:
     def clients(self) -> int:
         """How many reports each parameter received."""
         return self.reports.clients
+
+    def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
+        """Return the mean over all reports.
+
+        Raises:
+            PrivacyError: no report, or reports of another mechanism or model.
+        """
+        mean = mechanism.aggregate([self.reports], ranges)
+        return Aggregate(mean, mechanism.mean_variance(mean, ranges, self.clients))
 
 
 def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPool:

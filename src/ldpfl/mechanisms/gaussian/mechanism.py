@@ -60,6 +60,11 @@ class Gaussian(VectorMechanism):
     def name(self) -> str:  # type: ignore[override]  # other mechanisms have one name each
         return self.schedule.name
 
+    @property
+    def terms(self) -> NoiseSchedule:
+        """The schedule alone: a round's broadcast is bound to its number, and what clients know of themselves is no term."""
+        return self.schedule
+
     def in_round(self, public: PublicState) -> Gaussian:
         return replace(self, public=public)
 

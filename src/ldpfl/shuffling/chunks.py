@@ -1,0 +1,171 @@
+"""Cut a client's report into chunks of equal length, and put the mixed chunks of many clients together again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.units import Units
+from ldpfl.privacy import UnprotectedRelease
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling.fixed_chunks import FixedChunks
+from ldpfl.shuffling.partial import PartialPool, RefusedRecords
+from ldpfl.shuffling.pool import ReportPool
+from ldpfl.shuffling.sampled_chunks import SampledChunks
+
+Bytes = NDArray[np.uint8]
+
+_ID_BYTES = 4
+_SHORTEST = 16
+"""Bytes of a chunk at least. Sealed, a chunk of one weight takes 64 bytes, whatever the mechanism."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What the chunks of a round amount to.
+
+    Attributes:
+        pool: all reports that were accepted; None if there are none.
+        refused: what was not used, and why.
+    """
+
+    pool: ReportPool | PartialPool | None
+    refused: tuple[RefusedRecords, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkPlan:
+    """How a payload of ``mechanism`` is cut: the same at the clients and at the aggregator.
+
+    A chunk holds ``parameters_per_report`` units that follow one another (see :meth:`Mechanism.units`): one is LDP-FL's
+    parameter shuffling, and more of them stay linked. On the wire: the chunk's id, 4 bytes, big end first; then its units
+    as they stand in the payload, from the lowest bit of a byte on; then zeros up to the one length that all chunks have.
+    A chunk of sampled weights carries their indices, and its id only says how many they are.
+
+    Attributes:
+        mechanism: as in this round.
+        ranges: of this round.
+        parameters_per_report: units in a chunk; the last chunk may hold fewer.
+        unprotected: whether a mechanism is accepted that guarantees nothing. A relay hides who sent a value, not the value.
+
+    Raises:
+        ConfigError: ``parameters_per_report`` is not a positive whole number, or there are more than 2^32 chunks.
+        PrivacyError: the mechanism guarantees nothing, and ``unprotected`` is not set.
+    """
+
+    mechanism: Mechanism
+    ranges: LayerRanges
+    parameters_per_report: int = 1
+    unprotected: bool = False
+
+    def __post_init__(self) -> None:
+        linked = self.parameters_per_report
+        if isinstance(linked, bool) or not isinstance(linked, int) or linked < 1:
+            raise ConfigError(f"parameters_per_report must be a positive whole number, got {linked!r}")
+        release = self.mechanism.release(self.ranges)
+        if isinstance(release, UnprotectedRelease) and not self.unprotected:
+            raise PrivacyError(
+                f"mechanism {self.mechanism.name!r} guarantees nothing ({release.reason}), and a relay hides senders, not values: "
+                "choose another mechanism, or ask for unprotected reports explicitly"
+            )
+        if self.chunks >> (8 * _ID_BYTES):
+            raise ConfigError(f"{self.chunks} chunks are more than {_ID_BYTES} bytes can tell apart: raise parameters_per_report")
+
+    @cached_property
+    def _cut(self) -> FixedChunks | SampledChunks:
+        units = self.mechanism.units(self.ranges)
+        if isinstance(units, Units):
+            return FixedChunks(units, self.parameters_per_report)
+        return SampledChunks(units, self.parameters_per_report)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks m a client sends."""
+        return self._cut.chunks
+
+    @property
+    def plaintext_bytes(self) -> int:
+        """Length of each chunk before it is sealed."""
+        return max(_SHORTEST, _ID_BYTES + self._cut.body_bytes)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """32 bytes that differ if anything does that sender and receiver must agree on to understand a chunk.
+
+        SHA-256 over the mechanism's name and parameters, the layers' sizes, centers and radii, bit for bit, and
+        ``parameters_per_report``.
+        """
+        terms = {
+            "format": 1,
+            "mechanism": self.mechanism.name,
+            "terms": _plain(self.mechanism.terms),
+            "sizes": self.ranges.sizes,
+            "center": [value.hex() for value in self.ranges.center.tolist()],
+            "radius": [value.hex() for value in self.ranges.radius.tolist()],
+            "parameters_per_report": self.parameters_per_report,
+        }
+        return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).digest()
+
+    def split(self, payload: bytes) -> Bytes:
+        """Cut one client's payload into its chunks, (m, plaintext_bytes) uint8, ordered by id.
+
+        That order must not reach the relay: :func:`ldpfl.shuffling.sealing.seal` draws another.
+
+        Raises:
+            ProtocolError: the payload does not follow the mechanism's wire format.
+        """
+        ids, bodies = self._cut.split(payload)
+        chunks = np.zeros((self.chunks, self.plaintext_bytes), dtype=np.uint8)
+        chunks[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
+        chunks[:, _ID_BYTES : _ID_BYTES + bodies.shape[1]] = bodies
+        return chunks
+
+    def join(self, plaintexts: Bytes, uploads: int) -> Joined:
+        """Put chunks of ``uploads`` clients together, (R, plaintext_bytes) uint8 in any order, and leave out what cannot be read.
+
+        The result depends on the chunks that arrived, not on their order. Where every weight was reported equally often it
+        is a pool as the simulator's, otherwise one by parts. Refused are unknown ids, padding that is not zero, values that
+        no client can send, and all chunks of an id that came more often than there are uploads. One of these must be
+        false; which one cannot be told, so the weights keep their values in this round. That a client may thus hold up
+        weights is the price for that none can vote twice on one where all others' votes arrived.
+
+        Raises:
+            ProtocolError: chunks of another length, or ``uploads`` is not positive.
+        """
+        if plaintexts.dtype != np.uint8 or plaintexts.ndim != 2 or plaintexts.shape[1] != self.plaintext_bytes:
+            raise ProtocolError(
+                f"chunks are {plaintexts.dtype} of shape {plaintexts.shape}, expected uint8 (records, {self.plaintext_bytes}): "
+                "they were cut by another plan"
+            )
+        if uploads < 1:
+            raise ProtocolError(f"chunks of {uploads} uploads cannot be joined, expected at least 1")
+        rows = np.ascontiguousarray(plaintexts)
+        rows = rows[np.argsort(rows.view(f"V{self.plaintext_bytes}").ravel(), kind="stable")]
+        ids = rows[:, :_ID_BYTES].copy().view(">u4").ravel().astype(np.int64)
+        pool, refused = self._cut.join(self.mechanism, self.ranges, ids, rows[:, _ID_BYTES:], uploads)
+        return Joined(pool, tuple(RefusedRecords(count, reason) for reason, count in refused.items() if count))
+
+
+def _plain(value: object) -> object:
+    """Return what ``json`` writes in one way only: numbers as floats, dataclasses as their fields.
+
+    Raises:
+        ConfigError: a value of another kind.
+    """
+    if isinstance(value, str | bool | None):
+        return value
+    if isinstance(value, int | float):
+        return float(value).hex()
+    if isinstance(value, Sequence):
+        return [_plain(entry) for entry in value]
+    if is_dataclass(value):
+        return [type(value).__name__, *([field.name, _plain(getattr(value, field.name))] for field in fields(value))]
+    raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}, which has no one way of being written down")

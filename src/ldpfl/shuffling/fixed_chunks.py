@@ -1,0 +1,160 @@
+"""Chunks of units that every client sends: chunk j is about the same weights for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.reports import packed_size
+from ldpfl.mechanisms.units import Units
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling.partial import Part, PartialPool
+from ldpfl.shuffling.pool import ReportPool
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+
+UNKNOWN_ID = "a chunk id that this round's plan does not have"
+PADDING = "padding that is not zero"
+IMPOSSIBLE = "content that no client can send"
+TOO_MANY = "a chunk id that came more often than there are uploads: at least one is false, so its weights keep their values"
+
+
+class FixedChunks:
+    """Where the chunks of ``per_chunk`` units begin and end in a payload and in the model."""
+
+    def __init__(self, units: Units, per_chunk: int) -> None:
+        self._units, self._per_chunk = units, per_chunk
+        first = np.arange(0, units.bits.size, per_chunk)
+        self._bits = np.add.reduceat(units.bits, first)
+        self._weights = np.add.reduceat(units.weights, first)
+        self._size = packed_size(int(self._bits.sum()))
+        # Chunks that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
+        self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
+        lengths = -(-self._bits // 8) if self._by_bytes else self._bits
+        self._filled = np.arange(lengths.max()) < lengths[:, None]
+
+    @property
+    def chunks(self) -> int:
+        return int(self._bits.size)
+
+    @property
+    def body_bytes(self) -> int:
+        return packed_size(int(self._bits.max()))
+
+    def split(self, payload: bytes) -> tuple[Numbers, Bytes]:
+        """Return the ids (m,) and contents (m, body_bytes) of the chunks of one payload."""
+        if len(payload) != self._size:
+            raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}")
+        pieces = np.frombuffer(payload, dtype=np.uint8)
+        if not self._by_bytes:
+            pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")
+        table = np.zeros(self._filled.shape, dtype=np.uint8)
+        table[self._filled] = pieces
+        return np.arange(self.chunks), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
+
+    def join(
+        self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
+    ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
+        """Return the pool of all chunks that can be read, ``ids`` (R,) ascending and ``bodies`` (R, ...), and what was refused."""
+        kept = _Kept(ids, bodies)
+        kept.refuse(ids >= self.chunks, UNKNOWN_ID)
+        kept.refuse(self._stray(kept.ids, kept.bodies), PADDING)
+        kept.refuse((np.bincount(kept.ids, minlength=self.chunks) > uploads)[kept.ids], TOO_MANY)
+        try:
+            return self._pool(mechanism, ranges, kept), kept.refused
+        except ProtocolError:
+            kept.refuse(self._impossible(mechanism, ranges, kept), IMPOSSIBLE)
+            return self._pool(mechanism, ranges, kept), kept.refused
+
+    def _about(self, columns: Numbers) -> Tensor:
+        """Return which weights the chunks ``columns`` are about, (d,) bool."""
+        chosen = np.zeros(self.chunks, dtype=np.bool_)
+        chosen[columns] = True
+        return torch.from_numpy(np.repeat(chosen, self._weights))
+
+    def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
+        """Return the payload of the chunks ``columns`` alone, from their ``bodies``, a row each."""
+        filled = self._filled[columns]
+        if self._by_bytes:
+            return bodies[:, : filled.shape[1]][filled].tobytes()
+        bits = np.unpackbits(bodies, axis=1, count=filled.shape[1], bitorder="little")[filled]
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, kept: _Kept) -> ReportPool | PartialPool | None:
+        parts = []
+        for columns, places in self._groups(kept.ids):
+            payloads = [self._payload(columns, kept.bodies[row]) for row in places]
+            if columns.size == self.chunks:
+                return ReportPool(mechanism.read(payloads, ranges))
+            about = self._about(columns)
+            own = ranges.part(about)
+            parts.append(Part(mechanism.in_part(own).read(payloads, own), about, len(places)))
+        return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
+
+    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: _Kept) -> NDArray[np.bool_]:
+        """Return which records the mechanism refuses. All that are laid out alike are read together, whatever their ids."""
+        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        for column, first in enumerate(range(0, self._units.bits.size, self._per_chunk)):
+            own = slice(first, first + self._per_chunk)
+            alike.setdefault((self._units.bits[own].tobytes(), self._units.weights[own].tobytes()), []).append(column)
+        refused = np.zeros(kept.ids.size, dtype=np.bool_)
+        for columns in alike.values():
+            places = np.flatnonzero(np.isin(kept.ids, columns))
+            part = ranges.part(self._about(np.array(columns[:1])))
+            bodies = kept.bodies[places, : packed_size(int(self._bits[columns[0]]))]
+            refused[places[impossible(mechanism.in_part(part), part, [body.tobytes() for body in bodies])]] = True
+        return refused
+
+    def _groups(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
+        """Return (chunk ids (u,), places of their records (n, u)) for each n that an id came; row i has the i-th of each."""
+        counts = np.bincount(ids, minlength=self.chunks)
+        first = np.cumsum(counts) - counts
+        groups = []
+        for count in np.unique(counts[counts > 0]).tolist():
+            columns = np.flatnonzero(counts == count)
+            groups.append((columns, first[columns] + np.arange(count)[:, None]))
+        return groups
+
+    def _stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
+        """Return which records set a bit after the end of their chunk."""
+        stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
+        for length in np.unique(self._bits).tolist():
+            own = np.flatnonzero(bits == length)
+            stray[own] = bodies[own, packed_size(length) :].any(axis=1)
+            if length % 8:
+                stray[own] |= bodies[own, length // 8] >> (length % 8) != 0
+        return stray
+
+
+class _Kept:
+    """Records that have not been refused so far."""
+
+    def __init__(self, ids: Numbers, bodies: Bytes) -> None:
+        self.ids, self.bodies = ids, bodies
+        self.refused: Counter[str] = Counter()
+
+    def refuse(self, which: NDArray[np.bool_], reason: str) -> None:
+        if which.any():
+            self.refused[reason] += int(which.sum())
+            self.ids, self.bodies = self.ids[~which], self.bodies[~which]
+
+
+def impossible(mechanism: Mechanism, part: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
+    """Return the places, from ``first`` on, of the payloads that ``mechanism`` refuses, by halving: few of them cost little."""
+    try:
+        if payloads:
+            mechanism.read(payloads, part)
+    except ProtocolError:
+        if len(payloads) == 1:
+            return [first]
+        half = len(payloads) // 2
+        return impossible(mechanism, part, payloads[:half], first) + impossible(mechanism, part, payloads[half:], first + half)
+    return []

@@ -1,0 +1,80 @@
+"""A round's reports where some are missing: parts of the model that were reported equally often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms import Mechanism, Reports
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling.pool import Aggregate
+
+
+@dataclass(frozen=True)
+class RefusedRecords:
+    """How many records were not used, and why, in one line that tells nothing of their content."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Reports about some of the weights, in whole units; a row is no client.
+
+    Attributes:
+        reports: as :meth:`Mechanism.in_part` reads them.
+        weights: (d,) bool, what they are about.
+        clients: how many clients they are worth.
+    """
+
+    reports: Reports
+    weights: Tensor
+    clients: int
+
+
+@dataclass(frozen=True, eq=False)
+class PartialPool:
+    """A round of which some reports are missing, so that weights have been reported differently often.
+
+    Attributes:
+        parts: each about other weights than the rest.
+        heard: (d,) bool, the weights that may be updated.
+    """
+
+    parts: tuple[Part, ...]
+    heard: Tensor
+
+    @property
+    def clients(self) -> int:
+        """The fewest reports that any weight received which received one: what amplification may count on."""
+        return min(part.clients for part in self.parts)
+
+    @property
+    def counts(self) -> Tensor:
+        """How many clients' reports each weight received, (d,) int64."""
+        counts = torch.zeros(self.heard.shape, dtype=torch.int64)
+        for part in self.parts:
+            counts[part.weights] = part.clients
+        return counts * self.heard
+
+    def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
+        """Return the mean of each weight over the reports that arrived about it.
+
+        Raises:
+            PrivacyError: no weight was heard, or reports of another mechanism or model.
+        """
+        if self.heard.shape != (ranges.dimension,):
+            raise PrivacyError(f"the reports cover {self.heard.numel()} weights, the ranges cover {ranges.dimension}")
+        if not bool(self.heard.any()):
+            raise PrivacyError("there is no report to aggregate")
+        mean, variance = torch.zeros(ranges.dimension), torch.zeros(ranges.dimension)
+        for part in self.parts:
+            own = ranges.part(part.weights)
+            alone = mechanism.in_part(own)
+            mean[part.weights] = values = alone.aggregate([part.reports], own)
+            variance[part.weights] = alone.mean_variance(values, own, part.reports.clients)
+        return Aggregate(mean * self.heard, variance * self.heard, self.heard)

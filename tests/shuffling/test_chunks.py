@@ -1,0 +1,526 @@
+"""Chunks: cut and joined without loss, averaged by weight where some are missing, and refused where they cannot be right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
+from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create
+from ldpfl.mechanisms.gaussian import PublicState
+from ldpfl.mechanisms.units import SampledUnits, Units
+from ldpfl.shuffling import ChunkPlan, Joined, PartialPool, ReportPool
+
+Bytes = NDArray[np.uint8]
+
+SIZES = (7, 13, 1)
+RANGES = LayerRanges(torch.tensor([0.0, 0.2, -1.0]), torch.tensor([0.5, 0.25, 2.0]), SIZES)
+DIMENSION = sum(SIZES)
+CLIENTS = 5
+ID = 4
+"""Bytes of a chunk's id, in front."""
+
+DUCHI, LAPLACE, SAMPLED = create("duchi", epsilon=1.0), Laplace(1.0), Laplace(4.0, 5)
+
+MECHANISMS: dict[str, Mechanism] = {
+    "duchi": DUCHI,
+    "harmony": Harmony(1.0),
+    "harmony-1": Harmony(1.0, 1),
+    "harmony-3": Harmony(1.0, 3),
+    "harmony-13": Harmony(1.0, 13),
+    "laplace": LAPLACE,
+    "piecewise": Piecewise(2.0),
+    "hybrid": Hybrid(0.5),
+    "laplace-5-of-d": SAMPLED,
+    "piecewise-2-of-d": Piecewise(5.0, "auto"),
+    "hybrid-all-of-d": Hybrid(4.0, DIMENSION),
+    "duchi-vector": create("duchi-vector", epsilon=1.0),
+    "privunit-g": create("privunit-g", epsilon=4.0, norm=1.0, magnitude_share=0.5),
+    "full-dp": create("full-dp", epsilon=1.0),
+    "none": create("none"),
+}
+SUMS_OF_INTEGERS = {"duchi", "harmony", "harmony-1", "harmony-3", "harmony-13", "duchi-vector"}
+LINKED = (1, 2, 8, 100)
+
+every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
+
+
+def plan_of(mechanism: Mechanism, linked: int = 1, ranges: LayerRanges = RANGES) -> ChunkPlan:
+    return ChunkPlan(mechanism, ranges, linked, unprotected=True)
+
+
+def encode(mechanism: Mechanism, clients: int = CLIENTS, seed: int = 0, ranges: LayerRanges = RANGES) -> Reports:
+    values = torch.empty(clients, ranges.dimension).uniform_(-0.4, 0.4, generator=torch.Generator().manual_seed(seed))
+    reports: Reports = mechanism.encode(values, ranges, SeededStreams.for_clients(seed, 1, range(clients)))
+    return reports
+
+
+def cut(plan: ChunkPlan, reports: Reports) -> Bytes:
+    """Return all clients' chunks, (K * m, p), client by client."""
+    return np.concatenate([plan.split(payload) for payload in reports.payloads()])
+
+
+def shuffled(chunks: Bytes, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).permutation(chunks)
+
+
+def payloads(joined: Joined) -> list[bytes]:
+    assert isinstance(joined.pool, ReportPool)
+    return list(joined.pool.reports.payloads())
+
+
+def refusals(joined: Joined) -> dict[str, int]:
+    return {entry.reason: entry.count for entry in joined.refused}
+
+
+def flat(joined: Joined) -> list[tuple[bytes, list[bool]]]:
+    """Return everything that a pool tells: payloads, and what they are about."""
+    if isinstance(joined.pool, PartialPool):
+        heard = joined.pool.heard.tolist()
+        return [(payload, part.weights.tolist() + heard) for part in joined.pool.parts for payload in part.reports.payloads()]
+    return [(payload, []) for payload in payloads(joined)]
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------------
+
+
+@every_mechanism
+@pytest.mark.parametrize("linked", LINKED)
+def test_one_clients_chunks_make_its_payload_again(name: str, linked: int) -> None:
+    plan = plan_of(MECHANISMS[name], linked)
+    [payload] = encode(MECHANISMS[name], 1).payloads()
+    chunks = plan.split(payload)
+    assert chunks.shape == (plan.chunks, plan.plaintext_bytes)
+    joined = plan.join(shuffled(chunks), 1)
+    assert payloads(joined) == [payload]
+    assert joined.refused == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    linked=st.integers(1, 30),
+    kind=st.sampled_from(["duchi", "harmony", "laplace", "sampled"]),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+def test_any_model_is_cut_without_loss(sizes: list[int], linked: int, kind: str, seed: int, data: st.DataObject) -> None:
+    ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.5), tuple(sizes))
+    mechanisms: dict[str, Mechanism] = {
+        "duchi": DUCHI,
+        "harmony": Harmony(1.0, data.draw(st.none() | st.integers(1, max(sizes)))),
+        "laplace": LAPLACE,
+        "sampled": Piecewise(4.0, data.draw(st.integers(1, sum(sizes)))),
+    }
+    plan = plan_of(mechanisms[kind], linked, ranges)
+    reports = encode(mechanisms[kind], 3, seed, ranges)
+    [first, *_] = reports.payloads()
+    assert payloads(plan.join(shuffled(plan.split(first), seed), 1)) == [first]
+    joined = plan.join(shuffled(cut(plan, reports), seed), 3)
+    assert isinstance(joined.pool, ReportPool)
+    expected = mechanisms[kind].aggregate([reports], ranges)
+    torch.testing.assert_close(joined.pool.aggregate(mechanisms[kind], ranges).mean, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [DUCHI, Harmony(1.0), LAPLACE, Laplace(1.0, 1)], ids=["duchi", "harmony", "laplace", "laplace-1-of-d"]
+)
+def test_a_model_of_one_weight_is_cut_too(mechanism: Mechanism) -> None:
+    """Its index takes no bits at all."""
+    plan = plan_of(mechanism, ranges=LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (1,)))
+    reports = encode(mechanism, 3, ranges=plan.ranges)
+    assert sorted(payloads(plan.join(cut(plan, reports), 3))) == sorted(reports.payloads())
+
+
+def test_a_chunk_holds_its_own_units_and_nothing_of_others() -> None:
+    bits = np.array([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 1, 0, 1], dtype=np.uint8)
+    chunks = plan_of(DUCHI, 5).split(np.packbits(bits, bitorder="little").tobytes())
+    assert chunks[:, :ID].tolist() == [[0, 0, 0, number] for number in range(5)]
+    held = np.unpackbits(chunks[:, ID:], axis=1, bitorder="little")
+    assert [row[:5].tolist() for row in held] == [*bits[:20].reshape(4, 5).tolist(), [1, 0, 0, 0, 0]]
+    assert not held[:, 5:].any()
+
+
+@pytest.mark.parametrize("name", ["duchi", "harmony", "harmony-3", "laplace", "laplace-5-of-d"])
+def test_a_chunk_of_one_weight_takes_16_bytes(name: str) -> None:
+    assert plan_of(MECHANISMS[name]).plaintext_bytes == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "linked", "chunks"),
+    [("duchi", 1, 21), ("duchi", 4, 6), ("harmony", 1, 3), ("harmony-3", 2, 5), ("laplace", 100, 1), ("laplace-5-of-d", 2, 3)]
+    + [(name, 1, 1) for name in ("duchi-vector", "privunit-g", "full-dp", "none")],
+)
+def test_how_many_chunks_a_client_sends(name: str, linked: int, chunks: int) -> None:
+    assert plan_of(MECHANISMS[name], linked).chunks == chunks
+
+
+@every_mechanism
+def test_units_add_up_to_the_payload_and_to_the_model(name: str) -> None:
+    mechanism = MECHANISMS[name]
+    units = mechanism.units(RANGES)
+    if isinstance(units, Units):
+        assert units.bits.sum() == mechanism.payload_bits(RANGES)
+        assert units.weights.sum() == DIMENSION
+    else:
+        assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
+        assert units == SampledUnits(mechanism.sampled(RANGES) or 0, DIMENSION)
+
+
+@every_mechanism
+def test_units_released_apart_are_those_of_the_guarantee_or_sampled(name: str) -> None:
+    """What one epsilon covers is never cut, except sampled weights, each of which is reported at epsilon / k."""
+    units, guarantee = MECHANISMS[name].units(RANGES), MECHANISMS[name].guarantee(RANGES)
+    if isinstance(units, Units) and name != "none":  # which protects nothing, and is kept whole
+        assert units.bits.size == guarantee.units_per_round
+
+
+def test_the_place_of_a_sampled_weight_does_not_show_in_its_chunk() -> None:
+    chunks = plan_of(SAMPLED, 2).split(next(iter(encode(SAMPLED, 1).payloads())))
+    assert chunks[:, :ID].tolist() == [[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("name", ["duchi", "laplace", "laplace-5-of-d", "duchi-vector"])
+def test_payloads_of_another_length_are_not_cut(name: str) -> None:
+    [payload] = encode(MECHANISMS[name], 1).payloads()
+    for wrong in (payload[:-1], payload + b"\0", b""):
+        with pytest.raises(ProtocolError, match="bytes, expected"):
+            plan_of(MECHANISMS[name]).split(wrong)
+
+
+# --- joining all ------------------------------------------------------------------------------------------------------
+
+
+@every_mechanism
+@pytest.mark.parametrize("linked", LINKED)
+def test_the_aggregate_of_mixed_chunks_is_that_of_the_reports(name: str, linked: int) -> None:
+    mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
+    reports = encode(mechanism)
+    joined = plan.join(shuffled(cut(plan, reports)), CLIENTS)
+    assert joined.refused == ()
+    assert isinstance(joined.pool, ReportPool)
+    assert joined.pool.clients == CLIENTS
+    told = joined.pool.aggregate(mechanism, RANGES)
+    expected = mechanism.aggregate([reports], RANGES)
+    assert told.heard is None
+    if name in SUMS_OF_INTEGERS:
+        assert torch.equal(told.mean, expected)
+        assert torch.equal(told.variance, mechanism.mean_variance(expected, RANGES, CLIENTS))
+    else:
+        torch.testing.assert_close(told.mean, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(told.variance, mechanism.mean_variance(expected, RANGES, CLIENTS), rtol=1e-4, atol=1e-6)
+
+
+@every_mechanism
+@pytest.mark.parametrize("lost", [0, 3])
+def test_the_pool_does_not_depend_on_the_order_of_arrival(name: str, lost: int) -> None:
+    plan = plan_of(MECHANISMS[name], 2)
+    chunks = cut(plan, encode(MECHANISMS[name]))[lost:]
+    assert flat(plan.join(shuffled(chunks, 1), CLIENTS)) == flat(plan.join(shuffled(chunks, 2), CLIENTS))
+
+
+def test_rows_of_the_pool_are_no_clients() -> None:
+    reports = encode(DUCHI)
+    assert not set(reports.payloads()) & set(payloads(plan_of(DUCHI).join(cut(plan_of(DUCHI), reports), CLIENTS)))
+
+
+def test_whole_clients_may_be_missing() -> None:
+    for name, mechanism in MECHANISMS.items():
+        if name == "hybrid-all-of-d" or not name.endswith("of-d"):  # elsewhere a weight may have been sampled by all that are left
+            plan, reports = plan_of(mechanism), encode(mechanism, 3)
+            joined = plan.join(shuffled(cut(plan, reports)), CLIENTS)
+            assert isinstance(joined.pool, ReportPool)
+            assert joined.pool.clients == 3
+            torch.testing.assert_close(joined.pool.aggregate(mechanism, RANGES).mean, mechanism.aggregate([reports], RANGES))
+
+
+# --- joining what is left -----------------------------------------------------------------------------------------------
+
+
+def mean_by_weight(mechanism: Mechanism, reports: Reports, arrived: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+    """Return the mean (d,) of the estimates whose (client, weight) in ``arrived`` is set, and how many these are."""
+    estimates, kept = mechanism.decode(reports, RANGES).double(), torch.from_numpy(arrived)
+    counts = kept.sum(dim=0)
+    return (estimates * kept).sum(dim=0) / counts.clamp_min(1), counts
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    name=st.sampled_from([name for name in MECHANISMS if not name.endswith("of-d")]),
+    linked=st.sampled_from([1, 2, 3, 8]),
+    seed=st.integers(0, 2**32),
+    share=st.floats(0.05, 1.0),
+)
+def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
+    mechanism, plan, reports = MECHANISMS[name], plan_of(MECHANISMS[name], linked), encode(MECHANISMS[name], seed=seed)
+    arrived = np.random.default_rng(seed).random((CLIENTS, plan.chunks)) < share
+    units = mechanism.units(RANGES)
+    assert isinstance(units, Units)
+    weights = np.add.reduceat(units.weights, np.arange(0, units.bits.size, linked))
+    expected, counts = mean_by_weight(mechanism, reports, np.repeat(arrived, weights, axis=1))
+    joined = plan.join(shuffled(cut(plan, reports)[arrived.ravel()], seed), CLIENTS)
+    assert joined.refused == ()
+    if not arrived.any():
+        assert joined.pool is None
+        return
+    assert joined.pool is not None
+    told = joined.pool.aggregate(mechanism, RANGES)
+    heard = counts > 0
+    assert torch.equal(torch.ones(DIMENSION, dtype=torch.bool) if told.heard is None else told.heard, heard)
+    torch.testing.assert_close(told.mean[heard].double(), expected[heard], rtol=1e-5, atol=1e-5)
+    assert not told.mean[~heard].any()
+    assert not told.variance[~heard].any()
+    assert joined.pool.clients == counts[heard].min()
+    if isinstance(joined.pool, PartialPool):
+        assert torch.equal(joined.pool.counts, counts)
+        for count in set(counts.tolist()):
+            if count and name in ("duchi", "laplace", "harmony-3"):
+                own = counts == count
+                wanted = mechanism.mean_variance(told.mean, RANGES, count)
+                torch.testing.assert_close(told.variance[own], wanted[own], rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from([name for name in MECHANISMS if name.endswith("of-d")]),
+    linked=st.sampled_from([1, 2, 3, 8]),
+    seed=st.integers(0, 2**32),
+    share=st.floats(0.05, 1.0),
+)
+def test_sampled_weights_are_averaged_over_all_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
+    mechanism = MECHANISMS[name]
+    assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
+    plan, reports, taken = plan_of(mechanism, linked), encode(mechanism, seed=seed), mechanism.sampled(RANGES)
+    assert taken is not None
+    arrived = np.random.default_rng(seed).random((CLIENTS, plan.chunks)) < share
+    joined = plan.join(shuffled(cut(plan, reports)[arrived.ravel()], seed), CLIENTS)
+    assert joined.refused == ()
+    if not arrived.any():
+        assert joined.pool is None
+        return
+    sampled: Any = reports
+    pairs = np.repeat(arrived, [min(linked, taken - first) for first in range(0, taken, linked)], axis=1)
+    center, radius = RANGES.expand()
+    total = torch.zeros(DIMENSION, dtype=torch.float64)
+    for client, place in zip(*np.nonzero(pairs), strict=True):
+        total[sampled.index[client, place]] += float(sampled.values[client, place])
+    assert joined.pool is not None
+    told = joined.pool.aggregate(mechanism, RANGES)
+    assert told.heard is None or bool(told.heard.all())
+    torch.testing.assert_close(told.mean.double(), center + radius * total * DIMENSION / int(pairs.sum()), rtol=1e-5, atol=1e-5)
+    assert 1 <= joined.pool.clients <= CLIENTS
+
+
+def test_nothing_at_all_is_no_pool() -> None:
+    for mechanism in (DUCHI, SAMPLED):
+        plan = plan_of(mechanism)
+        assert plan.join(np.zeros((0, plan.plaintext_bytes), dtype=np.uint8), 3) == Joined(None, ())
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+
+
+def expect_one_refused(mechanism: Mechanism, bad: Bytes, reason: str, linked: int = 1) -> None:
+    """Join honest chunks with a false one in front, and check that it alone is left out."""
+    plan, reports = plan_of(mechanism, linked), encode(mechanism)
+    honest = cut(plan, reports)
+    joined = plan.join(np.concatenate([bad, honest]), CLIENTS + 1)
+    [(told, count)] = refusals(joined).items()
+    assert reason in told
+    assert count == len(bad)
+    assert flat(joined) == flat(plan.join(honest, CLIENTS + 1))
+
+
+def chunk(mechanism: Mechanism, number: int, body: bytes, linked: int = 1) -> Bytes:
+    size = plan_of(mechanism, linked).plaintext_bytes
+    return np.frombuffer((number.to_bytes(ID, "big") + body).ljust(size, b"\0"), dtype=np.uint8).reshape(1, -1)
+
+
+@pytest.mark.parametrize("number", [21, 22, 2**31, 2**32 - 1])
+def test_ids_outside_the_model_are_refused(number: int) -> None:
+    expect_one_refused(DUCHI, chunk(DUCHI, number, b"\1"), "chunk id that this round's plan does not have")
+    expect_one_refused(SAMPLED, chunk(SAMPLED, number, bytes(5)), "chunk id that this round's plan does not have")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "body", "linked"),
+    [
+        (DUCHI, b"\2", 1),
+        (DUCHI, b"\1" + bytes(10) + b"\1", 1),
+        (DUCHI, b"\377\1", 8),
+        (LAPLACE, np.float32(0.5).tobytes() + b"\1", 1),
+        (Harmony(1.0, 3), b"\10", 1),
+        (SAMPLED, b"\40" + np.float32(0.5).tobytes(), 1),
+        (SAMPLED, b"\1" + np.float32(0.5).tobytes() + b"\1", 1),
+    ],
+)
+def test_padding_must_be_zero(mechanism: Mechanism, body: bytes, linked: int) -> None:
+    number = 1 if mechanism is SAMPLED else 0
+    expect_one_refused(mechanism, chunk(mechanism, number, body, linked), "padding that is not zero", linked)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+@pytest.mark.parametrize("linked", [1, 3])
+def test_values_that_no_client_can_send_are_refused(value: float, linked: int) -> None:
+    body = np.array([0.5] * (linked - 1) + [value], dtype="<f4").tobytes()
+    for number in range(DIMENSION // linked):
+        expect_one_refused(LAPLACE, chunk(LAPLACE, number, body, linked), "no client can send", linked)
+    expect_one_refused(SAMPLED, chunk(SAMPLED, 1, b"\3" + np.float32(value).tobytes()), "no client can send")
+
+
+def test_an_index_outside_its_group_is_refused() -> None:
+    """Groups of 3 have two bits for the place, of which 3 is none; the last group of each layer has 1 weight."""
+    expect_one_refused(Harmony(1.0, 3), chunk(Harmony(1.0, 3), 0, b"\3"), "no client can send")
+    expect_one_refused(Harmony(1.0, 3), chunk(Harmony(1.0, 3), 3, b"\7"), "no client can send")
+
+
+def test_sampled_weights_must_exist_and_ascend() -> None:
+    value = np.float32(0.5).tobytes()
+    expect_one_refused(SAMPLED, chunk(SAMPLED, 1, b"\25" + value), "no client can send")  # 21 of 0..20
+    for index in (b"\143\0", b"\103\0"):  # (3, 3), (3, 2) in five bits each
+        expect_one_refused(SAMPLED, chunk(SAMPLED, 2, index + 2 * value, 2), "no client can send", 2)
+
+
+def test_a_false_vector_costs_that_vector_alone() -> None:
+    for name in ("privunit-g", "full-dp"):
+        [body] = encode(MECHANISMS[name], 1, seed=9).payloads()
+        expect_one_refused(MECHANISMS[name], chunk(MECHANISMS[name], 0, np.float32(np.nan).tobytes() + body[4:]), "no client can send")
+
+
+def test_many_false_chunks_among_many_weights() -> None:
+    chunks = cut(plan_of(LAPLACE), encode(LAPLACE))
+    false = np.random.default_rng(3).random(len(chunks)) < 0.4
+    chunks[false, ID : ID + 4] = 255  # NaN
+    joined = plan_of(LAPLACE).join(chunks, CLIENTS)
+    assert list(refusals(joined).values()) == [false.sum()]
+    assert flat(joined) == flat(plan_of(LAPLACE).join(chunks[~false], CLIENTS))
+
+
+def test_an_id_that_came_too_often_is_left_out_for_the_round() -> None:
+    reports = encode(DUCHI)
+    honest = cut(plan_of(DUCHI), reports)
+    joined = plan_of(DUCHI).join(np.concatenate([honest, honest[:1], honest[3:4], honest[3:4]]), CLIENTS)
+    [(reason, count)] = refusals(joined).items()
+    assert "more often than there are uploads" in reason
+    assert count == 2 * CLIENTS + 3
+    assert isinstance(joined.pool, PartialPool)
+    told = joined.pool.aggregate(DUCHI, RANGES)
+    assert joined.pool.heard.tolist() == [j not in (0, 3) for j in range(DIMENSION)]
+    assert torch.equal(told.mean, DUCHI.aggregate([reports], RANGES) * joined.pool.heard)
+    assert joined.pool.counts.tolist() == [0 if j in (0, 3) else CLIENTS for j in range(DIMENSION)]
+
+
+def test_an_id_that_came_once_for_each_upload_is_kept_whoever_sent_it() -> None:
+    honest = cut(plan_of(DUCHI), encode(DUCHI))
+    joined = plan_of(DUCHI).join(np.concatenate([honest[1:], honest[1:2]]), CLIENTS + 1)
+    assert joined.refused == ()
+    assert joined.pool is not None
+    assert joined.pool.clients == CLIENTS - 1
+
+
+def test_a_sampled_weight_that_came_too_often_is_left_out() -> None:
+    mechanism = Hybrid(4.0, DIMENSION)
+    plan = plan_of(mechanism)
+    honest = cut(plan, encode(mechanism))
+    whole = plan.join(honest, CLIENTS).pool
+    assert whole is not None
+    joined = plan.join(np.concatenate([honest, honest[2:3]]), CLIENTS)
+    assert list(refusals(joined).values()) == [CLIENTS + 1]
+    assert isinstance(joined.pool, PartialPool)
+    assert joined.pool.heard.tolist() == [j != 2 for j in range(DIMENSION)]
+    told, center = joined.pool.aggregate(mechanism, RANGES).mean, RANGES.expand()[0]
+    expected = center + (whole.aggregate(mechanism, RANGES).mean - center) * len(honest) / (len(honest) + 1)
+    torch.testing.assert_close(told[told != 0].double(), expected[joined.pool.heard], rtol=1e-5, atol=1e-6)
+
+
+def test_refusals_tell_nothing_of_the_content() -> None:
+    seen = set()
+    for value in (1e6, 2e6):
+        seen |= {entry.reason for entry in plan_of(LAPLACE).join(chunk(LAPLACE, 0, np.float32(value).tobytes()), 1).refused}
+    assert len(seen) == 1
+    assert not any(character.isdigit() for character in seen.pop())
+
+
+@pytest.mark.parametrize("shape", [(3, 15), (3, 17), (16,)])
+def test_chunks_of_another_plan_are_not_joined(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolError, match="cut by another plan"):
+        plan_of(DUCHI).join(np.zeros(shape, dtype=np.uint8), 1)
+
+
+def test_no_uploads_cannot_have_chunks() -> None:
+    with pytest.raises(ProtocolError, match="expected at least 1"):
+        plan_of(DUCHI).join(np.zeros((1, 16), dtype=np.uint8), 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(list(MECHANISMS)), linked=st.sampled_from(LINKED), rows=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_noise_in_place_of_chunks_is_refused_or_averaged_but_breaks_nothing(name: str, linked: int, rows: int, seed: int) -> None:
+    mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
+    generator = np.random.default_rng(seed)
+    noise = generator.integers(0, 256, (rows, plan.plaintext_bytes), dtype=np.uint8)
+    noise[:, : ID - 1] = 0
+    noise[:, ID - 1] %= plan.chunks + 2
+    joined = plan.join(np.concatenate([noise, cut(plan, encode(mechanism))]), rows + CLIENTS)
+    assert sum(entry.count for entry in joined.refused) <= rows
+    assert joined.pool is not None
+    assert bool(torch.isfinite(joined.pool.aggregate(mechanism, RANGES).mean).all())
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linked", [0, -1, 1.0, True, "1", None])
+def test_parameters_per_report_is_a_positive_whole_number(linked: Any) -> None:
+    with pytest.raises(ConfigError, match="parameters_per_report"):
+        ChunkPlan(DUCHI, RANGES, linked)
+
+
+def test_a_mechanism_that_protects_nothing_needs_asking_for() -> None:
+    with pytest.raises(PrivacyError, match="guarantees nothing"):
+        ChunkPlan(create("none"), RANGES)
+    assert ChunkPlan(create("none"), RANGES, unprotected=True).chunks == 1
+
+
+def test_the_fingerprint_differs_with_everything_that_both_sides_must_share() -> None:
+    up = torch.nextafter(RANGES.radius, torch.full_like(RANGES.radius, 9.0))
+    plans = [
+        plan_of(DUCHI),
+        plan_of(create("duchi", epsilon=1.0 + 2**-52)),
+        plan_of(DUCHI, 2),
+        plan_of(DUCHI, ranges=replace(RANGES, radius=up)),
+        plan_of(DUCHI, ranges=replace(RANGES, center=RANGES.center + 2**-40)),
+        plan_of(DUCHI, ranges=replace(RANGES, sizes=(13, 7, 1))),
+        *(plan_of(mechanism) for name, mechanism in MECHANISMS.items() if name != "duchi"),
+        plan_of(create("full-dp", epsilon=1.0, norm=2.0)),
+    ]
+    fingerprints = {plan.fingerprint for plan in plans}
+    assert len(fingerprints) == len(plans)
+    assert {len(entry) for entry in fingerprints} == {32}
+
+
+def test_the_fingerprint_is_the_same_on_every_machine_and_in_later_versions() -> None:
+    assert plan_of(DUCHI).fingerprint.hex() == plan_of(create("duchi", epsilon=1)).fingerprint.hex()
+    assert plan_of(DUCHI).fingerprint.hex() == "ebffc0902edc1e3cd49589e11cccab86bc5793555c3eb675815d12479a1dbeaa"
+
+
+def test_what_only_one_side_knows_is_not_in_the_fingerprint() -> None:
+    full: Any = create("full-dp", epsilon=1.0)
+    later = full.in_round(PublicState(3, torch.ones(DIMENSION), None, SIZES)).for_clients({"samples": torch.ones(1, dtype=torch.int64)})
+    assert plan_of(later).fingerprint == plan_of(full).fingerprint
+
+
+# --- units --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "weights"), [([], []), ([1, 1], [1]), ([0], [1]), ([1], [0]), ([[1]], [[1]])])
+def test_units_without_bits_or_weights_are_refused(bits: Any, weights: Any) -> None:
+    with pytest.raises(ConfigError, match=r"units have|every unit"):
+        Units(np.array(bits, dtype=np.int64), np.array(weights, dtype=np.int64))
