@@ -1,0 +1,125 @@
+"""Time and memory of a relay process that takes 100 uploads of 21,840 sealed reports, mixes them and hands them out.
+
+    python benchmarks/relay.py [--uploads 100] [--records 21840] [--record-bytes 64] [--threads 8] [--store PATH_OR_URL]
+
+The relay is a process of its own, reached over loopback by several client threads of this one. Its size includes
+PyTorch's libraries, which the package loads. Records are random bytes, as sealed ones are; that all of them come back
+is checked by the sum of their hashes. Peak memory is the kernel's, which needs Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ldpfl.shuffling.relay import RelayAggregator, RelayClient, Terms
+from ldpfl.shuffling.relay.schema import open_engine
+from ldpfl.shuffling.relay.tokens import Role, Tokens
+
+SERVER = [sys.executable, "-c", "from ldpfl.cli.relay import app; app()", "serve", "--port", "0"]
+RUN = "benchmark"
+
+
+@contextmanager
+def relay(store: str) -> Iterator[tuple[int, str]]:
+    """Start a relay; yield its process id and URL."""
+    process = subprocess.Popen([*SERVER, "--store", store], stderr=subprocess.PIPE, text=True)
+    try:
+        if process.stderr is None:
+            raise RuntimeError("the relay has no output")
+        port = json.loads(process.stderr.readline())["port"]
+        yield process.pid, f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def resident(pid: int, field: str) -> float:
+    """Return the current (VmRSS) or peak (VmHWM) resident size of a process in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{field}:"))
+
+
+def fingerprint(data: bytes, record_bytes: int) -> int:
+    """Return a number that depends on which records there are and not on their order."""
+    return sum(hash(data[start : start + record_bytes]) for start in range(0, len(data), record_bytes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--uploads", type=int, default=100)
+    parser.add_argument("--records", type=int, default=21_840)
+    parser.add_argument("--record-bytes", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--store", default="", help="a new SQLite file in a temporary folder if left out")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, options.store or str(Path(folder) / "relay.db"))
+
+
+def measure(options: argparse.Namespace, store: str) -> None:
+    number = int(time.time()) % 10**9
+    terms = Terms(
+        record_bytes=options.record_bytes,
+        records_per_upload=options.records,
+        min_clients=options.uploads,
+        closes_in_s=0.0,
+        max_uploads=options.uploads,
+    )
+    engine = open_engine(store)
+    known = Tokens(engine)
+    clients = [known.add(f"client-{number}-{index}", Role.CLIENT) for index in range(options.uploads)]
+    token = known.add(f"server-{number}", Role.AGGREGATOR)
+    engine.dispose()
+    blobs = [os.urandom(terms.upload_bytes) for _ in clients]
+    expected = sum(fingerprint(blob, terms.record_bytes) for blob in blobs)
+    with relay(store) as (pid, url), RelayAggregator(url, token) as aggregator:
+        idle = resident(pid, "VmRSS")
+        aggregator.open_round(RUN, number, terms)
+
+        def upload(index: int) -> None:
+            with RelayClient(url, clients[index]) as client:
+                client.upload(RUN, number, f"{index:032x}", blobs[index])
+
+        began = time.perf_counter()
+        with ThreadPoolExecutor(options.threads) as pool:
+            list(pool.map(upload, range(options.uploads)))
+        uploaded, peak_uploading = time.perf_counter(), resident(pid, "VmHWM")
+        pulling = aggregator.pull(RUN, number)
+        pulled = [next(pulling)]
+        mixed = time.perf_counter()
+        pulled += pulling
+        taken = time.perf_counter()
+        aggregator.acknowledge(RUN, number)
+        acknowledged, peak = time.perf_counter(), resident(pid, "VmHWM")
+    if sum(map(hash, pulled)) != expected or len(pulled) != options.uploads * options.records:
+        raise RuntimeError("other records came back than were uploaded")
+    steps = {"upload": (began, uploaded), "mix": (uploaded, mixed), "pull": (mixed, taken), "acknowledge": (taken, acknowledged)}
+    table = Table(
+        title=f"{options.uploads} uploads of {options.records:,} records of {options.record_bytes} bytes, {options.threads} threads"
+    )
+    for heading in ("", "seconds", "MB/s"):
+        table.add_column(heading, justify="right")
+    size = terms.upload_bytes * options.uploads / 1e6
+    for name, (start, end) in {**steps, "all": (began, acknowledged)}.items():
+        table.add_row(name, f"{end - start:.1f}", f"{size / (end - start):.0f}")
+    table.add_section()
+    for name, megabytes in (("relay idle", idle), ("peak, uploads", peak_uploading), ("peak, all", peak)):
+        table.add_row(f"{name}, MB", f"{megabytes:.0f}", "")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

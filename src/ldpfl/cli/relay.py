@@ -1,0 +1,101 @@
+"""Commands of the relay's operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ldpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ldpfl.shuffling.relay.tokens import Tokens
+
+_NEEDED = ("httpx", "sqlalchemy", "starlette", "uvicorn")
+STORE_VARIABLE = "LDPFL_RELAY_STORE"
+TOKEN_HELP = "Tokens of clients and aggregators."
+
+app = typer.Typer(no_args_is_help=True, help="Run the relay, which mixes sealed reports so that nobody sees who sent what.")
+token_app = typer.Typer(no_args_is_help=True, help=TOKEN_HELP)
+app.add_typer(token_app, name="token")
+
+StoreOption = Annotated[
+    str,
+    typer.Option("--store", envvar=STORE_VARIABLE, show_envvar=True, help="SQLite file, or postgresql://user@host/database."),
+]
+
+
+@app.callback()
+def _relay() -> None:
+    """Run the relay, which mixes sealed reports so that nobody sees who sent what."""
+
+
+@app.command("serve")
+def serve_command(
+    store: StoreOption,
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines need TLS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 lets the system choose.")] = 8473,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
+) -> None:
+    """Serve the relay until it is stopped; several may share one PostgreSQL store."""
+    _require_packages()
+    from ldpfl.shuffling.relay.serve import Tls, serve
+
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
+    serve(store, host, port, Tls(tls_cert, tls_key) if tls_cert and tls_key else None)
+
+
+@token_app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Who the token is for.")],
+    store: StoreOption,
+    role: Annotated[str, typer.Option(help="client or aggregator.")],
+) -> None:
+    """Make a token and print it: the only time that it can be read."""
+    _require_packages()
+    from ldpfl.shuffling.relay.tokens import Role
+
+    if role not in {known.value for known in Role}:
+        raise ConfigError(f"--role is client or aggregator, not {role!r}")
+    with _tokens(store) as tokens:
+        print(tokens.add(name, Role(role)))
+
+
+@token_app.command("list")
+def list_command(store: StoreOption) -> None:
+    """Print who has a token, and in which role."""
+    with _tokens(store) as tokens:
+        for owner in tokens.all():
+            print(f"{owner.role.value:<10}  {owner.name}")
+
+
+@token_app.command()
+def revoke(name: Annotated[str, typer.Argument(help="Whose token.")], store: StoreOption) -> None:
+    """Take a token away; it works no more from the next request on."""
+    with _tokens(store) as tokens:
+        tokens.revoke(name)
+
+
+@contextmanager
+def _tokens(store: str) -> Iterator[Tokens]:
+    _require_packages()
+    from ldpfl.shuffling.relay.schema import open_engine
+    from ldpfl.shuffling.relay.tokens import Tokens
+
+    engine = open_engine(store)
+    try:
+        yield Tokens(engine)
+    finally:
+        engine.dispose()
+
+
+def _require_packages() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the relay needs {', '.join(missing)}: pip install 'ldpfl[relay]'")

@@ -1,0 +1,9 @@
+"""The relay: takes sealed records from clients that it knows, and hands them on mixed, so that nobody sees who sent what.
+
+Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
+"""
+
+from ldpfl.shuffling.relay.clients import Patience, RelayAggregator, RelayClient, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.shuffling.relay.terms import RoundStatus, Terms
+
+__all__ = ["Patience", "RelayAggregator", "RelayClient", "RelayRefused", "RelayRoundOver", "RelayUnreachable", "RoundStatus", "Terms"]

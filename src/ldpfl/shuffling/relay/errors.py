@@ -1,0 +1,97 @@
+"""What the relay refuses, with the HTTP status that says so to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from ldpfl.errors import ProtocolError
+
+
+class Refusal(ProtocolError):
+    """The relay does not do what was asked, and nothing changed."""
+
+    status: ClassVar[int] = 400
+
+    def __init__(self, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(message)
+        self.headers = headers
+
+
+class WrongLength(Refusal):
+    """Not the length that the round's terms ask for."""
+
+    status = 400
+
+
+class Unauthenticated(Refusal):
+    """No token, or one that the relay does not know."""
+
+    status = 401
+
+
+class Forbidden(Refusal):
+    """A known token that may not do this."""
+
+    status = 403
+
+
+class Unknown(Refusal):
+    """There is no such round, upload or part."""
+
+    status = 404
+
+
+class TooSlow(Refusal):
+    """A request's body did not come in time."""
+
+    status = 408
+
+
+class Conflict(Refusal):
+    """The request contradicts what the relay already holds."""
+
+    status = 409
+
+
+class RoundOver(Refusal):
+    """The round takes no uploads any more, or its records were acknowledged and deleted."""
+
+    status = 410
+
+
+class LengthRequired(Refusal):
+    """A body without a Content-Length."""
+
+    status = 411
+
+
+class TooLong(Refusal):
+    """More bytes than the upload has room for."""
+
+    status = 413
+
+
+class TooEarly(Refusal):
+    """The round is not over yet."""
+
+    status = 425
+
+
+class TooMany(Refusal):
+    """More requests than the rate limit allows."""
+
+    status = 429
+
+
+class StoreUnavailable(Refusal):
+    """The store does not answer; the same request may work later."""
+
+    status = 503
+
+
+class StoreFull(Refusal):
+    """The disk below the store is full; nothing was changed."""
+
+    status = 507

@@ -1,0 +1,118 @@
+"""Mix all records of a round in an order that is exactly uniform, in bounded memory.
+
+Every record is sent to one of B parts, uniformly and independently (``scatter``); each part is then put in uniformly
+random order (``Scattered.part``); the parts, one after the other, are the mixed round.
+
+Why the order is exactly uniform: give record i a part P_i, uniform on 0..B-1, and a real number U_i, uniform on (0, 1),
+all independent. Sorting by (P_i, U_i) is sorting by V_i = P_i + U_i. The V_i are independent and have the same
+continuous distribution, so all n! orders are equally likely. Given the P_i, the order inside a part is that of its U_i:
+uniform and independent of the other parts, which is what ``part`` draws. Nothing else enters, not who sent a record nor
+when. The length of a part is binomial, and as independent of the senders as the order is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.randomness import RandomSource, draw
+
+PART_BYTES = 4 * 2**20
+"""Mean length of a part is between half of this and this."""
+
+BATCH_BYTES = 8 * 2**20
+MAX_PARTS = 2**16  # a part's number has to fit into the 16 bits that are sorted by
+
+Records = NDArray[np.uint8]
+
+
+def part_count(round_bytes: int) -> int:
+    """Return into how many parts a round of so many bytes is cut: a power of two, so that random bits number them evenly."""
+    count = 1
+    while count * PART_BYTES < round_bytes and count < MAX_PARTS:
+        count *= 2
+    return count
+
+
+@dataclass(frozen=True, eq=False)
+class Scattered:
+    """Records in a spool file, batch after batch, each batch sorted by part; ``counts`` (batches, parts) tells where."""
+
+    spool: BinaryIO
+    record_bytes: int
+    counts: NDArray[np.int64]
+    source: RandomSource
+
+    @property
+    def records(self) -> int:
+        """How many records there are in all parts."""
+        return int(self.counts.sum())
+
+    def part(self, number: int) -> bytes:
+        """Return the records of one part in uniformly random order; call once a part, since the order is drawn here."""
+        before = self.counts[:, :number].sum(axis=1) + np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))
+        rows = np.empty((int(self.counts[:, number].sum()), self.record_bytes), dtype=np.uint8)
+        filled = 0
+        for start, count in zip(before.tolist(), self.counts[:, number].tolist(), strict=True):
+            self.spool.seek(start * self.record_bytes)
+            data = self.spool.read(count * self.record_bytes)
+            rows[filled : filled + count] = np.frombuffer(data, dtype=np.uint8).reshape(count, self.record_bytes)
+            filled += count
+        return rows[uniform_order(len(rows), self.source)].tobytes()
+
+
+def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, source: RandomSource, spool: BinaryIO) -> Scattered:
+    """Send every record of ``stream`` to one of ``parts`` parts, uniformly and independently, by way of the empty file ``spool``.
+
+    ``stream`` holds whole records of ``record_bytes`` bytes, cut anywhere. Memory: a few times 8 MiB, or a few records.
+
+    Raises:
+        OSError: the disk below ``spool`` is full.
+        ValueError: the stream ends inside a record, or ``parts`` is not a power of two up to 65,536.
+    """
+    if not 1 <= parts <= MAX_PARTS or parts & (parts - 1):
+        raise ValueError(f"the number of parts must be a power of two up to {MAX_PARTS}, not {parts}")
+    counts = []
+    for rows in _batches(stream, record_bytes):
+        drawn = (draw(source, 0, len(rows)).numpy() & (parts - 1)).astype(np.uint16)
+        spool.write(rows[np.argsort(drawn, kind="stable")].data)
+        counts.append(np.bincount(drawn, minlength=parts))
+    spool.flush()
+    table = np.array(counts, dtype=np.int64).reshape(len(counts), parts)
+    return Scattered(spool, record_bytes, table, source)
+
+
+def uniform_order(count: int, source: RandomSource) -> NDArray[np.int64]:
+    """Return a permutation of 0..count-1, every one equally likely: the order of ``count`` random keys of 64 bits.
+
+    Distinct keys have every order equally often. Where two are equal, all are drawn again, so the keys are uniform
+    among the distinct ones (the chance that they must be is below count**2 / 2**65).
+    """
+    while True:
+        keys = draw(source, 0, 2 * count).numpy().view(np.uint64)
+        order = np.argsort(keys)
+        ordered = keys[order]
+        if not (ordered[1:] == ordered[:-1]).any():
+            return order
+
+
+def _batches(stream: Iterable[bytes], record_bytes: int) -> Iterator[Records]:
+    batch_bytes = max(1, BATCH_BYTES // record_bytes) * record_bytes
+    held = bytearray()
+    for data in stream:
+        held += data
+        while len(held) >= batch_bytes:
+            yield _rows(held[:batch_bytes], record_bytes)
+            del held[:batch_bytes]
+    if len(held) % record_bytes:
+        raise ValueError("the uploads do not end with a whole record")
+    if held:
+        yield _rows(held, record_bytes)
+
+
+def _rows(data: bytearray, record_bytes: int) -> Records:
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, record_bytes)

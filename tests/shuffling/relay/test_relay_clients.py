@@ -1,0 +1,257 @@
+"""The relay's callers: uploads that survive breaks, patience that ends, and pulls that notice what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import httpx
+import pytest
+from anyio.from_thread import BlockingPortal
+from relay_support import RUN, Changes, Clock, InProcess, blob, records, terms, upload_id
+
+from ldpfl import ConfigError, ProtocolError
+from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient, RelayRefused, RelayRoundOver, RelayUnreachable, Terms
+from ldpfl.shuffling.relay.app import create_app
+from ldpfl.shuffling.relay.limits import BLOCK_BYTES
+from ldpfl.shuffling.relay.store import Store
+from ldpfl.shuffling.relay.tokens import Role, Tokens
+
+pytest_plugins = ["relay_fixtures"]
+
+LARGE = terms(record_bytes=64, records_per_upload=12_000, min_clients=1)  # almost three blocks
+
+
+@dataclass
+class World:
+    """A relay and its callers; sleeping turns the relay's clock."""
+
+    transport: InProcess
+    clock: Clock
+    tokens: dict[str, str]
+    changes: Changes
+    slept: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.clock.now += seconds
+
+    def client(self, name: str = "alice") -> RelayClient:
+        token = self.tokens.get(name, name)
+        return RelayClient("http://127.0.0.1", token, transport=self.transport, patience=Patience(tries=4), sleep=self.sleep)
+
+    def aggregator(self) -> RelayAggregator:
+        token = self.tokens["server"]
+        return RelayAggregator("http://127.0.0.1", token, transport=self.transport, patience=Patience(tries=4), sleep=self.sleep)
+
+    def paths(self, method: str) -> list[str]:
+        return [request.url.path for request in self.transport.seen if request.method == method]
+
+
+@pytest.fixture
+def world(sqlite_store: Store, clock: Clock, portal: BlockingPortal) -> Iterator[World]:
+    known = Tokens(sqlite_store.engine)
+    tokens = {name: known.add(name, Role.CLIENT) for name in ("alice", "bob", "carol")} | {"server": known.add("server", Role.AGGREGATOR)}
+    changes = Changes(sqlite_store.engine.url.database)
+    yield World(InProcess(create_app(sqlite_store), portal), clock, tokens, changes)
+    changes.close()
+
+
+def test_a_whole_round(world: World) -> None:
+    with world.aggregator() as server, world.client("alice") as alice, world.client("bob") as bob:
+        assert server.open_round(RUN, 1, terms()).state == "open"
+        assert server.open_round(RUN, 1, terms()).state == "open"
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        bob.upload(RUN, 1, upload_id("bob"), blob("bob"))
+        assert alice.round_status(RUN, 1).uploads is None
+        with pytest.raises(RelayRefused, match="425") as early:
+            list(server.pull(RUN, 1))
+        assert early.value.status == 425
+        assert server.wait(RUN, 1, 200).uploads == 2
+        assert sum(world.slept) == pytest.approx(100)
+        pulled = list(server.pull(RUN, 1))
+        assert pulled == list(server.pull(RUN, 1))
+        assert {len(record) for record in pulled} == {16}
+        assert records(b"".join(pulled)) == records(blob("alice") + blob("bob"))
+        server.acknowledge(RUN, 1)
+        server.acknowledge(RUN, 1)
+        assert server.round_status(RUN, 1).state == "gone"
+        with pytest.raises(RelayRoundOver):
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        with pytest.raises(RelayRoundOver):
+            list(server.pull(RUN, 1))
+    assert len(world.paths("PATCH")) == 2
+
+
+def test_a_round_of_many_parts_is_pulled_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.shuffling.relay.mixing.PART_BYTES", 100)
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms(min_clients=1))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        world.clock.now += 100
+        assert records(b"".join(server.pull(RUN, 1))) == records(blob("alice"))
+        assert len(world.paths("GET")) == 8 + 1  # the parts and the terms
+
+
+def broken_after(count: int, times: int, world: World) -> Callable[[httpx.Request], httpx.Response | None]:
+    """Break the connection ``times`` times, after ``count`` bytes of a PATCH have reached the relay."""
+    left = [times]
+
+    def fault(request: httpx.Request) -> httpx.Response | None:
+        if request.method != "PATCH" or left[0] == 0:
+            return None
+        left[0] -= 1
+        body = request.read()[:count]
+        if body:
+            cut = httpx.Request("PATCH", request.url, headers={**request.headers, "Content-Length": str(len(body))}, content=body)
+            world.transport.portal.call(world.transport._send, cut)
+        raise httpx.ReadError("broken")
+
+    return fault
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 7, 12_000 * 64])
+def test_an_upload_goes_on_where_it_broke(world: World, count: int) -> None:
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, LARGE)
+        world.transport.fault = broken_after(count, 2, world)
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
+        world.clock.now += 100
+        assert records(b"".join(server.pull(RUN, 1)), 64) == records(blob("alice", LARGE), 64)
+    offsets = [int(request.headers["Upload-Offset"]) for request in world.transport.seen if request.method == "PATCH"]
+    assert offsets[0] == 0
+    assert all(later - earlier == count for earlier, later in pairwise(offsets))
+
+
+def test_breaks_that_bring_nothing_forward_are_borne_so_often_only(world: World) -> None:
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, LARGE)
+        world.transport.fault = broken_after(0, 10**9, world)
+        with pytest.raises(RelayUnreachable, match="4 times in a row"):
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
+        assert len(world.paths("PATCH")) == 4
+        assert [low <= slept <= 2 * low for low, slept in zip((0.125, 0.25, 0.5), world.slept, strict=True)] == [True] * 3
+        # As long as each break brings some bytes, it goes on.
+        world.transport.fault = broken_after(40_000, 10**9, world)
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
+        assert len(world.paths("PATCH")) == 4 + 20
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 507])
+def test_answers_that_may_get_better_are_tried_again(world: World, status: int) -> None:
+    answers = [httpx.Response(status, headers={"Retry-After": "3"}, json={"error": "later"})] * 2
+    with world.aggregator() as server:
+        world.transport.fault = lambda request: answers.pop() if answers else None
+        assert server.open_round(RUN, 1, terms()).state == "open"
+        assert world.slept == [3.0, 3.0]
+        world.transport.fault = lambda request: httpx.Response(status, headers={"Retry-After": "86400"}, json={"error": "later"})
+        with pytest.raises(RelayRefused, match="later") as refused:
+            server.round_status(RUN, 1)
+        assert refused.value.status == status
+        assert max(world.slept) == Patience().longest_s
+
+
+def test_refusals_are_told_at_once_and_change_nothing(world: World) -> None:
+    with world.aggregator() as server, world.client() as alice, world.client("bob") as bob, world.client("x" * 43) as stranger:
+        server.open_round(RUN, 1, terms())
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        before = world.changes.count()
+        for action, status in (
+            (lambda: bob.upload(RUN, 1, upload_id("bob"), blob("bob")[:-1]), 400),
+            (lambda: bob.upload(RUN, 1, upload_id("bob"), b""), 400),
+            (lambda: bob.upload(RUN, 1, upload_id("alice"), blob("bob")), 409),
+            (lambda: alice.upload(RUN, 1, upload_id("again"), blob("alice")), 409),
+            (lambda: alice.upload(RUN, 2, upload_id("alice"), blob("alice")), 404),
+            (lambda: stranger.upload(RUN, 1, upload_id("alice"), blob("alice")), 401),
+            (lambda: server.open_round(RUN, 1, terms(min_clients=3)), 409),
+            (lambda: server.acknowledge(RUN, 1), 409),
+        ):
+            with pytest.raises(RelayRefused) as refused:
+                action()
+            assert refused.value.status == status
+        assert world.changes.count() == before
+    assert world.slept == []
+
+
+def test_a_token_of_another_role_is_refused(world: World) -> None:
+    with RelayAggregator("http://localhost", world.tokens["alice"], transport=world.transport) as false:
+        for action in (
+            lambda: false.open_round(RUN, 1, terms()),
+            lambda: list(false.pull(RUN, 1)),
+            lambda: false.acknowledge(RUN, 1),
+            lambda: false.cancel(RUN, 1),
+        ):
+            with pytest.raises(RelayRefused, match="needs the token of aggregator") as refused:
+                action()
+            assert refused.value.status == 403
+
+
+def test_waiting_ends_with_a_reason(world: World) -> None:
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms())
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        with pytest.raises(ProtocolError, match="is still open after 5 seconds"):
+            server.wait(RUN, 1, 5)
+        with pytest.raises(ProtocolError, match="has 1 uploads of the 2 it waits for after 200 seconds"):
+            server.wait(RUN, 1, 200)
+        server.cancel(RUN, 1)
+        assert server.wait(RUN, 1, 1).state == "gone"
+
+
+def test_a_pull_notices_what_is_missing(world: World) -> None:
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms(min_clients=1))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        world.clock.now += 100
+        whole = b"".join(server.pull(RUN, 1))
+        for data, words in ((whole[:-16], "39 records"), (whole[:-1], "no whole number"), (whole + whole[:16], "41 records")):
+
+            def lossy(request: httpx.Request, data: bytes = data) -> httpx.Response | None:
+                return httpx.Response(200, headers={"Relay-Parts": "1"}, content=data) if "records" in request.url.path else None
+
+            world.transport.fault = lossy
+            with pytest.raises(ProtocolError, match=words):
+                list(server.pull(RUN, 1))
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"state": "open"}'])
+def test_a_server_that_is_no_relay_is_noticed(world: World, body: bytes) -> None:
+    world.transport.fault = lambda request: httpx.Response(200, content=body)
+    with world.client() as alice, world.aggregator() as server:
+        with pytest.raises(ProtocolError, match="cannot be read"):
+            alice.round_status(RUN, 1)
+        with pytest.raises(ProtocolError, match="Upload-Offset"):
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        with pytest.raises(ProtocolError, match="Relay-Parts"):
+            list(server.pull(RUN, 1))
+    world.transport.fault = lambda request: httpx.Response(404, content=b"<html>")
+    with world.client() as alice, pytest.raises(RelayRefused, match="Not Found"):
+        alice.round_status(RUN, 1)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://relay.example", "http://192.168.0.1:8473", "http://0.0.0.0", "ftp://localhost", "relay", "", "https://"]
+)
+def test_a_token_travels_only_by_tls_or_on_this_machine(url: str) -> None:
+    with pytest.raises(ConfigError, match="relay"):
+        RelayClient(url, "x" * 43)
+
+
+@pytest.mark.parametrize("url", ["https://relay.example", "http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"])
+def test_other_urls_are_accepted(url: str) -> None:
+    RelayClient(url, "x" * 43, transport=httpx.MockTransport(lambda request: httpx.Response(200))).close()
+
+
+def test_the_token_is_neither_in_errors_nor_in_representations(world: World) -> None:
+    with world.client() as alice:
+        assert world.tokens["alice"] not in repr(alice)
+        with pytest.raises(RelayRefused) as refused:
+            alice.round_status(RUN, 7)
+        assert world.tokens["alice"] not in repr(refused.value)
+
+
+def test_terms_are_checked_before_they_are_sent() -> None:
+    with pytest.raises(ValueError, match="min_clients"):
+        Terms(record_bytes=1, records_per_upload=1, min_clients=2, closes_in_s=1.0, max_uploads=1)
