@@ -89,15 +89,15 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
     }
 
 
-def _layers(federation: Federation, last: Checkpoint) -> dict[str, dict[str, float]]:
-    """Return weights, radius, noise and clipping of each layer in the last round."""
+def _layers(federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
+    """Return weights, radius, noise and clipping of each layer in the last round; clipping is None where only clients know it."""
     layout, metrics = federation.task.layout, last.history[-1]
     return {
         name: {
             "weights": size,
             "radius": metrics.radius[name],
             "noise_std": metrics.noise_std[name],
-            "clipped_fraction": metrics.clipped_fraction[name],
+            "clipped_fraction": metrics.clipped_fraction.get(name),
         }
         for name, size in zip(layout.names, layout.sizes, strict=True)
     }

@@ -187,9 +187,13 @@ def layer_table(result: dict[str, Any]) -> Table:
     for heading in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
         table.add_column(heading, justify="right")
     for name, layer in result["layers"].items():
-        radius, clipped = [f"{layer['radius']:.4g}"] * ranged, [f"{layer['clipped_fraction']:.2%}"] * ranged
+        radius, clipped = [f"{layer['radius']:.4g}"] * ranged, [_share(layer["clipped_fraction"])] * ranged
         table.add_row(Text(name), f"{layer['weights']:,}", *radius, f"{layer['noise_std']:.4g}", *clipped)
     if ranged:
         table.caption = "* known to a simulation only; a server never sees it"
         table.caption_justify = "left"
     return table
+
+
+def _share(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.2%}"

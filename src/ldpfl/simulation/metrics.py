@@ -21,7 +21,7 @@ class RoundMetrics:
         accuracy: share of the evaluation images that the new global model classifies correctly.
         clients: cohort size.
         uplink_bytes_per_client: measured length of one client's message.
-        clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to.
+        clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to; empty on a real server.
         noise_std: by layer, largest standard deviation of the noise in the mean.
         radius: by layer, radius of the range used in this round.
         seconds: wall time of the round.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from ldpfl.mechanisms import Mechanism, Reports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges, RangeRule
-from ldpfl.server import Perturbed, ServerState, advance, client_values
+from ldpfl.server import Perturbed, ServerState, client_values
 from ldpfl.shuffling import mix
 from ldpfl.simulation.checkpoint import Checkpoint
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
+from ldpfl.simulation.closing import Observed, ServerRules, close_idle_round, close_round
 from ldpfl.simulation.cohort import round_cohort, round_event
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
-from ldpfl.simulation.metrics import ClippedCounter, RoundMetrics
+from ldpfl.simulation.metrics import ClippedCounter
 from ldpfl.simulation.noise import ScheduledNoise
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
@@ -80,6 +81,12 @@ class Federation:
         return round_cohort(self.seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
     @property
+    def rules(self) -> ServerRules:
+        """The server's part of all this."""
+        names, rate = self.task.layout.names, self.server_learning_rate
+        return ServerRules(names, self.perturbed, self.rule, rate, lambda weights: accuracy(self.task, weights, self.evaluation))
+
+    @property
     def device(self) -> torch.device:
         return self.task.images.pixels.device
 
@@ -98,7 +105,7 @@ def simulate(
         cohort = federation.cohort(checkpoint.state.round + 1)
         joined[cohort] += 1
         if cohort.size == 0:
-            checkpoint = _idle_round(federation, checkpoint)
+            checkpoint = close_idle_round(federation.rules, checkpoint)
         else:
             chunk_size = chunk_size or _probe_chunk_size(federation, checkpoint.state, cohort)
             checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done)
@@ -123,52 +130,22 @@ def _round(
     reports, clipped = _collect(federation, before.state, cohort, noise, chunk_size, clients_done)
     # From here on nothing knows which client sent what.
     pool = mix(reports, stream(federation.seed, Purpose.MIXING, number))
-    state = advance(
-        before.state,
-        pool,
-        mechanism,
-        perturbed=federation.perturbed,
-        rule=federation.rule,
-        learning_rate=federation.server_learning_rate,
-    )
-    metrics = RoundMetrics(
-        round=number,
-        accuracy=accuracy(federation.task, state.weights, federation.evaluation),
-        clients=pool.clients,
-        uplink_bytes_per_client=len(next(iter(pool.reports.payloads()))),
-        clipped_fraction=_by_layer(federation, clipped.fractions()),
-        noise_std=_by_layer(federation, _noise_std(mechanism, noise, ranges, pool.clients)),
-        radius=_by_layer(federation, ranges.radius.tolist()),
-        seconds=time.perf_counter() - began,
-        noise=noise.figures(ranges.sizes),
-    )
-    release = mechanism.release(ranges)
-    event = round_event(number, release, pool.clients, joined, federation.channel, federation.self_sampling)
-    ledger = before.ledger.charge(event)
-    return replace(before, state=state, history=(*before.history, metrics), ledger=ledger, memory=noise.memory())
-
-
-def _noise_std(mechanism: Mechanism, noise: ScheduledNoise, ranges: LayerRanges, clients: int) -> list[float]:
-    """Return the noise of the mean by layer: as it was, where a schedule decided, else the largest possible."""
     recorded = noise.std()
-    return list((mechanism.noise_std(ranges, clients) if recorded is None else recorded).tolist())
-
-
-def _idle_round(federation: Federation, before: Checkpoint) -> Checkpoint:
-    """Return what follows ``before`` when nobody takes part: the same model, and nothing released."""
-    state = replace(before.state, round=before.state.round + 1, previous=before.state.weights)
-    nothing = [0.0] * len(before.state.ranges.sizes)
-    metrics = RoundMetrics(
-        round=state.round,
-        accuracy=accuracy(federation.task, state.weights, federation.evaluation),
-        clients=0,
-        uplink_bytes_per_client=0,
-        clipped_fraction=_by_layer(federation, nothing),
-        noise_std=_by_layer(federation, nothing),
-        radius=_by_layer(federation, state.ranges.radius.tolist()),
-        seconds=0.0,
+    return close_round(
+        federation.rules,
+        before,
+        mechanism,
+        pool,
+        event=lambda clients: round_event(number, mechanism.release(ranges), clients, joined, federation.channel, federation.self_sampling),
+        uplink_bytes=len(next(iter(pool.reports.payloads()))),
+        observed=Observed(
+            clipped=clipped.fractions(),
+            noise_std=None if recorded is None else recorded.tolist(),
+            noise=noise.figures(ranges.sizes),
+            memory=noise.memory(),
+        ),
+        began=began,
     )
-    return replace(before, state=state, history=(*before.history, metrics))
 
 
 def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
@@ -214,8 +191,13 @@ def _trained(
     order = np.argsort([federation.samples[client].size for client in cohort], kind="stable")
     for piece in split_evenly(len(cohort), chunk_size):
         places = order[piece]
-        trained = federation.trainer.train(state.weights, _schedule(federation, state, cohort[places]))
-        yield places, client_values(trained.cpu(), state, federation.perturbed)
+        trained = train_clients(federation, state, cohort[places])
+        yield places, client_values(trained, state, federation.perturbed)
+
+
+def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
+    """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU."""
+    return federation.trainer.train(state.weights, _schedule(federation, state, clients)).cpu()
 
 
 def _collect(
@@ -256,7 +238,3 @@ def _probe_chunk_size(federation: Federation, state: ServerState, cohort: NDArra
     largest_first = sorted(cohort.tolist(), key=lambda client: -federation.samples[client].size)
     schedule = _schedule(federation, state, np.array(largest_first[:_PROBED_CLIENTS]))
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)
-
-
-def _by_layer(federation: Federation, figures: list[float]) -> dict[str, float]:
-    return dict(zip(federation.task.layout.names, figures, strict=True))

@@ -1,0 +1,1 @@
+"""MNIST digits under local differential privacy, on Flower."""

@@ -1,0 +1,32 @@
+"""Flower: a client mod that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
+
+from ldpfl.errors import ConfigError
+
+try:
+    import flwr as _flwr  # noqa: F401
+except ImportError as error:
+    raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
+
+from ldpfl.flower.collecting import Collector, DirectCollector
+from ldpfl.flower.grid import InProcessGrid
+from ldpfl.flower.mod import Ask, LdpMod, Node
+from ldpfl.flower.node import OperatorNode, operator_node
+from ldpfl.flower.relayed import RelayCollector, operator_relay
+from ldpfl.flower.strategy import LdpStrategy, Waiting
+from ldpfl.flower.terms import RoundTerms
+
+__all__ = [
+    "Ask",
+    "Collector",
+    "DirectCollector",
+    "InProcessGrid",
+    "LdpMod",
+    "LdpStrategy",
+    "Node",
+    "OperatorNode",
+    "RelayCollector",
+    "RoundTerms",
+    "Waiting",
+    "operator_node",
+    "operator_relay",
+]

@@ -1,0 +1,143 @@
+"""A ready ServerApp and ClientApp that run ldpfl's recipes on Flower: ``ldpfl.flower.apps:server_app`` and ``:client_app``.
+
+Settings come from the run's config, the same for all:
+
+- ``ldpfl.recipe``: a recipe's name; ``ldpfl.set``: changes to it, ``key=value``, separated by semicolons.
+- ``ldpfl.out``: folder on the server for checkpoints and results, which a later run of the same config goes on with; empty for none.
+- ``ldpfl.nodes``: nodes that a round needs, 0 for all clients; ``ldpfl.wait-s``, ``ldpfl.timeout-s``: how long to wait for them,
+  and for their replies.
+- ``ldpfl.device``: auto, cpu or cuda.
+- ``ldpfl.transport``: ``direct``, reports are in the replies; or ``relay``, with ``ldpfl.linked``, ``ldpfl.min-clients`` and
+  ``ldpfl.window-s`` as in :class:`ldpfl.flower.relayed.RelayCollector`.
+
+Data come from the folder in the node's config under ``data-dir``, or as ``ldpfl.data.load`` finds them; of them, a client takes its
+part by ``partition-id``. What a node allows is its operator's to say: see ``ldpfl.flower.node``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from ldpfl.data import ImageTask, load
+from ldpfl.errors import ConfigError
+from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.recipes import DEFAULT
+from ldpfl.experiments.result import summarise
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower.arrays import to_arrays, to_vector
+from ldpfl.flower.collecting import Collector
+from ldpfl.flower.mod import LdpMod
+from ldpfl.flower.node import operator_node
+from ldpfl.flower.relayed import operator_relay
+from ldpfl.flower.strategy import ARRAYS, CONFIG, LdpStrategy, Waiting
+from ldpfl.server import ServerState
+from ldpfl.simulation import Checkpoint, Federation, train_clients
+
+DATA_DIR = "data-dir"
+
+
+def train(message: Message, context: Context) -> Message:
+    """Train the node's client on its own part of the data, and return its weights: private, for ``LdpMod`` to protect."""
+    prepared = _prepared(context)
+    federation, layout = prepared.federation, prepared.federation.task.layout
+    client = _client(context, len(federation.samples))
+    weights = to_vector(message.content.array_records[ARRAYS], layout)
+    number = message.content.config_records[CONFIG]["server-round"]
+    if not isinstance(number, int):
+        raise ConfigError(f"server-round must be a whole number, got {number!r}")
+    state = ServerState(number - 1, weights, prepared.start.state.ranges)
+    trained = train_clients(federation, state, np.array([client]))[0]
+    return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+
+
+def serve(grid: Grid, context: Context) -> None:
+    """Run the rounds of the recipe, and leave a run folder if one is named."""
+    settings, prepared = context.run_config, _prepared(context)
+    federation, start = prepared.federation, prepared.start
+    out = _text(settings, "ldpfl.out", "")
+    folder = RunFolder(Path(out)) if out else None
+    nodes = int(_number(settings, "ldpfl.nodes", 0)) or len(federation.samples)
+    strategy = LdpStrategy(
+        prepared.config,
+        collector=_collector(settings),
+        folder=folder,
+        waiting=Waiting(nodes, _number(settings, "ldpfl.wait-s", 300.0)),
+        accuracy=federation.rules.accuracy,
+        origin=start.origin,
+    )
+    initial = to_arrays(start.state.weights, federation.task.layout)
+    strategy.start(grid, initial, timeout=_number(settings, "ldpfl.timeout-s", 3600.0))
+    if folder is not None:
+        result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
+        folder.save_result(strategy.checkpoint, federation.task, result)
+
+
+def client_app_with(mod: LdpMod) -> ClientApp:
+    """Return the recipes' ClientApp behind ``mod``."""
+    app = ClientApp(mods=[mod])
+    app.train()(train)
+    return app
+
+
+def _prepared(context: Context) -> _Prepared:
+    settings, folder = context.run_config, context.node_config.get(DATA_DIR)
+    recipe, changes = _text(settings, "ldpfl.recipe", DEFAULT), _text(settings, "ldpfl.set", "")
+    return _prepare(recipe, changes, Path(str(folder)) if folder else None, _text(settings, "ldpfl.device", "cpu"))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    config: RunConfig
+    task: ImageTask
+    federation: Federation
+    start: Checkpoint
+
+
+@lru_cache(maxsize=2)
+def _prepare(recipe: str, changes: str, data_dir: Path | None, device: str) -> _Prepared:
+    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process."""
+    config = load_recipe(recipe, [change.strip() for change in changes.split(";") if change.strip()])
+    task = load(config.data.name, data_dir)
+    federation, start = build(config, task, choose_device(device))
+    return _Prepared(config, task, federation, start)
+
+
+def _collector(settings: UserConfig) -> Collector | None:
+    transport = _text(settings, "ldpfl.transport", "direct")
+    if transport == "relay":
+        linked, fewest = (int(_number(settings, key, default)) for key, default in (("ldpfl.linked", 1), ("ldpfl.min-clients", 2)))
+        return operator_relay(linked=linked, min_clients=fewest, window_s=_number(settings, "ldpfl.window-s", 60.0))
+    if transport != "direct":
+        raise ConfigError(f"unknown ldpfl.transport {transport!r}: known: direct, relay")
+    return None
+
+
+def _client(context: Context, clients: int) -> int:
+    partition = context.node_config.get("partition-id")
+    if not isinstance(partition, int) or not 0 <= partition < clients:
+        raise ConfigError(f"the node's config needs a partition-id from 0 to {clients - 1}, one for each of the recipe's clients")
+    return partition
+
+
+def _text(settings: UserConfig, key: str, default: str) -> str:
+    return str(settings.get(key, default))
+
+
+def _number(settings: UserConfig, key: str, default: float) -> float:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"setting {key} must be a number, got {value!r}")
+    return float(value)
+
+
+server_app = ServerApp()
+server_app.main()(serve)
+client_app = client_app_with(LdpMod(operator_node))

@@ -1,0 +1,80 @@
+"""Between Flower's named arrays and the flat vector that mechanisms see; strict in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+from ldpfl.layout import ParameterLayout
+
+_STYPE = "numpy.ndarray"
+
+
+def to_arrays(weights: Tensor, layout: ParameterLayout) -> ArrayRecord:
+    """Return the flat ``weights`` (d,) as named arrays."""
+    return ArrayRecord({name: Array(value.numpy()) for name, value in layout.unflatten(weights.cpu()).items()})
+
+
+def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> ParameterLayout:
+    """Return names and shapes of arrays that a mechanism can protect: each a layer, in their order or in the one given.
+
+    Raises:
+        PrivacyError: no array, or one that is not float32, is 0-d, or is empty.
+    """
+    if not arrays:
+        raise PrivacyError("there are no arrays to train; nothing was sent")
+    for name, array in arrays.items():
+        if array.stype != _STYPE or array.dtype != "float32":
+            raise PrivacyError(f"array {name} is {array.dtype}, expected float32 from NumPy or PyTorch: leave buffers and counters out")
+        if not array.shape or 0 in array.shape:
+            raise PrivacyError(f"array {name} has shape {tuple(array.shape)}: give it at least one dimension and one value")
+    names = tuple(arrays) if order is None else tuple(order)
+    if sorted(names) != sorted(arrays):
+        raise PrivacyError("the arrays are not the layers that the terms name; nothing was sent")
+    return ParameterLayout(names, tuple(tuple(arrays[name].shape) for name in names))
+
+
+def to_vector(arrays: ArrayRecord, layout: ParameterLayout) -> Tensor:
+    """Return ``arrays``, which must be exactly those of ``layout``, as one vector (d,) float32.
+
+    Raises:
+        PrivacyError: an array is missing, unknown, of another shape or dtype, or does not hold what it says.
+    """
+    if set(arrays) != set(layout.names):
+        odd = sorted(set(arrays) ^ set(layout.names))
+        raise PrivacyError(f"arrays do not match those that the server sent: {', '.join(odd)}; nothing was sent")
+    vector = torch.empty(layout.dimension)
+    for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
+        vector[place] = torch.from_numpy(_read(name, arrays[name], shape)).reshape(-1)
+    return vector
+
+
+def _read(name: str, array: Array, shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    try:
+        values = array.numpy()
+    except Exception:  # what NumPy says of bytes it cannot read may repeat them
+        raise PrivacyError(f"array {name} cannot be read; nothing was sent") from None
+    # What the record says of itself is not trusted: the values decide.
+    if values.dtype != np.float32 or values.shape != tuple(shape):
+        raise PrivacyError(f"array {name} is {values.dtype} {values.shape}, expected float32 {tuple(shape)}; nothing was sent")
+    return values
+
+
+def only_arrays(content: RecordDict, allowed: Sequence[str] = ()) -> ArrayRecord:
+    """Return the one ArrayRecord of ``content``, which may also hold metrics and the ConfigRecords called ``allowed``.
+
+    Raises:
+        PrivacyError: it holds anything else.
+    """
+    arrays = list(content.array_records.values())
+    if len(arrays) != 1:
+        raise PrivacyError(f"a message holds {len(arrays)} records of arrays, expected one; nothing was sent")
+    extra = [name for name, record in content.items() if not isinstance(record, ArrayRecord | MetricRecord) and name not in allowed]
+    if extra:
+        raise PrivacyError(f"a message holds {len(extra)} records beside its arrays and metrics; nothing was sent")
+    return arrays[0]

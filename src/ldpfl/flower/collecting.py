@@ -1,0 +1,118 @@
+"""How a round's reports reach the server: in the Flower replies themselves, or over the relay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ldpfl.flower.terms import Answer
+from ldpfl.mechanisms import Mechanism, read_valid
+from ldpfl.privacy.events import Channel
+from ldpfl.randomness import Purpose, stream
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling import PartialPool, ReportPool, mix
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRound:
+    """A round that clients have been asked to join.
+
+    Attributes:
+        run: names the run.
+        number: of the round, from 1.
+        mechanism: of this round.
+        asked: clients that were asked.
+        timeout: seconds that the server waits for reports.
+    """
+
+    run: str
+    number: int
+    mechanism: Mechanism
+    ranges: LayerRanges
+    asked: int
+    timeout: float
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What came of a round.
+
+    Attributes:
+        pool: the reports that follow the wire format; None if there is none.
+        uplink_bytes: length of one client's message.
+        refused: what was not accepted and why, a line each.
+    """
+
+    pool: ReportPool | PartialPool | None
+    uplink_bytes: int = 0
+    refused: tuple[str, ...] = ()
+
+
+class Collector(Protocol):
+    """How reports come in."""
+
+    @property
+    def channel(self) -> Channel:
+        """What the ledger says stands between clients and server."""
+        ...
+
+    @property
+    def linked(self) -> int:
+        """Units that stay together on the way."""
+        ...
+
+    def terms(self) -> Mapping[str, Any]:
+        """Return what clients are told of it: fields of ``RoundTerms``."""
+        ...
+
+    def open(self, round_: OpenRound) -> None:
+        """Get ready for the reports of a round, before anyone is asked."""
+        ...
+
+    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
+        """Return what came in; ``answers`` are those of the Flower replies, one a client, in the order of the clients' numbers."""
+        ...
+
+    def recover(self, round_: OpenRound) -> Received | None:
+        """Return what came in for a round in which the server was stopped; None if that is lost."""
+        ...
+
+    def done(self, run: str, number: int) -> None:
+        """Forget the round: what it led to is on disk. May be called again."""
+        ...
+
+
+@dataclass(frozen=True)
+class DirectCollector:
+    """Reports come in the Flower replies, so the server sees who sent which.
+
+    Args:
+        seed: of the run. Reports are put into the order that the simulator gives them, so that both end in the same bits;
+            it hides nothing.
+    """
+
+    seed: int
+    channel: Channel = "direct"
+    linked: int = 1
+
+    def terms(self) -> Mapping[str, Any]:
+        return {"transport": "direct"}
+
+    def open(self, round_: OpenRound) -> None:
+        return
+
+    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
+        payloads = [answer.report for answer in answers if answer.report is not None]
+        reports, refused = read_valid(round_.mechanism, payloads, round_.ranges)
+        notes = [*(entry.reason for entry in refused), *["a reply without a report"] * (len(answers) - len(payloads))]
+        if reports is None:
+            return Received(None, refused=tuple(notes))
+        pool = mix([reports], stream(self.seed, Purpose.MIXING, round_.number))
+        return Received(pool, reports.bytes_per_client, tuple(notes))
+
+    def recover(self, round_: OpenRound) -> Received | None:
+        return None
+
+    def done(self, run: str, number: int) -> None:
+        return

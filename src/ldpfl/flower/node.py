@@ -1,0 +1,171 @@
+"""What a node's operator has set up: the policy, the lifetime budget, and the way to the relay.
+
+Each is a file or address that the operator names when starting the SuperNode, in ``--node-config``, or in the environment of the
+node's processes, which serves simulations and containers. Nothing of it is read from what the server sends: neither from the
+message nor from the run's config, which is the server's as well.
+
+| node config           | environment           | what                                                                    |
+|-----------------------|-----------------------|-------------------------------------------------------------------------|
+| ``ldpfl-policy``      | ``LDPFL_POLICY``      | policy file; without one nothing leaves                                 |
+| ``ldpfl-budget``      | ``LDPFL_BUDGET``      | file of the lifetime budget; see below for a folder                     |
+| ``ldpfl-relay``       | ``LDPFL_RELAY``       | URL of the relay                                                        |
+| ``ldpfl-relay-token`` | ``LDPFL_RELAY_TOKEN`` | file with the client's token                                            |
+| ``ldpfl-relay-ca``    | ``LDPFL_RELAY_CA``    | file with the relay's certificate authority, if it has its own          |
+
+A folder as budget is for simulations, where many clients share a machine and an environment: it holds one file for each
+``partition-id``, made at need with the policy's lifetime budget.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context
+
+from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.flower.mod import Ask
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.budget_file import set_limit
+from ldpfl.privacy.policy import Declined, Policy, Request, read_policy
+from ldpfl.shuffling import ChunkPlan
+from ldpfl.shuffling.relay import RelayClient
+from ldpfl.shuffling.relay import Terms as RelayTerms
+from ldpfl.shuffling.sealing import OVERHEAD, Binding, read_public, seal
+
+Connect = Callable[[], RelayClient]
+
+
+@dataclass(frozen=True)
+class OperatorNode:
+    """A node as its operator set it up, for the time of one message.
+
+    Attributes:
+        policy: what may leave.
+        budget: what that costs, in a file.
+        connect: opens a connection to the operator's relay.
+    """
+
+    policy: Policy
+    budget: Budget
+    connect: Connect
+
+    def admit(self, ask: Ask) -> None:
+        """Check policy and budget, and for a relay that its round is for these reports.
+
+        Raises:
+            Declined: the operator does not allow the release.
+            LdpflError: the relay does not answer, or has another round.
+        """
+        self.budget.require(self._request(ask, self._cohort(ask)))
+
+    def charge(self, ask: Ask, sealed: bytes | None) -> None:
+        """Charge the budget; errors as for :meth:`admit`."""
+        self.budget.charge(self._request(ask, self._cohort(ask)), sealed)
+
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        """Cut ``payload`` into chunks and seal each to the aggregator's key, which the policy has allowed."""
+        plan, terms = self._plan(ask), ask.terms
+        return seal(
+            plan.split(payload), read_public(base64.b64encode(terms.key).decode()), Binding(terms.run, terms.round, plan.fingerprint)
+        )
+
+    def upload(self, ask: Ask, sealed: bytes) -> None:
+        """Upload to the operator's relay; goes on after breaks."""
+        with self.connect() as relay:
+            relay.upload(ask.terms.run, ask.terms.round, secrets.token_urlsafe(24), sealed)
+
+    def _cohort(self, ask: Ask) -> int:
+        """Return among how many clients the report is mixed: the relay knows; in a reply it is what the server says."""
+        if ask.terms.transport == "direct":
+            return ask.terms.asked
+        with self.connect() as relay:
+            status = relay.round_status(ask.terms.run, ask.terms.round)
+        plan = self._plan(ask)
+        _require_fitting(status.terms, plan)
+        return status.terms.min_clients
+
+    def _plan(self, ask: Ask) -> ChunkPlan:
+        return ChunkPlan(ask.mechanism, ask.ranges, ask.terms.parameters_per_report, unprotected=self.policy.allow_unprotected)
+
+    def _request(self, ask: Ask, cohort: int) -> Request:
+        terms = ask.terms
+        return Request.of(
+            ask.mechanism,
+            ask.ranges,
+            run=terms.run,
+            round=terms.round,
+            cohort=cohort,
+            transport=terms.transport,
+            key=terms.key,
+            parameters_per_report=terms.parameters_per_report,
+        )
+
+
+def operator_node(context: Context) -> OperatorNode:
+    """Return what the operator of ``context``'s node set up.
+
+    Raises:
+        Declined: no policy or budget is named, or one of them cannot be relied on.
+    """
+    policy = read_policy(_path(context, "policy"))
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), lambda: _connect(context))
+
+
+def _budget_file(context: Context, policy: Policy) -> Path:
+    path = _path(context, "budget")
+    if not path.is_dir():
+        return path
+    own = path / f"client-{int(context.node_config.get('partition-id', context.node_id))}.sqlite"
+    if not own.exists():
+        set_limit(own, policy.lifetime_epsilon, policy.delta)
+    return own
+
+
+def _connect(context: Context) -> RelayClient:
+    authority = named(context, "relay-ca")
+    verify = ssl.create_default_context(cafile=authority) if authority else True
+    return RelayClient(named(context, "relay") or "", read_token(_path(context, "relay-token")), verify=verify)
+
+
+def read_token(path: Path) -> str:
+    """Return the relay's token in a file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        token = ""
+    if not token:
+        raise ConfigError(f"{path} holds no token for the relay: put there what ldpfl relay token add printed")
+    return token
+
+
+def named(context: Context, name: str) -> str | None:
+    """Return what the operator named under ``ldpfl-name``, in the node's config or the environment."""
+    value = context.node_config.get(f"ldpfl-{name}") or os.environ.get(f"LDPFL_{name.upper().replace('-', '_')}")
+    return str(value) if value else None
+
+
+def _path(context: Context, name: str) -> Path:
+    value = named(context, name)
+    if not value:
+        variable = f"LDPFL_{name.upper().replace('-', '_')}"
+        raise Declined(f"no {name} is set up on this node: give ldpfl-{name} in its config, or {variable}; nothing was sent")
+    return Path(value)
+
+
+def _require_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:
+    expected = (plan.plaintext_bytes + OVERHEAD, plan.chunks)
+    if (terms.record_bytes, terms.records_per_upload) != expected:
+        raise ProtocolError(
+            f"the relay's round takes {terms.records_per_upload} records of {terms.record_bytes} bytes, "
+            f"and this report has {expected[1]} of {expected[0]}; nothing was sent"
+        )

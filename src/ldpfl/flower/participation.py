@@ -1,0 +1,64 @@
+"""Which nodes were asked in which rounds: what the ledger needs to know of clients, and no checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import DataError
+from ldpfl.files import write_text
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Rounds that each node was asked to join, an upper bound on those in which it sent a report.
+
+    Attributes:
+        run: names the run, the same after a resume; another one for each run, so that no relay takes one for the other.
+        begun: the last round that any node was asked to join.
+        asked: nodes asked in that round.
+        rounds: by node, how many rounds; every node that was ever seen is here.
+    """
+
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
+    begun: int = 0
+    asked: int = 0
+    rounds: Mapping[int, int] = field(default_factory=dict)
+
+    def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int]) -> Participation:
+        """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number``."""
+        rounds = dict.fromkeys(seen, 0) | dict(self.rounds)
+        chosen = list(nodes)
+        for node in chosen:
+            rounds[node] = rounds.get(node, 0) + 1
+        return replace(self, begun=number, asked=len(chosen), rounds=rounds)
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return the rounds of all nodes, in no order that means anything."""
+        return np.array(list(self.rounds.values()), dtype=np.int64)
+
+    def save(self, path: Path) -> None:
+        """Write to ``path`` so that a crash leaves this or what stood there before."""
+        write_text(path, json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Participation:
+        """Read what :meth:`save` wrote; nothing has begun where there is no file.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if not path.exists():
+            return cls()
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            rounds = {int(node): int(count) for node, count in tree["rounds"].items()}
+            return cls(str(tree["run"]), int(tree["begun"]), int(tree["asked"]), rounds)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is damaged: {type(error).__name__}") from None

@@ -1,0 +1,146 @@
+"""The aggregator's end of the relay: opens its rounds, and makes a pool of the mixed records."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from pydantic import ValidationError
+
+from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.flower.collecting import OpenRound, Received
+from ldpfl.flower.node import read_token
+from ldpfl.flower.terms import Answer
+from ldpfl.privacy.events import Channel
+from ldpfl.shuffling import ChunkPlan, RefusedRecords
+from ldpfl.shuffling.relay import RelayAggregator, RelayRefused, Terms
+from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key, open_records
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+_AT_ONCE = 8192
+"""Records that are opened together."""
+
+
+@dataclass(frozen=True)
+class RelayCollector:
+    """Reports come over the relay, sealed and mixed, so the server sees what was sent and not by whom.
+
+    The ledger counts the relay as a shuffler: that holds as long as relay and aggregator do not work together.
+
+    Attributes:
+        relay: with the aggregator's token.
+        key: the aggregator's private key.
+        linked: units that stay together in a record (parameters_per_report); 1 is LDP-FL's parameter shuffling.
+        min_clients: fewest uploads among which the relay mixes.
+        window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train in this time.
+    """
+
+    relay: RelayAggregator
+    key: X25519PrivateKey
+    linked: int = 1
+    min_clients: int = 2
+    window_s: float = 60.0
+    channel: Channel = "ideal-shuffler"
+
+    def terms(self) -> Mapping[str, Any]:
+        public = self.key.public_key().public_bytes_raw()
+        return {"transport": "relay", "key": public, "parameters_per_report": self.linked}
+
+    def open(self, round_: OpenRound) -> None:
+        """Open the round at the relay.
+
+        Raises:
+            ConfigError: it does not fit a relay: fewer clients are asked than it has to mix, for instance.
+            RelayRefused, RelayUnreachable: the relay does not take it.
+        """
+        plan = self._plan(round_)
+        try:
+            terms = Terms(
+                record_bytes=plan.plaintext_bytes + OVERHEAD,
+                records_per_upload=plan.chunks,
+                min_clients=self.min_clients,
+                closes_in_s=self.window_s,
+                max_uploads=round_.asked,
+            )
+        except ValidationError as error:
+            raise ConfigError(
+                f"round {round_.number} does not fit the relay: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+            ) from None
+        self.relay.open_round(round_.run, round_.number, terms)
+
+    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
+        """Wait for the relay to release the round, open its records, and join them; a round that it does not release is cancelled."""
+        try:
+            status = self.relay.wait(round_.run, round_.number, round_.timeout)
+        except RelayRefused:
+            raise
+        except ProtocolError as error:
+            self.relay.cancel(round_.run, round_.number)
+            return Received(None, refused=(str(error),))
+        plan = self._plan(round_)
+        binding = Binding(round_.run, round_.number, plan.fingerprint)
+        opened, refused = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)], list[RefusedRecords]()
+        for records in _batches(self.relay.pull(round_.run, round_.number)):
+            plaintexts, left_out = open_records(records, plan.plaintext_bytes, self.key, binding)
+            opened.append(plaintexts)
+            refused += left_out
+        joined = plan.join(np.concatenate(opened), status.uploads or len(answers) or 1)
+        notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
+        return Received(joined.pool, plan.chunks * status.terms.record_bytes, tuple(notes))
+
+    def recover(self, round_: OpenRound) -> Received | None:
+        """Take up a round that the relay still holds."""
+        try:
+            state = self.relay.round_status(round_.run, round_.number).state
+        except RelayRefused:
+            return None
+        return None if state == "gone" else self.collect(round_, ())
+
+    def done(self, run: str, number: int) -> None:
+        """Let the relay delete the records."""
+        try:
+            self.relay.acknowledge(run, number)
+        except RelayRefused as refusal:  # cancelled, or acknowledged before
+            LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
+
+    def _plan(self, round_: OpenRound) -> ChunkPlan:
+        # Whoever sets the mechanism "none" has asked for it; whether clients do it is for their policies to say.
+        return ChunkPlan(round_.mechanism, round_.ranges, self.linked, unprotected=True)
+
+
+def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:
+    """Return the collector for the relay that the ServerApp's operator named in its environment.
+
+    ``LDPFL_RELAY`` is the relay's URL, ``LDPFL_RELAY_CA`` its certificate authority if it has its own,
+    ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` one with the private key.
+
+    Raises:
+        ConfigError: one of them is missing or cannot be used.
+    """
+    url, token, key = (_variable(f"LDPFL_{name}") for name in ("RELAY", "AGGREGATOR_TOKEN", "AGGREGATOR_KEY"))
+    authority = os.environ.get("LDPFL_RELAY_CA")
+    verify = ssl.create_default_context(cafile=authority) if authority else True
+    relay = RelayAggregator(url, read_token(Path(token)), verify=verify)
+    return RelayCollector(relay, load_key(Path(key)), linked, min_clients, window_s)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"rounds over a relay need {name} in the environment of the ServerApp")
+    return value
+
+
+def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
+    left = iter(records)
+    while batch := b"".join(islice(left, _AT_ONCE)):
+        yield batch

@@ -1,0 +1,395 @@
+"""The server's end: a Flower Strategy that issues ranges, reads reports, keeps the ledger, and resumes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from math import nan
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.experiments.build import initial_ranges
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.collecting import Collector, DirectCollector, OpenRound, Received
+from ldpfl.flower.participation import Participation
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, deployable_mechanism
+from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy import RoundEvent
+from ldpfl.ranges import range_rule
+from ldpfl.simulation import (
+    Checkpoint,
+    Observed,
+    ServerRules,
+    close_idle_round,
+    close_round,
+    initial_checkpoint,
+    round_cohort,
+    round_event,
+)
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+ARRAYS, CONFIG = "arrays", "config"
+"""Names of the records that apps find in a message, as with Flower's FedAvg."""
+
+PARTICIPATION = "participation.json"
+
+_POLL_S = 0.5
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How patient the server is.
+
+    Attributes:
+        nodes: a round begins when so many nodes are connected.
+        seconds: longest wait for them.
+    """
+
+    nodes: int = 1
+    seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or not self.seconds >= 0:
+            raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
+
+
+class LdpStrategy(Strategy):
+    """Federated averaging of locally private reports, for ClientApps whose first mod is ``LdpMod``.
+
+    Every report counts the same. A reply that is an error, comes twice, or holds no valid report is left out; a round without any
+    report keeps the model. After each round the folder holds a checkpoint; started again, the strategy goes on after it. A round
+    in which the server was stopped may have released reports that are lost: it is charged and not repeated.
+
+    Args:
+        config: mechanism, ranges, noise, rounds, fraction of nodes asked and server learning rate. The ledger's channel is that of
+            the ``collector``, whatever the config says.
+        collector: how reports come in; by default in the replies.
+        folder: where to keep checkpoints, metrics and ledger; without one, a run that is stopped is lost.
+        waiting: how many nodes a round needs, and how long to wait for them.
+        accuracy: measures global weights (d,) after each round.
+        origin: names the data, so that a run is not resumed on others.
+
+    Raises:
+        ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        collector: Collector | None = None,
+        folder: RunFolder | None = None,
+        waiting: Waiting = Waiting(),
+        accuracy: Callable[[Tensor], float] = lambda weights: nan,
+        origin: str = "",
+    ) -> None:
+        if config.clients.self_sampling != "off":
+            raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
+        self._collector = collector or DirectCollector(config.seed)
+        self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
+        self._folder, self._waiting, self._accuracy, self._origin = folder, waiting, accuracy, origin
+        self._course: _Course | None = None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds that are left and return the model with the figures of all rounds.
+
+        Args:
+            initial_arrays: the public initial model; a resumed run goes on from its checkpoint instead.
+            num_rounds: rounds in all; by default as the config says.
+            timeout: seconds to wait for the replies of a round.
+            evaluate_config: must be left out, because clients evaluate nothing.
+
+        Raises:
+            LdpflError: the model, the config or the folder does not fit; too few nodes; or a mean that is not finite.
+        """
+        if evaluate_config is not None:
+            raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
+        rounds, result = num_rounds or self.config.training.rounds, Result()
+        with self._folder.locked() if self._folder else nullcontext():
+            course = self._course = self._begin(initial_arrays, timeout)
+            self.summary()
+            if course.participation.begun == course.last.state.round > 0:
+                self._collector.done(course.run, course.last.state.round)  # once more, if the last time was interrupted
+            while course.last.state.round < rounds:
+                number = course.last.state.round + 1
+                if course.participation.begun >= number:
+                    self._mend(course)
+                else:
+                    arrays = to_arrays(course.last.state.weights, course.layout)
+                    messages = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
+                    self.aggregate_train(number, grid.send_and_receive(messages, timeout=timeout))
+                _record(result, course, evaluate_fn)
+        result.arrays = to_arrays(course.last.state.weights, course.layout)
+        return result
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The state after the last round.
+
+        Raises:
+            ConfigError: the run was not started.
+        """
+        return self._started().last
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Ask the nodes of a round to train: return their messages, which share one content."""
+        course = self._started()
+        connected = self._wait_for_nodes(grid)
+        chosen = [
+            connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
+        ]
+        course.open_round(server_round, len(chosen))
+        self._collector.open(course.round)
+        # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
+        self._save_participation(course.participation.ask(server_round, chosen, connected))
+        course.began, course.asked = time.perf_counter(), frozenset(chosen)
+        terms = self._terms(course)
+        own = ConfigRecord({**config, "server-round": server_round})
+        content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: terms.to_record()})
+        LOGGER.info("round %d: asking %d of %d nodes", server_round, len(chosen), len(connected))
+        # A list, because Flower's grids go over the messages more than once.
+        return [Message(content, node, MessageType.TRAIN, group_id=str(server_round)) for node in chosen]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+        """Take the round's reports and close it; returns the new model and how the round went."""
+        course = self._started()
+        answers, refused = _answers(course, replies)
+        received = self._collector.collect(course.round, answers)
+        received = replace(received, refused=(*refused, *received.refused))
+        self._close(course, received)
+        return to_arrays(course.last.state.weights, course.layout), _figures(course.last)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask nobody: a client's loss or accuracy has no noise."""
+        return ()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return None, as nobody was asked."""
+        return None
+
+    def summary(self) -> None:
+        """Log what each client's report protects."""
+        course = self._started()
+        guarantee = course.mechanism.guarantee(course.last.state.ranges)
+        LOGGER.info(
+            "%s: epsilon %g for each %s of each report, %d of them a round, %s; after round %d",
+            self.config.mechanism.name,
+            guarantee.epsilon,
+            guarantee.unit,
+            guarantee.units_per_round,
+            self._collector.channel,
+            course.last.state.round,
+        )
+
+    def _begin(self, initial: ArrayRecord, timeout: float) -> _Course:
+        layout = layout_of(initial)
+        weights = to_vector(initial, layout)
+        ranges = initial_ranges(self.config, layout, weights)
+        mechanism = deployable_mechanism(self.config, ranges)
+        mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+        rules = ServerRules(
+            layout.names,
+            self.config.mechanism.perturbed,
+            range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
+            self.config.training.server_learning_rate,
+            self._accuracy,
+        )
+        # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.
+        checkpoint = initial_checkpoint(weights, ranges, f"{self._origin} on Flower")
+        participation = Participation()
+        if self._folder is not None:
+            self._folder.open(self.config, resume=True)
+            checkpoint = self._folder.checkpoint_or(checkpoint)
+            if checkpoint.state.ranges.sizes != layout.sizes:
+                raise ConfigError(f"{self._folder.path} holds a run of another model, so it cannot be resumed")
+            participation = Participation.load(self._folder.path / PARTICIPATION)
+        return _Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+
+    def _wait_for_nodes(self, grid: Grid) -> list[int]:
+        """Return the connected nodes in ascending order.
+
+        Raises:
+            ConfigError: too few came in time.
+        """
+        end = time.monotonic() + self._waiting.seconds
+        while len(nodes := sorted(grid.get_node_ids())) < self._waiting.nodes:
+            if time.monotonic() >= end:
+                wanted, seconds = self._waiting.nodes, self._waiting.seconds
+                raise ConfigError(
+                    f"{len(nodes)} of the {wanted} nodes that a round needs are connected after {seconds:g} s: "
+                    "start SuperNodes, or ask for fewer"
+                )
+            time.sleep(min(_POLL_S, self._waiting.seconds))
+        return nodes
+
+    def _terms(self, course: _Course) -> RoundTerms:
+        ranges = course.last.state.ranges
+        return RoundTerms(
+            run=course.run,
+            round=course.round.number,
+            config=self.config,
+            layers=course.layout.names,
+            center=tuple(ranges.center.tolist()),
+            radius=tuple(ranges.radius.tolist()),
+            asked=course.round.asked,
+            **self._collector.terms(),
+        )
+
+    def _mend(self, course: _Course) -> None:
+        """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
+        number, asked = course.participation.begun, course.participation.asked
+        course.open_round(number, asked)
+        course.began = time.perf_counter()
+        received = self._collector.recover(course.round)
+        if received is not None:
+            self._close(course, received)
+            return
+        LOGGER.warning("round %d was interrupted: its reports are lost, and charged", number)
+        idle = close_idle_round(course.rules, course.last)
+        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._event(course, asked))))
+
+    def _close(self, course: _Course, received: Received) -> None:
+        for reason in sorted(set(received.refused)):
+            LOGGER.warning("round %d: left out %d: %s", course.round.number, received.refused.count(reason), reason)
+        if received.pool is None:
+            LOGGER.warning("round %d: no report came; the model stays as it is", course.round.number)
+            self._keep(course, close_idle_round(course.rules, course.last))
+            return
+        checkpoint = close_round(
+            course.rules,
+            course.last,
+            course.round.mechanism,
+            received.pool,
+            event=lambda clients: self._event(course, clients),
+            uplink_bytes=received.uplink_bytes,
+            observed=Observed(),
+            began=course.began,
+        )
+        self._keep(course, checkpoint)
+
+    def _event(self, course: _Course, cohort: int) -> RoundEvent:
+        """Return the ledger's record of the round. Nodes that were asked count as having taken part, whether or not they did."""
+        release = course.round.mechanism.release(course.last.state.ranges)
+        event = round_event(course.round.number, release, cohort, course.participation.counts(), self._collector.channel)
+        return replace(event, linked=self._collector.linked)
+
+    def _keep(self, course: _Course, checkpoint: Checkpoint) -> None:
+        if self._folder is not None:
+            self._folder.save_round(checkpoint)
+        self._collector.done(course.run, course.round.number)
+        course.last = checkpoint
+        metrics = checkpoint.history[-1]
+        LOGGER.info("round %d: %d reports, accuracy %.4f", metrics.round, metrics.clients, metrics.accuracy)
+
+    def _save_participation(self, participation: Participation) -> None:
+        self._started().participation = participation
+        if self._folder is not None:
+            participation.save(self._folder.path / PARTICIPATION)
+
+    def _started(self) -> _Course:
+        if self._course is None:
+            raise ConfigError("the strategy was not started: call start()")
+        return self._course
+
+
+@dataclass
+class _Course:
+    """How far a run has come.
+
+    Attributes:
+        run: names it, on this server and after a resume.
+        last: the checkpoint after the last round.
+        asked: nodes of the round that is under way.
+        began: when it began.
+    """
+
+    run: str
+    layout: ParameterLayout
+    mechanism: Mechanism
+    rules: ServerRules
+    timeout: float
+    last: Checkpoint
+    participation: Participation
+    asked: frozenset[int] = frozenset()
+    began: float = 0.0
+    _round: OpenRound | None = field(default=None, repr=False)
+
+    def open_round(self, number: int, asked: int) -> None:
+        """Make ready for round ``number``.
+
+        Raises:
+            ConfigError: it is not the one after the last.
+        """
+        if number != self.last.state.round + 1:
+            raise ConfigError(f"round {number} does not follow round {self.last.state.round}")
+        mechanism = self.mechanism.in_round(self.last.state.public())
+        self._round = OpenRound(self.run, number, mechanism, self.last.state.ranges, asked, self.timeout)
+
+    @property
+    def round(self) -> OpenRound:
+        """The round that is under way."""
+        if self._round is None:
+            raise ConfigError("no round is under way")
+        return self._round
+
+
+def _answers(course: _Course, replies: Iterable[Message]) -> tuple[list[Answer], list[str]]:
+    """Return one answer a node, in the order of the nodes' numbers, and why others were left out."""
+    answers: dict[int, Answer] = {}
+    refused = []
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        try:
+            if node not in course.asked:
+                raise ProtocolError("a reply of a node that was not asked")
+            if node in answers:
+                raise ProtocolError("a second reply of one node")
+            answers[node] = _answer(course.round, reply)
+        except LdpflError as error:
+            refused.append(str(error))
+    return [answers[node] for node in sorted(answers)], refused
+
+
+def _answer(round_: OpenRound, reply: Message) -> Answer:
+    if reply.has_error():
+        raise ProtocolError(f"a node answered {str(reply.error.reason)[:80]!r}")
+    answer = Answer.from_record(reply.content.config_records.get(RECORD))
+    if (answer.run, answer.round) != (round_.run, round_.number):
+        raise ProtocolError("a reply for another run or round")
+    return answer
+
+
+def _record(result: Result, course: _Course, evaluate_fn: EvaluateFn | None) -> None:
+    metrics = course.last.history[-1]
+    result.train_metrics_clientapp[metrics.round] = _figures(course.last)
+    if evaluate_fn is not None:
+        evaluated = evaluate_fn(metrics.round, to_arrays(course.last.state.weights, course.layout))
+        if evaluated is not None:
+            result.evaluate_metrics_serverapp[metrics.round] = evaluated
+
+
+def _figures(checkpoint: Checkpoint) -> MetricRecord:
+    metrics = checkpoint.history[-1]
+    return MetricRecord({"reports": metrics.clients, "accuracy": metrics.accuracy, "seconds": metrics.seconds})

@@ -1,0 +1,198 @@
+"""What the server asks of a client in a round, and how a client answers: the two ConfigRecords on Flower's wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, get_args
+
+import torch
+from flwr.app import ConfigRecord
+
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.experiments.build import mechanism_of
+from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import Gaussian, Mechanism
+from ldpfl.privacy.policy import Transport
+from ldpfl.ranges import LayerRanges
+
+RECORD = "ldpfl"
+"""Name of both records."""
+
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class RoundTerms:
+    """What the server asks for in one round. A client takes nothing of it on trust: its policy judges what it would release.
+
+    Attributes:
+        run: names the run, the same over all rounds and resumes.
+        round: from 1.
+        config: mechanism, noise and what they depend on.
+        layers: names, in the order of the flat vector.
+        center, radius: public ranges, by layer.
+        asked: clients that were asked.
+        transport: ``direct``, the report is in the Flower reply; ``relay``, it goes there sealed, and the reply acknowledges.
+        key: the aggregator's public key, for ``relay``.
+        parameters_per_report: units that stay together in the relay.
+    """
+
+    run: str
+    round: int
+    config: RunConfig
+    layers: tuple[str, ...]
+    center: tuple[float, ...]
+    radius: tuple[float, ...]
+    asked: int
+    transport: Transport = "direct"
+    key: bytes = b""
+    parameters_per_report: int = 1
+
+    def to_record(self) -> ConfigRecord:
+        """Return the terms as Flower carries them."""
+        return ConfigRecord(
+            {
+                "version": VERSION,
+                "run": self.run,
+                "round": self.round,
+                "config": self.config.to_toml(),
+                "layers": list(self.layers),
+                "center": list(self.center),
+                "radius": list(self.radius),
+                "asked": self.asked,
+                "transport": self.transport,
+                "key": self.key,
+                "parameters-per-report": self.parameters_per_report,
+            }
+        )
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> RoundTerms:
+        """Read what :meth:`to_record` wrote.
+
+        Raises:
+            ProtocolError: a field is missing, unknown, or of another kind or version.
+        """
+        if record.get("version") != VERSION:
+            raise ProtocolError(f"the server's terms are of version {str(record.get('version'))[:20]}, expected {VERSION}")
+        if record.keys() != _FIELDS.keys():
+            odd = sorted(record.keys() ^ _FIELDS.keys())
+            raise ProtocolError(f"the server's terms do not have the expected fields: {', '.join(odd)[:200]}")
+        values: dict[str, Any] = dict(record)
+        for name, kind in _FIELDS.items():
+            if type(values[name]) is not kind:
+                raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
+        if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["parameters-per-report"]) < 1:
+            raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
+        return cls(
+            run=values["run"],
+            round=values["round"],
+            config=_parsed(values["config"]),
+            layers=_all(values["layers"], str, "layers"),
+            center=_all(values["center"], float, "center"),
+            radius=_all(values["radius"], float, "radius"),
+            asked=values["asked"],
+            transport=values["transport"],
+            key=values["key"],
+            parameters_per_report=values["parameters-per-report"],
+        )
+
+    def ranges(self, layout: ParameterLayout) -> LayerRanges:
+        """Return the ranges for arrays of ``layout``.
+
+        Raises:
+            ProtocolError: the ranges are for other layers, or are no ranges.
+        """
+        if self.layers != layout.names or not len(self.layers) == len(self.center) == len(self.radius):
+            raise ProtocolError("the server's ranges are not for the layers that it sent")
+        try:
+            # Without the dtype these would pass through float32, and clients would clamp to other ranges than the server's.
+            center, radius = (torch.tensor(figures, dtype=torch.float64) for figures in (self.center, self.radius))
+            return LayerRanges(center, radius, layout.sizes)
+        except ConfigError as error:
+            raise ProtocolError(f"the server's ranges cannot be used: {error}") from None
+
+    def mechanism(self, ranges: LayerRanges) -> Mechanism:
+        """Return the mechanism that the server asks for."""
+        return deployable_mechanism(self.config, ranges)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer: the report itself, or, over a relay, that there is one.
+
+    It says which run and round it is for, so that one that comes late is not counted in another round.
+    """
+
+    run: str
+    round: int
+    report: bytes | None = None
+
+    def to_record(self) -> ConfigRecord:
+        """Return the answer as Flower carries it."""
+        record = ConfigRecord({"version": VERSION, "run": self.run, "round": self.round})
+        if self.report is not None:
+            record["report"] = self.report
+        return record
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord | None) -> Answer:
+        """Read what :meth:`to_record` wrote.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        values: dict[str, Any] = dict(record or {})
+        report = values.pop("report", None)
+        version, run, number = values.pop("version", None), values.pop("run", None), values.pop("round", None)
+        fits = version == VERSION and type(run) is str and type(number) is int and isinstance(report, bytes | None)
+        if values or not fits:
+            raise ProtocolError("a reply does not hold an answer to the round's terms")
+        return cls(run, number, report)
+
+
+def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
+    """Return the mechanism of ``config`` as clients on Flower run it.
+
+    Raises:
+        ConfigError: its noise depends on private data, on what clients remember, or on the size of others' data sets: such
+            schedules have no guarantee, and run in the simulator only.
+    """
+    mechanism = mechanism_of(config, ranges, smallest=1)
+    if isinstance(mechanism, Gaussian) and (mechanism.name not in _PUBLIC_SCHEDULES or mechanism.guarantee(ranges).delta == 0):
+        raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
+    return mechanism
+
+
+_PUBLIC_SCHEDULES = ("full-dp", "time-varying", "dpa")
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> RunConfig:
+    try:
+        return parse_config(text, (), origin="the server's terms")
+    except LdpflError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _all(values: list[Any], kind: type, name: str) -> tuple[Any, ...]:
+    if any(type(value) is not kind for value in values):
+        raise ProtocolError(f"the server's terms have an entry of {name} that is no {kind.__name__}")
+    return tuple(values)
+
+
+_FIELDS: dict[str, type] = {
+    "version": int,
+    "run": str,
+    "round": int,
+    "config": str,
+    "layers": list,
+    "center": list,
+    "radius": list,
+    "asked": int,
+    "transport": str,
+    "key": bytes,
+    "parameters-per-report": int,
+}

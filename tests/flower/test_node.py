@@ -1,0 +1,136 @@
+"""What a node's operator sets up decides, whatever the server asks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from flower_parts import app_behind, ask, config_of, instruction, shift, start_arrays, terms_of
+from flwr.app import Context, Message
+
+from ldpfl.flower import InProcessGrid, LdpMod, LdpStrategy, RoundTerms, operator_node
+from ldpfl.flower.mod import DECLINED, FAILED
+from ldpfl.privacy import BinaryRelease
+from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
+
+POLICY = {
+    "mechanisms": '["duchi"]',
+    "epsilon_per_unit": "2.0",
+    "epsilon_per_round": "30.0",
+    "lifetime_epsilon": "100.0",
+    "delta": "0.0",
+    "rounds": "10",
+    "smallest_cohort": "3",
+    "transports": '["direct"]',
+}
+
+
+def write_policy(folder: Path, **changes: str) -> Path:
+    path = folder / "policy.toml"
+    path.write_text("".join(f"{key} = {value}\n" for key, value in {**POLICY, **changes}.items()), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> Path:
+    set_limit(tmp_path / "budget.sqlite", 100.0, 0.0)
+    return tmp_path / "budget.sqlite"
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for name in ("LDPFL_POLICY", "LDPFL_BUDGET"):
+        monkeypatch.delenv(name, raising=False)
+    return caplog
+
+
+def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None) -> Message:
+    """What the first of three nodes answers, set up so."""
+    trained = LdpMod(operator_node)
+    own = {name: str(path) for name, path in (("ldpfl-policy", policy), ("ldpfl-budget", budget)) if path is not None}
+    return ask(app_behind(trained), instruction(terms), node_config=own)
+
+
+def declined(reply: Message) -> bool:
+    return reply.has_error() and reply.error.reason == DECLINED
+
+
+def test_what_policy_and_budget_allow_is_sent_and_charged(tmp_path: Path, budget: Path) -> None:
+    reply = reply_of(write_policy(tmp_path), budget)
+    assert reply.has_content()
+    (charge,) = read_charges(budget)
+    assert (charge.run, charge.round, charge.cohort, charge.transport) == ("run", 1, 3, "direct")
+    assert isinstance(charge.release, BinaryRelease)
+    assert (charge.release.epsilon, charge.release.units) == (2.0, 15)
+    assert read_books(budget).spent(0.0) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms", "named"),
+    [
+        ({"mechanisms": "[]"}, terms_of(), "not among the policy's mechanisms"),
+        ({"epsilon_per_unit": "1.9"}, terms_of(), "epsilon_per_unit"),
+        ({"epsilon_per_round": "29.9"}, terms_of(), "epsilon_per_round"),
+        ({"lifetime_epsilon": "29.9"}, terms_of(), "lifetime_epsilon"),
+        ({"rounds": "0"}, terms_of(), "rounds = 0"),
+        ({"smallest_cohort": "4"}, terms_of(), "smallest_cohort"),
+        ({"transports": '["relay"]'}, terms_of(), "transport"),
+        ({}, terms_of(config=config_of("mechanism.epsilon=2.5")), "epsilon_per_unit"),
+        ({}, terms_of(config=config_of("mechanism.name=harmony")), "not among"),
+        ({"mechanisms": '["none"]'}, terms_of(config=config_of("mechanism.name=none")), "allow_unprotected"),
+        ({"unknown": "1"}, terms_of(), "unknown setting"),
+        ({}, terms_of(run="no run\n"), "name of the run"),
+    ],
+)
+def test_what_the_policy_does_not_allow_is_declined(
+    changes: dict[str, str], terms: RoundTerms, named: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    assert declined(reply_of(write_policy(tmp_path, **changes), budget, terms))
+    assert named in log.text
+    assert read_charges(budget) == ()
+
+
+def test_without_policy_or_budget_nothing_leaves(tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture) -> None:
+    policy = write_policy(tmp_path)
+    for own in ((None, budget), (policy, None), (tmp_path / "missing.toml", budget), (policy, tmp_path / "missing.sqlite")):
+        assert declined(reply_of(*own))
+    assert log.text.count("declined") == 4
+
+
+def test_the_lifetime_budget_ends_the_rounds_of_a_client(tmp_path: Path, budget: Path) -> None:
+    """100 / 30: three rounds, then no more, whatever run the server calls it."""
+    replies = [reply_of(write_policy(tmp_path), budget, terms_of(run=f"run-{n}", round=n)) for n in range(1, 6)]
+    assert [declined(reply) for reply in replies] == [False, False, False, True, True]
+    assert len(read_charges(budget)) == 3
+
+
+def test_the_run_s_config_which_is_the_server_s_sets_up_no_node(tmp_path: Path, budget: Path) -> None:
+    settings = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(budget)}
+    grid = InProcessGrid(app_behind(LdpMod(operator_node)), 3, run_config=settings)
+    (reply,) = grid.send_and_receive([instruction()])
+    assert declined(reply)
+
+
+def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "budgets").mkdir()
+    monkeypatch.setenv("LDPFL_POLICY", str(write_policy(tmp_path)))
+    monkeypatch.setenv("LDPFL_BUDGET", str(tmp_path / "budgets"))
+    strategy = LdpStrategy(config_of())
+    strategy.start(InProcessGrid(app_behind(LdpMod(operator_node)), 3), start_arrays(), 5)
+    assert [metrics.clients for metrics in strategy.checkpoint.history] == [3, 3, 3, 0, 0]
+    files = sorted((tmp_path / "budgets").iterdir())
+    assert [path.name for path in files] == ["client-0.sqlite", "client-1.sqlite", "client-2.sqlite"]
+    assert all(len(read_charges(path)) == 3 for path in files)
+
+
+def test_a_report_that_cannot_be_made_costs_nothing(tmp_path: Path, budget: Path) -> None:
+    def train(message: Message, context: Context) -> Message:
+        raise ValueError("no data")
+
+    app = app_behind(LdpMod(operator_node), train)
+    own = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(budget)}
+    assert ask(app, node_config=own).error.reason == FAILED
+    assert read_charges(budget) == ()
+    assert ask(app_behind(LdpMod(operator_node), shift), node_config=own).has_content()

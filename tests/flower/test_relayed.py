@@ -1,0 +1,296 @@
+"""Rounds over the relay, in one process: what arrives, what is left out, and what survives an interruption."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flower_parts import app_behind, config_of, shift, start_arrays, start_vector
+from flwr.app import Context, Message
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, OperatorNode, RelayCollector
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.budget_file import read_charges, set_limit
+from ldpfl.privacy.policy import Policy
+from ldpfl.randomness import SeededStreams
+from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient, Terms
+from ldpfl.shuffling.relay.app import create_app
+from ldpfl.shuffling.relay.schema import open_engine
+from ldpfl.shuffling.relay.store import Store
+from ldpfl.shuffling.relay.tokens import Role, Tokens
+from ldpfl.simulation import Checkpoint
+
+CLIENTS = 5
+KEY = X25519PrivateKey.generate()
+
+
+class InProcess(httpx.BaseTransport):
+    """Carries requests to an application in this process."""
+
+    def __init__(self, store: Store) -> None:
+        self._app = create_app(store)
+        self.replies: list[tuple[str, int]] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def send() -> httpx.Response:
+            own = httpx.Request(request.method, request.url, headers=request.headers, stream=httpx.ByteStream(request.read()))
+            response = await httpx.ASGITransport(self._app).handle_async_request(own)
+            return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+
+        response = asyncio.run(send())
+        self.replies.append((request.method, response.status_code))
+        return response
+
+
+@dataclass
+class World:
+    """A relay with a clock to turn, five clients with budgets of their own, and an aggregator."""
+
+    folder: Path
+    store: Store
+    wire: InProcess
+    tokens: dict[str, str]
+    now: list[float]
+    policy: Policy
+    key: X25519PrivateKey = KEY
+    linked: int = 1
+    min_clients: int = 3
+    before_upload: Callable[[int], None] = lambda client: None
+    asked: list[Ask] = field(default_factory=list)
+
+    def node(self, context: Context) -> OperatorNode:
+        client = int(context.node_config["partition-id"])
+        path = self.folder / f"budget-{client}.sqlite"
+        if not path.exists():
+            set_limit(path, 1000.0)
+
+        def connect() -> RelayClient:
+            return RelayClient("http://127.0.0.1", self.tokens[f"client-{client}"], transport=self.wire, patience=Patience(2, 0.0, 0.0))
+
+        return OperatorNode(self.policy, Budget(path, self.policy), connect)
+
+    def source(self, ask: Ask, context: Context) -> SeededStreams:
+        self.asked.append(ask)
+        return SeededStreams.for_clients(4, ask.terms.round, [int(context.node_config["partition-id"])])
+
+    def sleep(self, seconds: float) -> None:
+        self.now[0] += seconds
+
+    def collector(self) -> RelayCollector:
+        relay = RelayAggregator(
+            "http://127.0.0.1", self.tokens["aggregator"], transport=self.wire, patience=Patience(2, 0.0, 0.0), sleep=self.sleep
+        )
+        return RelayCollector(relay, self.key, self.linked, self.min_clients, 30.0)
+
+    def grid(self, train: Callable[[Message, Context], Message] = shift) -> InProcessGrid:
+        def step(message: Message, context: Context) -> Message:
+            self.before_upload(int(context.node_config["partition-id"]))
+            return train(message, context)
+
+        return InProcessGrid(app_behind(LdpMod(self.node, self.source), step), CLIENTS)
+
+    def run(self, rounds: int = 1, *, config: RunConfig | None = None, folder: RunFolder | None = None) -> Checkpoint:
+        strategy = LdpStrategy(config or config_of(), collector=self.collector(), folder=folder)
+        strategy.start(self.grid(), start_arrays(), rounds, timeout=100.0)
+        return strategy.checkpoint
+
+    def charges(self) -> list[int]:
+        return [len(read_charges(path)) for path in sorted(self.folder.glob("budget-*.sqlite"))]
+
+
+def policy_of(**changes: object) -> Policy:
+    settings: dict[str, object] = {
+        "mechanisms": ("duchi", "harmony", "full-dp", "laplace"),
+        "epsilon_per_unit": 30.0,
+        "epsilon_per_round": 100.0,
+        "lifetime_epsilon": 1000.0,
+        "delta": 1e-5,
+        "rounds": 10,
+        "smallest_cohort": 3,
+        "transports": ("relay",),
+        "aggregator_keys": (base64.b64encode(KEY.public_key().public_bytes_raw()).decode(),),
+        "parameters_per_report": 4,
+    }
+    return Policy.model_validate({**settings, **changes})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    now = [1_000_000.0]
+    store = Store(open_engine(str(tmp_path / "relay.db")), clock=lambda: now[0])
+    known = Tokens(store.engine)
+    tokens = {f"client-{client}": known.add(f"client-{client}", Role.CLIENT) for client in range(CLIENTS)}
+    tokens["aggregator"] = known.add("aggregator", Role.AGGREGATOR)
+    yield World(tmp_path, store, InProcess(store), tokens, now, policy_of())
+    store.close()
+
+
+def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkpoint:
+    """The same rounds with reports in the replies, from the same random bits."""
+
+    class Open:
+        def admit(self, ask: Ask) -> None: ...
+        def charge(self, ask: Ask, sealed: bytes | None) -> None: ...
+        def seal(self, ask: Ask, payload: bytes) -> bytes:
+            return payload
+
+        def upload(self, ask: Ask, sealed: bytes) -> None: ...
+
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] in skip:
+            raise ValueError
+        return shift(message, context)
+
+    mod = LdpMod(lambda context: Open(), lambda ask, c: SeededStreams.for_clients(4, ask.terms.round, [int(c.node_config["partition-id"])]))
+    strategy = LdpStrategy(config)
+    strategy.start(InProcessGrid(app_behind(mod, train), CLIENTS), start_arrays(), rounds)
+    return strategy.checkpoint
+
+
+@pytest.mark.parametrize("linked", [1, 4])
+@pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "full-dp"])
+def test_a_round_over_the_relay_learns_what_one_without_it_does(name: str, linked: int, world: World) -> None:
+    config = config_of(f"mechanism.name={name}", "ranges.rule=fixed" if name == "full-dp" else "ranges.rule=denoised")
+    world.linked = linked
+    last = world.run(2, config=config)
+    same = direct(config, 2)
+    # Floats are added up in the relay's order, so the last bit may differ; bits are counted.
+    torch.testing.assert_close(last.state.weights, same.state.weights, atol=0 if name in ("duchi", "harmony") else 1e-6, rtol=0)
+    assert not torch.equal(last.state.weights, start_vector())
+    assert [(event.channel, event.linked, event.cohort) for event in last.ledger.events] == [("ideal-shuffler", linked, CLIENTS)] * 2
+    assert world.charges() == [2] * CLIENTS
+
+
+def test_the_flower_reply_is_a_bare_acknowledgement_and_the_relay_forgets(world: World) -> None:
+    replies: list[Message] = []
+
+    class Watched(InProcessGrid):
+        def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                replies.append(reply)
+                yield reply
+
+    collector = world.collector()
+    strategy = LdpStrategy(config_of(), collector=collector)
+    strategy.start(Watched(app_behind(LdpMod(world.node, world.source)), CLIENTS), start_arrays(), 1, timeout=100.0)
+    assert len(replies) == CLIENTS
+    for reply in replies:
+        assert list(reply.content) == ["ldpfl"]
+        assert set(reply.content.config_records["ldpfl"]) == {"version", "run", "round"}
+    run = str(replies[0].content.config_records["ldpfl"]["run"])
+    assert collector.relay.round_status(run, 1).state == "gone"
+    assert ("DELETE", 204) in world.wire.replies
+
+
+def test_missing_clients_are_left_out(world: World) -> None:
+    def fail(client: int) -> None:
+        if client in (0, 3):
+            raise RuntimeError("power cut")
+
+    world.before_upload = fail
+    last = world.run()
+    assert last.ledger.events[0].cohort == 3
+    assert torch.equal(last.state.weights, direct(config_of(), 1, skip=(0, 3)).state.weights)
+
+
+def test_too_few_uploads_are_not_released_and_the_model_stays(world: World) -> None:
+    def fail(client: int) -> None:
+        if client > 1:
+            raise RuntimeError("power cut")
+
+    world.before_upload = fail
+    last = world.run()
+    assert last.history[0].clients == 0
+    assert last.ledger.events == ()
+    assert torch.equal(last.state.weights, start_vector())
+
+
+def test_a_client_with_a_wrong_token_is_left_out_before_it_trains(world: World) -> None:
+    world.tokens["client-2"] = "not a token"
+    assert world.run().ledger.events[0].cohort == 4
+    assert world.charges() == [1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"aggregator_keys": ()}, {}),
+        ({}, {"key": X25519PrivateKey.generate()}),
+        ({"smallest_cohort": 4}, {}),  # the relay mixes from 3 on, however many the server asks
+        ({"parameters_per_report": 2}, {"linked": 3}),
+        ({"transports": ("direct",)}, {}),
+    ],
+)
+def test_clients_decline_what_their_policy_does_not_allow_of_a_relay(
+    changes: dict[str, object], asked: dict[str, object], world: World
+) -> None:
+    world.policy = policy_of(**changes)
+    for name, value in asked.items():
+        setattr(world, name, value)
+    last = world.run()
+    assert last.history[0].clients == 0
+    assert world.charges() == [0] * CLIENTS
+    assert not [method for method, _ in world.wire.replies if method in ("POST", "PATCH")]
+
+
+def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(**fields: object) -> Terms:
+        return Terms.model_validate({**fields, "records_per_upload": 16})
+
+    monkeypatch.setattr("ldpfl.flower.relayed.Terms", other)
+    assert world.run().history[0].clients == 0
+    assert world.charges() == [0] * CLIENTS
+
+
+def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:
+    world.min_clients = 9
+    with pytest.raises(ConfigError, match="does not fit the relay: max_uploads is less than min_clients"):
+        world.run()
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in between handles it."""
+
+
+@pytest.mark.parametrize("where", ["ldpfl.flower.strategy.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
+def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay keeps the records until they are acknowledged: nothing is asked, charged or counted twice."""
+    folder = RunFolder(world.folder / "run")
+
+    def killed(*args: object, **kwargs: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, killed)
+        with pytest.raises(Killed):
+            world.run(2, folder=folder)
+    last = world.run(2, folder=folder)
+    assert torch.equal(last.state.weights, direct(config_of(), 2).state.weights)
+    assert [event.cohort for event in last.ledger.events] == [CLIENTS] * 2
+    assert [event.joined for event in last.ledger.events] == [1, 2]
+    assert world.charges() == [2] * CLIENTS
+    assert all(world.collector().relay.round_status(ask.terms.run, ask.terms.round).state == "gone" for ask in world.asked)
+
+
+def test_a_server_killed_before_anyone_uploaded_waits_no_longer_than_for_a_round(world: World) -> None:
+    folder = RunFolder(world.folder / "run")
+
+    def kill(client: int) -> None:
+        raise Killed
+
+    world.before_upload = kill
+    with pytest.raises(Killed):
+        world.run(2, folder=folder)
+    world.before_upload = lambda client: None
+    last = world.run(2, folder=folder)
+    assert [metrics.clients for metrics in last.history] == [0, CLIENTS]

@@ -1,0 +1,107 @@
+"""One code path, not two: the simulator and the in-process grid end in the same model, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import flower_parts  # noqa: F401  # switches Flower's telemetry off before it is imported
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, UserConfig
+
+from conftest import TINY_TOML
+from ldpfl.data import ImageTask
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import Ask, InProcessGrid, LdpMod
+from ldpfl.flower.apps import client_app_with, server_app
+from ldpfl.randomness import SeededStreams
+from ldpfl.simulation import Checkpoint, simulate
+
+CASES = {
+    "duchi": [],
+    "weights": ["mechanism.perturbed=weights", "ranges.rule=denoised", "ranges.radius=initial"],
+    "part of the clients": ["clients.fraction=0.5", "ranges.rule=noisy-minmax"],
+    "harmony": ["mechanism.name=harmony", "mechanism.group=40"],
+    "laplace": ["mechanism.name=laplace", "mechanism.coordinates=50"],
+    "privunit-g": ["mechanism.name=privunit-g", "mechanism.epsilon=8"],
+    "full-dp": ["mechanism.name=full-dp"],
+    "time-varying": ["mechanism.name=time-varying", "training.server_learning_rate=0.5"],
+    "no noise": ["mechanism.name=none", "training.momentum=0.5"],
+    "a convolutional model": ["model.name=two-layer-cnn", "training.rounds=2", "clients.count=4"],
+}
+
+
+def simulated(config: RunConfig, task: ImageTask) -> Checkpoint:
+    """One client at a time."""
+    federation, start = build(config, task, torch.device("cpu"))
+    *_, last = simulate(replace(federation, chunk_size=1), start, config.training.rounds)
+    return last
+
+
+class SimulatedNode:
+    """Allows everything: a simulated client has nothing to lose."""
+
+    def admit(self, ask: Ask) -> None: ...
+
+    def charge(self, ask: Ask, sealed: bytes | None) -> None: ...
+
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        raise AssertionError("no relay here")
+
+    def upload(self, ask: Ask, sealed: bytes) -> None:
+        raise AssertionError("no relay here")
+
+
+def simulator_source(ask: Ask, context: Context) -> SeededStreams:
+    return SeededStreams.for_clients(ask.terms.config.seed, ask.terms.round, [int(context.node_config["partition-id"])])
+
+
+def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
+    """Run the recipes' own apps, with the simulator's random bits."""
+    app = client_app_with(LdpMod(lambda context: SimulatedNode(), simulator_source))
+    grid = InProcessGrid(app, config.clients.count, run_config=settings, node_config={"data-dir": str(data)})
+    server_app(grid, grid.server_context())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_config_and_seed_give_the_same_model(
+    case: str, tiny_data: Path, tiny_task: ImageTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(TINY_TOML, CASES[case], origin="test")
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    settings: UserConfig = {"ldpfl.recipe": case, "ldpfl.out": str(tmp_path / "run")}  # the name keeps what apps remember apart
+    deployed(settings, config, tiny_data)
+    folder = RunFolder(tmp_path / "run")
+    ours, theirs = folder.checkpoint(), simulated(config, tiny_task)
+    assert ours is not None
+    assert torch.equal(ours.state.weights, theirs.state.weights)
+    assert torch.equal(ours.state.ranges.radius, theirs.state.ranges.radius)
+    assert torch.equal(ours.state.ranges.center, theirs.state.ranges.center)
+    assert [metrics.accuracy for metrics in ours.history] == [metrics.accuracy for metrics in theirs.history]
+    assert not torch.equal(ours.state.weights, ours.state.previous)  # type: ignore[arg-type]
+    for own, other in zip(ours.ledger.events, theirs.ledger.events, strict=True):
+        assert own.channel == "direct"
+        assert (own.release, own.cohort, own.population, own.joined) == (other.release, other.cohort, other.population, other.joined)
+
+
+def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(TINY_TOML, (), origin="test")
+    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    settings: UserConfig = {"ldpfl.recipe": "finished", "ldpfl.out": str(tmp_path / "run")}
+    for _ in range(2):  # a finished run started again is left as it is
+        deployed(settings, config, tiny_data)
+        result = RunFolder(tmp_path / "run").result()
+        assert result is not None
+        assert result["rounds"] == 3
+        assert result["clients_per_round"] == 8
+        assert result["layers"]["1.bias"]["clipped_fraction"] is None  # only a simulation knows it
+        assert RunFolder(tmp_path / "run").model_path.exists()
+        assert RunFolder(tmp_path / "run").config().shuffling.channel == "direct"
+        assert np.isfinite(result["accuracy"])

@@ -1,0 +1,309 @@
+"""The server's end of rounds: which replies count, what is charged, and how a run goes on after it was stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, mod_of, shift, start_arrays, start_vector
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpStrategy, Waiting
+from ldpfl.simulation import Checkpoint
+
+CLIENTS = 10
+QUIET = config_of("mechanism.name=none")  # without noise the model tells exactly which reports counted
+
+Change = Callable[[list[Message]], Iterable[Message]]
+
+
+class ChangedGrid(InProcessGrid):
+    """A grid on whose way back replies are changed, in the rounds named (all, if none is)."""
+
+    def __init__(self, change: Change, *rounds: str, app: ClientApp | None = None, clients: int = CLIENTS) -> None:
+        super().__init__(app or app_of(), clients)
+        self._change, self._rounds = change, rounds
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        changed = not self._rounds or replies[0].metadata.group_id in self._rounds
+        return iter(self._change(replies) if changed else replies)
+
+
+def run(grid: InProcessGrid, *, rounds: int = 1, folder: RunFolder | None = None, config: Any = QUIET) -> Checkpoint:
+    strategy = LdpStrategy(config, folder=folder, waiting=Waiting(1, 0.0))
+    strategy.start(grid, start_arrays(), rounds)
+    return strategy.checkpoint
+
+
+def moved(checkpoint: Checkpoint) -> float:
+    """How far the model went from its start: a client with partition i moves it by (i + 1) / 10."""
+    change = checkpoint.state.weights - start_vector()
+    assert float(change.max() - change.min()) < 1e-5
+    return float(change.mean())
+
+
+def mean_of(clients: Iterable[int]) -> Any:
+    moves = [0.1 * (1 + client) for client in clients]
+    return pytest.approx(sum(moves) / len(moves), abs=1e-6)
+
+
+def report_of(reply: Message) -> ConfigRecord:
+    return reply.content.config_records["ldpfl"]
+
+
+def replaced(reply: Message, **fields: Any) -> Message:
+    """The same node's reply with other fields in its answer."""
+    record = ConfigRecord({**report_of(reply), **fields})
+    other = Message(RecordDict({"ldpfl": record}), reply_to=reply)
+    other.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+    return other
+
+
+def failing(reply: Message) -> Message:
+    other = Message(Error(2, "crashed"), reply_to=reply)
+    other.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+    return other
+
+
+def test_a_round_is_the_uniform_mean_of_all_reports() -> None:
+    """Not weighted by num-examples, which never arrives."""
+    last = run(InProcessGrid(app_of(), CLIENTS))
+    assert moved(last) == mean_of(range(CLIENTS))
+    assert last.history[0].clients == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "counted"),
+    [
+        ("a client that errors", lambda replies: [failing(replies[0]), *replies[1:]], range(1, 10)),
+        ("30 % gone", lambda replies: replies[:7], range(7)),
+        ("another 30 % gone", lambda replies: replies[3:], range(3, 10)),
+        ("all twice", lambda replies: [*replies, *replies], range(10)),
+        ("one twice, with another report", lambda replies: [*replies, replaced(replies[0], report=bytes(60))], range(10)),
+        ("any order", lambda replies: replies[::-1], range(10)),
+        ("wrong length", lambda replies: [replaced(replies[0], report=b"short"), *replies[1:]], range(1, 10)),
+        ("empty", lambda replies: [replaced(replies[0], report=b""), *replies[1:]], range(1, 10)),
+        ("NaN", lambda replies: [replaced(replies[0], report=b"\xff" * 60), *replies[1:]], range(1, 10)),
+        ("text for bytes", lambda replies: [replaced(replies[0], report="secret"), *replies[1:]], range(1, 10)),
+        ("previous round", lambda replies: [replaced(replies[0], round=0), *replies[1:]], range(1, 10)),
+        ("another run", lambda replies: [replaced(replies[0], run="other"), *replies[1:]], range(1, 10)),
+        ("another version", lambda replies: [replaced(replies[0], version=9), *replies[1:]], range(1, 10)),
+        ("more than an answer", lambda replies: [replaced(replies[0], loss=1.0), *replies[1:]], range(1, 10)),
+        ("no answer", lambda replies: [Message(RecordDict(), reply_to=replies[0]), *replies[1:]], range(1, 10)),
+    ],
+)
+def test_only_one_valid_report_of_each_node_that_was_asked_counts(name: str, change: Change, counted: Iterable[int]) -> None:
+    last = run(ChangedGrid(change))
+    assert moved(last) == mean_of(counted)
+    (event,) = last.ledger.events
+    assert event.cohort == len(list(counted))
+    assert event.population == CLIENTS
+    assert event.sampling == ("everyone" if event.cohort == CLIENTS else "visible")
+
+
+def test_what_is_left_out_is_logged_with_its_number_and_without_payload(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    run(ChangedGrid(lambda replies: [replaced(r, report=b"private bytes") for r in replies[:3]] + replies[3:]))
+    assert "round 1: left out 3: a report has 13 bytes, expected 60" in caplog.text
+    assert "private bytes" not in caplog.text
+
+
+def test_a_node_that_was_not_asked_is_not_counted() -> None:
+    def change(replies: list[Message]) -> list[Message]:
+        stranger = replaced(replies[0])
+        stranger.metadata.__dict__["_src_node_id"] = 999
+        return [*replies, stranger]
+
+    assert moved(run(ChangedGrid(change))) == mean_of(range(CLIENTS))
+
+
+def test_a_round_without_any_report_keeps_the_model_and_the_run_goes_on() -> None:
+    last = run(ChangedGrid(lambda replies: [], "1"), rounds=2)
+    assert moved(last) == mean_of(range(CLIENTS))
+    assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
+    assert [event.round for event in last.ledger.events] == [2]
+
+
+def test_declining_nodes_are_left_out() -> None:
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] in (0, 1):
+            raise ValueError("private")
+        return shift(message, context)
+
+    assert moved(run(InProcessGrid(app_of(train), CLIENTS))) == mean_of(range(2, CLIENTS))
+
+
+def test_the_server_asks_a_fraction_and_charges_who_was_asked_most() -> None:
+    last = run(InProcessGrid(app_of(), CLIENTS), rounds=4, config=config_of("mechanism.name=none", "clients.fraction=0.3"))
+    assert [event.cohort for event in last.ledger.events] == [3] * 4
+    assert [event.population for event in last.ledger.events] == [CLIENTS] * 4
+    assert 2 <= last.ledger.events[-1].joined <= 4  # 12 places for 10 clients
+    assert last.ledger.events[0].joined == 1
+
+
+def test_too_few_nodes_are_an_error_after_a_bounded_wait() -> None:
+    strategy = LdpStrategy(QUIET, waiting=Waiting(4, 0.01))
+    with pytest.raises(ConfigError, match=r"2 of the 4 nodes that a round needs are connected after 0\.01 s"):
+        strategy.start(InProcessGrid(app_of(), 2), start_arrays())
+
+
+def test_nodes_may_come_late() -> None:
+    class Late(InProcessGrid):
+        calls = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.calls += 1
+            return super().get_node_ids() if self.calls > 1 else []
+
+    strategy = LdpStrategy(QUIET, waiting=Waiting(CLIENTS, 0.2))
+    strategy.start(Late(app_of(), CLIENTS), start_arrays(), 1)
+    assert strategy.checkpoint.history[0].clients == CLIENTS
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in between handles it."""
+
+
+def kill_in_round(number: str) -> Change:
+    def change(replies: list[Message]) -> list[Message]:
+        raise Killed
+
+    return change
+
+
+@pytest.mark.parametrize("config", [QUIET, config_of(), config_of("ranges.rule=denoised")])
+def test_a_run_stopped_between_rounds_ends_as_one_that_was_not(config: Any, tmp_path: Path) -> None:
+    whole = run(InProcessGrid(app_of(), CLIENTS), rounds=4, config=config)
+    folder = RunFolder(tmp_path / "run")
+    for rounds in (1, 3, 4, 4):
+        last = run(InProcessGrid(app_of(), CLIENTS), rounds=rounds, folder=folder, config=config)
+        assert last.state.round == rounds
+    assert torch.equal(last.state.weights, whole.state.weights)
+    assert last.ledger == whole.ledger
+    assert [entry.reproducible() for entry in last.history[:-1]] != []
+    assert [entry.clients for entry in last.history] == [CLIENTS] * 4
+    assert ledger_rounds(folder.ledger_path) == [1, 2, 3, 4]
+
+
+def test_a_round_in_which_the_server_was_killed_is_charged_and_not_repeated(tmp_path: Path) -> None:
+    """Its reports may have left the clients; a second one for the same round would be one more release."""
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(Killed):
+        run(ChangedGrid(kill_in_round("2"), "2"), rounds=3, folder=folder)
+    before = folder.checkpoint()
+    assert before is not None
+    assert before.state.round == 1
+    node = OpenNode()
+    last = run(InProcessGrid(app_of(node=node), CLIENTS), rounds=3, folder=folder)
+    assert node.steps.count("charge") == CLIENTS  # round 3 only
+    assert [entry.clients for entry in last.history] == [CLIENTS, 0, CLIENTS]
+    assert [(event.round, event.cohort, event.joined) for event in last.ledger.events] == [(1, 10, 1), (2, 10, 2), (3, 10, 3)]
+    assert moved(last) == pytest.approx(2 * 0.55, abs=1e-6)
+
+
+def test_a_run_keeps_its_name_over_a_resume_and_shares_it_with_no_other(tmp_path: Path) -> None:
+    names: list[str] = []
+
+    def train(message: Message, context: Context) -> Message:
+        names.append(str(message.content.config_records["ldpfl"]["run"]))
+        return shift(message, context)
+
+    for out, rounds in (("one", 1), ("one", 2), ("two", 1)):
+        run(InProcessGrid(app_of(train), 1), rounds=rounds, folder=RunFolder(tmp_path / out))
+    assert names[0] == names[1] != names[2]
+
+
+def test_a_folder_of_another_config_or_model_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    run(InProcessGrid(app_of(), 2), folder=folder)
+    with pytest.raises(ConfigError, match="another config"):
+        run(InProcessGrid(app_of(), 2), folder=folder, config=config_of())
+    with pytest.raises(ConfigError, match="was begun on"):
+        LdpStrategy(QUIET, folder=folder, origin="other data").start(InProcessGrid(app_of(), 2), start_arrays(), 2)
+    other = ArrayRecord([torch.zeros(4).numpy()])
+    with pytest.raises(ConfigError, match="another model"):
+        LdpStrategy(QUIET, folder=folder).start(InProcessGrid(app_of(), 2), other, 2)
+
+
+def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    run(InProcessGrid(app_of(), 2), folder=folder)
+    (folder.path / "participation.json").write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="damaged"):
+        run(InProcessGrid(app_of(), 2), rounds=2, folder=folder)
+
+
+def test_a_report_that_would_make_the_model_infinite_is_left_out() -> None:
+    huge = (torch.ones(15) * float("inf")).numpy().tobytes()
+    assert moved(run(ChangedGrid(lambda replies: [replaced(replies[0], report=huge), *replies[1:]]))) == mean_of(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["clients.self_sampling=restrictive"], "self_sampling"),
+        (["mechanism.name=ladp"], "simulator only"),
+        (["mechanism.name=sensitive-dp"], "simulator only"),
+        (["mechanism.name=nbafl", "mechanism.epsilon=0.5"], "simulator only"),
+        (["ranges.radius={nowhere = 0.1}"], "nowhere"),
+    ],
+)
+def test_settings_that_flower_cannot_keep_are_refused_before_anyone_is_asked(overrides: list[str], named: str) -> None:
+    node = OpenNode()
+    with pytest.raises(ConfigError, match=named):
+        run(InProcessGrid(app_of(node=node), 2), config=config_of(*overrides))
+    assert node.steps == []
+
+
+def test_clients_that_would_evaluate_are_not_asked() -> None:
+    strategy = LdpStrategy(QUIET)
+    with pytest.raises(ConfigError, match="evaluate_config"):
+        strategy.start(InProcessGrid(app_of(), 2), start_arrays(), evaluate_config=ConfigRecord())
+    assert list(strategy.configure_evaluate(1, start_arrays(), ConfigRecord(), InProcessGrid(app_of(), 2))) == []
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float64), torch.tensor(1.0)])
+def test_a_model_with_buffers_is_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(PrivacyError):
+        LdpStrategy(QUIET).start(InProcessGrid(app_of(), 2), ArrayRecord({**start_arrays(), **ArrayRecord({"x": bad})}))
+
+
+def test_a_strategy_measures_on_the_server_and_hands_its_own_settings_to_apps() -> None:
+    told: list[ConfigRecord] = []
+
+    def train(message: Message, context: Context) -> Message:
+        told.append(message.content.config_records["config"])
+        return shift(message, context)
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"largest": float(arrays["weight"].numpy().max())})
+
+    strategy = LdpStrategy(QUIET, accuracy=lambda weights: 0.5)
+    result = strategy.start(
+        InProcessGrid(app_of(train), 2), start_arrays(), 2, train_config=ConfigRecord({"lr": 0.1}), evaluate_fn=evaluate
+    )
+    assert [dict(entry) for entry in told[::2]] == [{"lr": 0.1, "server-round": 1}, {"lr": 0.1, "server-round": 2}]
+    assert [entry["largest"] for entry in result.evaluate_metrics_serverapp.values()] == [pytest.approx(1.15), pytest.approx(1.3)]
+    assert result.train_metrics_clientapp[1]["accuracy"] == 0.5
+    assert result.arrays["bias"].numpy() == pytest.approx(strategy.checkpoint.state.weights[12:].numpy())
+    assert EXAMPLES not in [value for entry in result.train_metrics_clientapp.values() for value in entry.values()]
+
+
+def test_an_app_without_the_mod_gets_no_round() -> None:
+    """Its reply is no answer to the terms: weights without noise are not used, even by mistake."""
+    app = ClientApp()
+    app.train()(shift)
+    last = run(InProcessGrid(app, 2))
+    assert last.history[0].clients == 0
+    assert torch.equal(last.state.weights, start_vector())
+    assert mod_of() is not None
