@@ -77,6 +77,7 @@ def measure(options: argparse.Namespace, store: str) -> None:
         min_clients=options.uploads,
         closes_in_s=0.0,
         max_uploads=options.uploads,
+        agreement="0" * 64,
     )
     engine = open_engine(store)
     known = Tokens(engine)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import app_behind, config_of, shift, start_arrays, start_vector
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, OperatorNode, RelayCollector
+from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, OperatorNode, RelayCollector, RoundTerms
+from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
@@ -250,6 +252,34 @@ def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatc
     monkeypatch.setattr("ldpfl.flower.relayed.Terms", other)
     assert world.run().history[0].clients == 0
     assert world.charges() == [0] * CLIENTS
+
+
+def _tagged(message: Message, what: str) -> Message:
+    """The message to one client alone, changed a little, so that what it sends would be known by that."""
+    terms = RoundTerms.from_record(message.content.config_records["ldpfl"])
+    arrays = message.content.array_records["arrays"]
+    if what == "ranges":
+        terms = replace(terms, radius=(terms.radius[0] * (1 + 1e-9), *terms.radius[1:]))
+    elif what == "config":
+        terms = replace(terms, config=terms.config.model_copy(update={"description": "for you"}))
+    else:
+        layout = layout_of(arrays)
+        arrays = to_arrays(torch.nextafter(to_vector(arrays, layout), torch.tensor(1.0)), layout)
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord(), "ldpfl": terms.to_record()})
+    return Message(content, message.metadata.dst_node_id, message.metadata.message_type, group_id=message.metadata.group_id)
+
+
+@pytest.mark.parametrize("what", ["ranges", "config", "model"])
+def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what: str, world: World) -> None:
+    class Tagging(LdpStrategy):
+        def configure_train(self, *args: Any) -> list[Message]:
+            first, *others = super().configure_train(*args)
+            return [_tagged(first, what), *others]
+
+    strategy = Tagging(config_of(), collector=world.collector())
+    strategy.start(world.grid(), start_arrays(), 1, timeout=100.0)
+    assert strategy.checkpoint.history[-1].clients == CLIENTS - 1
+    assert world.charges() == [0, *[1] * (CLIENTS - 1)]
 
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:

@@ -66,8 +66,8 @@ class Collector(Protocol):
         """Return what clients are told of it: fields of ``RoundTerms``."""
         ...
 
-    def open(self, round_: OpenRound) -> None:
-        """Get ready for the reports of a round, before anyone is asked."""
+    def open(self, round_: OpenRound, agreement: str) -> None:
+        """Get ready for the reports of a round, before anyone is asked; ``agreement`` is over all that clients are asked for."""
         ...
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
@@ -99,7 +99,7 @@ class DirectCollector:
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct"}
 
-    def open(self, round_: OpenRound) -> None:
+    def open(self, round_: OpenRound, agreement: str) -> None:
         return
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:

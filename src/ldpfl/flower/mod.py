@@ -39,11 +39,13 @@ class Ask:
     Attributes:
         mechanism: of this round, built here from the server's settings; all that is said of it follows from it.
         ranges: public, issued by the server.
+        agreement: over all that the server asks for, see :meth:`RoundTerms.agreement`.
     """
 
     terms: RoundTerms
     mechanism: Mechanism
     ranges: LayerRanges
+    agreement: str
 
 
 class Node(Protocol):
@@ -114,7 +116,7 @@ class LdpMod:
         terms, layout, broadcast = _read(message)
         ranges = terms.ranges(layout)
         state = ServerState(terms.round - 1, broadcast, ranges)
-        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges)
+        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, terms.agreement(broadcast))
         node = self._node(context)
         node.admit(ask)
         trained = _trained(call_next(message_for_app(message), context), layout)

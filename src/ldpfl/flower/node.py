@@ -87,7 +87,7 @@ class OperatorNode:
         with self.connect() as relay:
             status = relay.round_status(ask.terms.run, ask.terms.round)
         plan = self._plan(ask)
-        _require_fitting(status.terms, plan)
+        _require_fitting(status.terms, plan, ask.agreement)
         return status.terms.min_clients
 
     def _plan(self, ask: Ask) -> ChunkPlan:
@@ -162,7 +162,9 @@ def _path(context: Context, name: str) -> Path:
     return Path(value)
 
 
-def _require_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:
+def _require_fitting(terms: RelayTerms, plan: ChunkPlan, agreement: str) -> None:
+    if terms.agreement != agreement:
+        raise Declined("the server asks this client for something else than it told the relay that it asks all clients for")
     expected = (plan.plaintext_bytes + OVERHEAD, plan.chunks)
     if (terms.record_bytes, terms.records_per_upload) != expected:
         raise ProtocolError(

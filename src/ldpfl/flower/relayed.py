@@ -55,8 +55,8 @@ class RelayCollector:
         public = self.key.public_key().public_bytes_raw()
         return {"transport": "relay", "key": public, "parameters_per_report": self.linked}
 
-    def open(self, round_: OpenRound) -> None:
-        """Open the round at the relay.
+    def open(self, round_: OpenRound, agreement: str) -> None:
+        """Open the round at the relay, which tells every client the same ``agreement``.
 
         Raises:
             ConfigError: it does not fit a relay: fewer clients are asked than it has to mix, for instance.
@@ -70,6 +70,7 @@ class RelayCollector:
                 min_clients=self.min_clients,
                 closes_in_s=self.window_s,
                 max_uploads=round_.asked,
+                agreement=agreement,
             )
         except ValidationError as error:
             raise ConfigError(

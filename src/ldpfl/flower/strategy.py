@@ -161,11 +161,11 @@ class LdpStrategy(Strategy):
             connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
         ]
         course.open_round(server_round, len(chosen))
-        self._collector.open(course.round)
+        terms = self._terms(course)
+        self._collector.open(course.round, terms.agreement(course.last.state.weights))
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
         self._save_participation(course.participation.ask(server_round, chosen, connected))
         course.began, course.asked = time.perf_counter(), frozenset(chosen)
-        terms = self._terms(course)
         own = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: terms.to_record()})
         LOGGER.info("round %d: asking %d of %d nodes", server_round, len(chosen), len(connected))

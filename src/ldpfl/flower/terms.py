@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, get_args
 
 import torch
 from flwr.app import ConfigRecord
+from torch import Tensor
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
@@ -98,6 +101,16 @@ class RoundTerms:
             key=values["key"],
             parameters_per_report=values["parameters-per-report"],
         )
+
+    def agreement(self, broadcast: Tensor) -> str:
+        """Return the SHA-256, in hex, over all that a client is asked for: these terms and the model ``broadcast`` (d,).
+
+        Who is asked for anything else than the others can be told apart by it. So the relay keeps this, the same for all.
+        """
+        values = {name: value.hex() if isinstance(value, bytes) else value for name, value in self.to_record().items()}
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+        digest.update(broadcast.numpy().tobytes())
+        return digest.hexdigest()
 
     def ranges(self, layout: ParameterLayout) -> LayerRanges:
         """Return the ranges for arrays of ``layout``.

@@ -254,4 +254,4 @@ def test_the_token_is_neither_in_errors_nor_in_representations(world: World) -> 
 
 def test_terms_are_checked_before_they_are_sent() -> None:
     with pytest.raises(ValueError, match="min_clients"):
-        Terms(record_bytes=1, records_per_upload=1, min_clients=2, closes_in_s=1.0, max_uploads=1)
+        Terms(record_bytes=1, records_per_upload=1, min_clients=2, closes_in_s=1.0, max_uploads=1, agreement="0" * 64)

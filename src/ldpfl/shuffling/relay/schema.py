@@ -70,6 +70,7 @@ rounds = Table(
     Column("min_clients", Integer, nullable=False),
     Column("closes_in_s", Float(53), nullable=False),
     Column("max_uploads", Integer, nullable=False),
+    Column("agreement", String(64), nullable=False),
     Column("closes_at", Float(53), nullable=False),
     Column("state", String(16), nullable=False),
     Column("uploads", Integer, nullable=False, default=0),

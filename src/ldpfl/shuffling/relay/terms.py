@@ -27,7 +27,9 @@ class Terms(BaseModel):
     """What a round takes: sizes in bytes, counts, and for how many seconds it is open.
 
     An upload is exactly ``records_per_upload`` records of ``record_bytes`` bytes. The round is held for ``closes_in_s``
-    seconds and until ``min_clients`` clients have uploaded, whichever is later.
+    seconds and until ``min_clients`` clients have uploaded, whichever is later. ``agreement`` is a SHA-256, in hex, over
+    all that clients are asked for. The relay does not know what it stands for, and tells every client the same: so clients
+    that are asked for different things, by which they could be told apart, find out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -37,6 +39,7 @@ class Terms(BaseModel):
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)]
     closes_in_s: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
     max_uploads: Annotated[int, Field(ge=1, le=1_000_000)]
+    agreement: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @property
     def upload_bytes(self) -> int:
