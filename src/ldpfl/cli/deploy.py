@@ -1,0 +1,118 @@
+"""Commands about deployments on Flower."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ldpfl.cli.interrupts import Interrupts
+from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ldpfl.deploy.plan import Plan
+    from ldpfl.deploy.site import Site
+
+_NEEDED = ("flwr", "cryptography", "httpx", "sqlalchemy", "starlette", "uvicorn")
+
+app = typer.Typer(no_args_is_help=True, help="Deploy on Flower, with the relay.")
+
+
+@app.callback()
+def _deploy() -> None:
+    """Deploy on Flower, with the relay."""
+
+
+@app.command()
+def demo(
+    clients: Annotated[int, typer.Option(min=2, help="SuperNodes, each with its own part of the data.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 3,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the quickstart.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="runs/deploy-demo-TIME")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
+) -> None:
+    """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
+    _require_packages()
+    if sys.platform == "win32":
+        raise ConfigError("the demo runs on Linux and macOS")
+    from ldpfl.deploy.plan import plan
+    from ldpfl.deploy.site import Site
+
+    what = plan(clients, rounds, set_ or (), data_dir)
+    site = Site.make(out or _default_folder(), what.clients)
+    try:
+        _run(what, site)
+    finally:
+        if not keep:
+            site.remove_secrets()
+
+
+@app.command()
+def key(file: Annotated[Path, typer.Argument(help="New file for the private key; only its owner may read it.")]) -> None:
+    """Make an aggregator's key, and print its public half, which nodes name in their policies."""
+    _require_packages()
+    from ldpfl.shuffling.sealing import generate_key, public_text, save_key
+
+    made = generate_key()
+    save_key(made, file)
+    print(public_text(made))
+
+
+def _require_packages() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
+
+
+def _run(what: Plan, site: Site) -> None:
+    from ldpfl.deploy.demo import run_demo
+    from ldpfl.deploy.display import Display, print_outcome
+    from ldpfl.deploy.processes import DeploymentError
+
+    errors = Console(stderr=True)
+    try:
+        with _interruptible() as interrupts, Display(errors, what.rounds) as display:
+
+            def pause(seconds: float) -> None:
+                time.sleep(seconds)
+                interrupts.check()
+
+            outcome = run_demo(what, site, display, pause)
+    except DeploymentError as error:
+        for line in error.log:
+            errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
+        raise
+    print_outcome(Console(), outcome)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Interrupts]:
+    """End on SIGTERM, and when the terminal goes, as on Ctrl-C, so that what was started is stopped in order."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with Interrupts() as interrupts:
+            yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _default_folder() -> Path:
+    return Path("runs") / f"deploy-demo-{datetime.now().strftime('%Y%m%d-%H%M%S')}"

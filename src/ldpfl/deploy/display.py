@@ -1,0 +1,102 @@
+"""Terminal output of a demo: what is going on, and at its end what came of it and what each party saw."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl.deploy.demo import Outcome
+from ldpfl.deploy.plan import LINKED
+from ldpfl.report.console import result_table
+from ldpfl.report.privacy import number, print_guarantees
+
+
+class Display:
+    """A line for each thing that happens, with the seconds since the start; on a terminal also a spinner."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._console, self._rounds = console, rounds
+        self._status = console.status("starting")
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._status.stop()
+
+    def step(self, text: str) -> None:
+        self._say(text)
+        self._status.update(Text(text))
+
+    def asked(self, round_: int, names: tuple[str, ...]) -> None:
+        self._say(f"round {round_}/{self._rounds}: asked {', '.join(names)}")
+        self._status.update(Text(f"round {round_}/{self._rounds}: nodes train, seal and upload; the relay mixes"))
+
+    def round_done(self, round_: int, reports: int, accuracy: float) -> None:
+        self._say(f"round {round_}/{self._rounds}: {reports} reports, accuracy {accuracy:.2%}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(Text(f"{time.monotonic() - self._began:5.1f} s  {text}"), soft_wrap=True)
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    """Print accuracy by round, the guarantees of the run, what each party saw, and where the files are."""
+    result = outcome.result
+    console.print(result_table(result))
+    console.print(_rounds_table(outcome))
+    print_guarantees(console, result["privacy"])
+    console.print(_parties_table(outcome))
+    for text in (
+        f"run folder: {outcome.site.run} (ldpfl show, ldpfl ledger)",
+        f"policies, budgets and logs, a folder for each party: {outcome.site.path}",
+        f"the commands that were run: {outcome.site.path / 'commands.txt'}",
+    ):
+        console.print(Text(text), soft_wrap=True)
+
+
+def _rounds_table(outcome: Outcome) -> Table:
+    table = Table(title="rounds", title_justify="left")
+    for heading in ("round", "uploads mixed", "records", "accuracy"):
+        table.add_column(heading, justify="right")
+    each = [terms["records_per_upload"] for terms in outcome.relayed.terms]
+    rows = zip(outcome.relayed.released, each, outcome.result["accuracy_per_round"], strict=True)
+    for released, records, accuracy in rows:
+        table.add_row(f"{released['round']}", f"{released['uploads']}", f"{released['uploads'] * records:,}", f"{accuracy:.2%}")
+    return table
+
+
+def _parties_table(outcome: Outcome) -> Table:
+    """Return what each party saw, with the figures of this run."""
+    relayed = outcome.relayed
+    records = sum(event["uploads"] * terms["records_per_upload"] for event, terms in zip(relayed.released, relayed.terms, strict=True))
+    size = relayed.terms[0]["record_bytes"]
+    table = Table(title="what each party saw", title_justify="left", show_lines=True)
+    table.add_column("party", style="bold", no_wrap=True)
+    table.add_column("saw")
+    table.add_column("did not see")
+    table.add_row(
+        "relay",
+        f"who uploaded in each round; {records:,} sealed records of {size} bytes, deleted since ({relayed.received:,} bytes in)",
+        "what is in them",
+    )
+    table.add_row(
+        "SuperLink, aggregator",
+        f"who was asked, who answered, and when; {records:,} mixed records of {LINKED} weights each",
+        "whose a record is, as long as the relay keeps it secret",
+    )
+    alike: dict[str, list[str]] = {}
+    for name, books in outcome.books.items():
+        spent, limit = number(books.spent(books.limit.delta)), number(books.limit.epsilon)
+        charged = f"charged for {books.charges} reports: epsilon {spent} of {limit} at delta {books.limit.delta:g}"
+        alike.setdefault(charged, []).append(name)
+    for charged, names in alike.items():
+        table.add_row("\n".join(names), f"its own data, and each round's model; {charged}", "other nodes' reports")
+    table.add_row("network", "who talks to whom, when, and how many bytes", "all else: TLS")
+    return table

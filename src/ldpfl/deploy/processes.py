@@ -1,0 +1,215 @@
+"""Start the processes of a deployment on this machine, watch them, and end them with all that they have started."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ldpfl.deploy import supervisor
+from ldpfl.errors import LdpflError
+
+GRACE_S = 3.0
+"""Seconds that a process has to end by itself."""
+
+_FORCED_S = 30.0
+_POLL_S = 0.05
+_TAIL = 12
+_LONGEST_LINE = 200
+
+
+class DeploymentError(LdpflError):
+    """A part of a deployment failed.
+
+    Attributes:
+        log: the part's last log lines, fit to be shown: see :func:`last_lines`.
+    """
+
+    def __init__(self, message: str, log: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.log = tuple(log)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start.
+
+    Attributes:
+        name: for people.
+        command: program and arguments.
+        environment: all of it; nothing is inherited.
+        log: file that takes its output.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    log: Path
+
+
+class Running:
+    """A program that was started under a supervisor, which ends all of it with this process, however this process ends."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        with program.log.open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", supervisor.__file__, str(GRACE_S), *program.command],
+                env=dict(program.environment),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the others in order
+            )
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._supervisor.poll()
+
+    def require_alive(self) -> None:
+        """Raise if the program has ended.
+
+        Raises:
+            DeploymentError: it has, although nobody told it to.
+        """
+        if self.code is not None:
+            raise self.failure(f"ended with exit code {self.code}")
+
+    def failure(self, what: str) -> DeploymentError:
+        """Return the error that says what became of it, with the end of its log."""
+        return DeploymentError(f"{self.program.name} {what}; its log: {self.program.log}", last_lines(self.program.log))
+
+    def tell_to_stop(self) -> None:
+        """Tell it to end, and return at once."""
+        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
+            self._supervisor.stdin.close()
+
+    def stop(self) -> None:
+        """End it, and return when nothing of it runs any more."""
+        self.tell_to_stop()
+        try:
+            self._supervisor.wait(_FORCED_S)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            self._supervisor.wait()
+
+
+class Processes:
+    """The processes of a deployment. On leaving the block all of them are ended, the last one first."""
+
+    def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
+        """``pause`` is called between two looks at the processes; it may raise to end the wait."""
+        self._pause = pause
+        self._running: list[Running] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, program: Program) -> Running:
+        """Start ``program`` and keep it in view."""
+        running = Running(program)
+        self._running.append(running)
+        return running
+
+    def run(self, programs: Sequence[Program], seconds: float) -> None:
+        """Run ``programs`` side by side, and return when all have ended well.
+
+        Raises:
+            DeploymentError: one ended with another exit code than 0, or not in time, or a process in view ended.
+        """
+        started = [Running(program) for program in programs]
+        try:
+            self.wait(lambda: all(one.code is not None for one in started), seconds, "the commands to end")
+            for one in started:
+                if one.code != 0:
+                    one.require_alive()
+        finally:
+            for one in started:
+                one.stop()
+
+    def wait(self, until: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until ``until`` holds.
+
+        Raises:
+            DeploymentError: it does not hold in time, or a process in view ended.
+        """
+        end = time.monotonic() + seconds
+        while not until():
+            self.require_alive()
+            if time.monotonic() > end:
+                raise DeploymentError(f"waited {seconds:g} s for {what}, in vain")
+            self._pause(_POLL_S)
+
+    def require_alive(self) -> None:
+        """Raise DeploymentError if a process in view has ended."""
+        for running in self._running:
+            running.require_alive()
+
+    def stop(self) -> None:
+        """End all processes."""
+        for running in reversed(self._running):
+            running.tell_to_stop()
+        while self._running:
+            self._running[-1].stop()
+            self._running.pop()
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Return so many different ports of 127.0.0.1 that nobody listens on now, chosen by the system.
+
+    Flower's programs cannot choose one themselves. Until they listen, another process may take it; then they end, and say so.
+    """
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return tuple(int(one.getsockname()[1]) for one in sockets)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def last_lines(log: Path) -> tuple[str, ...]:
+    """Return the end of a log, as far as it can be shown: what the programs log on purpose, and of exceptions kind and place.
+
+    An exception's text, and whatever else a program prints, may repeat private values: such lines stay in the file.
+    """
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+    shown = (_shown(without_colour(line)) for line in lines)
+    return tuple(line[:_LONGEST_LINE] for line in shown if line)[-_TAIL:]
+
+
+def without_colour(line: str) -> str:
+    """Return ``line`` as it reads on a terminal: Flower colours its log also where there is none."""
+    return _COLOUR.sub("", line)
+
+
+def _shown(line: str) -> str:
+    """Return what of a line may be shown."""
+    printable = "".join(character if character.isprintable() else " " for character in line).rstrip()
+    if _LOGGED.match(printable) or _FRAME.match(printable):
+        return "" if _REQUEST in printable else printable
+    raised = _RAISED.match(printable)
+    return "" if raised is None else raised[1]
+
+
+_REQUEST = "[uvicorn.access]"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LOGGED = re.compile(
+    r"(?:[\dT:.Z-]+ )?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)(?:\s*:| \[[\w.]+\])"  # Flower, uvicorn
+    r"|ldpfl: |cannot start |\{\"(?:event|error)\"|flower-\w+: error:|Error: "
+)
+_FRAME = re.compile(r' +File "[^"]+", line \d+, in ')
+_RAISED = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Declined|Exhausted))(?::|$)")

@@ -1,0 +1,130 @@
+"""Run one command, and leave nothing of it behind: a small program of its own, started by its path.
+
+    python -I supervisor.py SECONDS COMMAND...
+
+It ends, and with it every process that the command started, also those in sessions of their own, when the command ends, when the
+supervisor is told to stop (SIGTERM, SIGINT, SIGHUP), or when its standard input ends: that is a pipe from whoever started it, so
+not even ``kill -9`` of that process leaves anything running. The command gets SIGTERM first, and SECONDS to end by itself; all else
+is killed. On Linux it adopts what its descendants orphan, and the command dies if the supervisor itself is killed.
+
+It imports nothing of ldpfl, which would load PyTorch into each supervisor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_STOPPED = 143
+_LOST = 125
+"""Exit code where the command's own is not known."""
+
+
+class Supervised:
+    """The command, and all that descends from it."""
+
+    def __init__(self, command: list[str]) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it went before the line above
+                os._exit(_LOST)
+
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+        self.code: int | None = None
+
+    def reap(self) -> None:
+        """Take note of children that have ended, adopted ones included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.code = _LOST if self.code is None else self.code
+                return
+            if pid == 0:
+                return
+            if pid == self._process.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.code = self._process.returncode = code if code >= 0 else 128 - code
+
+    def stop(self, grace: float) -> None:
+        """End the command, then everything that is left."""
+        family = _descendants()  # before its members are orphaned: without a subreaper they could not be found later
+        if self.code is None:
+            self._process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + grace
+        while self.code is None and time.monotonic() < end:
+            time.sleep(0.02)
+            self.reap()
+        while family := {process for process in family | _descendants() if process.is_running() and not _is_dead(process)}:
+            for process in family:
+                _kill(process)
+            time.sleep(0.02)
+            self.reap()
+        self.reap()
+
+
+def main() -> int:
+    """Run the command that the arguments name; return its exit code, or 143 if it was stopped."""
+    grace, command = float(sys.argv[1]), sys.argv[2:]
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    stopped: list[int] = []
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: stopped.append(number))
+    try:
+        supervised = Supervised(command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    while True:
+        supervised.reap()
+        if supervised.code is not None or stopped:
+            break
+        ready, _, _ = select.select([sys.stdin, woken], [], [])
+        if woken in ready:
+            os.read(woken, 512)
+        if sys.stdin in ready and not os.read(sys.stdin.fileno(), 512):
+            stopped.append(0)
+    supervised.stop(grace)
+    return _STOPPED if stopped else supervised.code or 0
+
+
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What a demo tells while it runs is what the aggregator has written, and a node's refusal is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ldpfl.deploy.progress import Watch, refusals
+from ldpfl.deploy.site import Site
+from ldpfl.flower.participation import Participation
+from ldpfl.flower.strategy import PARTICIPATION
+
+
+class Heard:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def step(self, text: str) -> None:
+        self.told.append((text,))
+
+    def asked(self, round_: int, names: tuple[str, ...]) -> None:
+        self.told.append((round_, *names))
+
+    def round_done(self, round_: int, reports: int, accuracy: float) -> None:
+        self.told.append((round_, reports, accuracy))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    made = Site.make(tmp_path / "demo", 3)
+    made.run.mkdir()
+    return made
+
+
+def test_each_step_is_told_once(site: Site) -> None:
+    heard = Heard()
+    watch = Watch(site, {7: "node-0", 9: "node-1"}, heard)
+    watch.look()
+    assert heard.told == []
+    first = Participation(run="r").ask(1, [9, 7], [7, 9])
+    first.save(site.run / PARTICIPATION)
+    watch.look()
+    watch.look()
+    assert heard.told == [(1, "node-0", "node-1")]
+    (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "accuracy": 0.5}) + "\n", encoding="utf-8")
+    first.ask(2, [7, 9], [7, 9]).save(site.run / PARTICIPATION)
+    watch.look()
+    watch.look()
+    assert sorted(heard.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]
+
+
+def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
+    node = site.nodes[1]
+    assert list(refusals(node)) == []
+    node.log.write_text(
+        "\x1b[92mINFO \x1b[0m:      Start `flwr-clientapp` process\n"
+        "\x1b[93mWARNING \x1b[0m:   declined: run r, round 1: a cohort of 3 is below smallest_cohort = 4; nothing was sent\n"
+        "\x1b[91mERROR \x1b[0m:     failed: ValueError at train.py:7\n"
+        "they declined: to say\n",
+        encoding="utf-8",
+    )
+    assert list(refusals(node)) == [
+        "declined: run r, round 1: a cohort of 3 is below smallest_cohort = 4; nothing was sent",
+        "failed: ValueError at train.py:7",
+    ]

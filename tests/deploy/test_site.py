@@ -1,0 +1,186 @@
+"""Each party has its own files and nobody else's; a node's policy allows the planned run and nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import stat
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ldpfl import ConfigError, LayerRanges, LdpflError
+from ldpfl.deploy.plan import LINKED, Plan, plan
+from ldpfl.deploy.programs import Programs, as_typed, inherited_environment
+from ldpfl.deploy.site import Site, equip, write_app
+from ldpfl.mechanisms import create
+from ldpfl.privacy.budget_file import read_books
+from ldpfl.privacy.policy import Declined, Request, read_policy
+from ldpfl.shuffling.relay.schema import open_engine
+from ldpfl.shuffling.relay.tokens import Role, Tokens
+from ldpfl.shuffling.sealing import load_key
+
+TINY = ("data.name=mnist", "model.name=logistic-regression", "mechanism.epsilon=2")
+PARTIES = ("relay", "superlink", "operator", "node-0", "node-1", "node-2")
+
+
+@pytest.fixture(scope="module")
+def tiny_plan(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LDPFL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        return plan(3, 2, TINY, tiny_data)
+
+
+@pytest.fixture
+def site(tiny_plan: Plan, tmp_path: Path) -> Site:
+    made = Site.make(tmp_path / "demo", tiny_plan.clients)
+    equip(made, tiny_plan.policy)
+    write_app(made, tiny_plan)
+    return made
+
+
+@pytest.fixture
+def programs(site: Site, tiny_plan: Plan) -> Programs:
+    return Programs(site, 1001, 1002, (1003, 1004, 1005), inherited_environment(tiny_plan.data_dir))
+
+
+def test_folders_and_secrets_are_for_their_owner_alone(site: Site) -> None:
+    assert {path.name for path in site.path.iterdir() if path.is_dir()} == set(PARTIES)
+    assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in (site.path, *(site.path / name for name in PARTIES)))
+    secret = [*site.path.rglob("*.key"), *site.path.rglob("*.token"), site.relay_store, *(node.budget for node in site.nodes)]
+    assert len(secret) == 3 + 1 + 2 * 3 + 1 + 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
+
+
+def test_the_authority_cannot_issue_later(site: Site) -> None:
+    assert not [path for path in site.path.rglob("*") if path.name.startswith("ca.") and path != site.authority]
+
+
+def test_each_token_is_its_owners(site: Site) -> None:
+    engine = open_engine(str(site.relay_store))
+    tokens = Tokens(engine)
+    assert tokens.owner(site.aggregator_token.read_text()).role is Role.AGGREGATOR
+    for node in site.nodes:
+        owner = tokens.owner(node.token.read_text())
+        assert (owner.name, owner.role) == (node.name, Role.CLIENT)
+    engine.dispose()
+
+
+def test_policies_allow_the_run_and_no_more(site: Site, tiny_plan: Plan) -> None:
+    weights = 20 * 20 * 10 + 10
+    key = base64.b64encode(load_key(site.aggregator_key).public_key().public_bytes_raw()).decode()
+    for node in site.nodes:
+        policy = read_policy(node.policy)
+        assert policy.mechanisms == ("duchi",)
+        assert policy.epsilon_per_unit == 2.0
+        assert policy.aggregator_keys == (key,)
+        assert (policy.transports, policy.smallest_cohort, policy.parameters_per_report) == (("relay",), 3, LINKED)
+        assert (policy.rounds, policy.allow_unprotected) == (2, False)
+        assert policy.epsilon_per_round < 2 * weights < 2 * policy.epsilon_per_round  # composed, not added up
+        assert policy.epsilon_per_round < policy.lifetime_epsilon <= 2.1 * policy.epsilon_per_round
+        books = read_books(node.budget)
+        assert (books.limit, books.charges) == (policy.lifetime, 0)
+
+
+def test_the_app_holds_settings_and_no_secret(site: Site, tiny_plan: Plan) -> None:
+    settings = tomllib.loads((site.app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["ldpfl"]
+    assert settings["set"] == "; ".join(tiny_plan.changes)
+    assert (settings["transport"], settings["nodes"], settings["min-clients"], settings["linked"]) == ("relay", 3, 3, LINKED)
+    secrets = [path.read_text() for path in site.path.rglob("*.token")]
+    for path in site.app.rglob("*.*"):
+        assert not any(secret in path.read_text() for secret in secrets)
+
+
+def test_no_party_is_told_of_anothers_secrets(programs: Programs) -> None:
+    site = programs.site
+    own = {
+        "relay": programs.relay(),
+        "superlink": programs.superlink(),
+        "operator": programs.submit(),
+        **{node.name: programs.supernode(number) for number, node in enumerate(site.nodes)},
+    }
+    for party, program in own.items():
+        told = " ".join([*program.command, *(value for name, value in program.environment.items() if name.startswith(("LDPFL", "FLWR")))])
+        others = [f"{site.path}/{name}/" for name in own if name != party]
+        assert f"{site.path}/{party}/" in told
+        assert not [other for other in others if other in told]
+
+
+def test_settings_of_whoever_starts_it_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LDPFL_POLICY", "FLWR_OIDC_ENABLED", "RAY_ADDRESS", "LDPFL_CACHE_DIR", "MINE", "FLWR_TELEMETRY_ENABLED"):
+        monkeypatch.setenv(name, "1")
+    environment = inherited_environment(None)
+    assert not environment.keys() & {"LDPFL_POLICY", "FLWR_OIDC_ENABLED", "RAY_ADDRESS"}
+    assert (environment["LDPFL_CACHE_DIR"], environment["MINE"]) == ("1", "1")
+    off = ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED")
+    on = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
+    assert [environment[name] for name in (*off, *on)] == ["0", "0", "1", "1"]
+
+
+def test_commands_are_written_as_one_types_them(programs: Programs) -> None:
+    typed = as_typed(programs.supernode(1), programs.inherited)
+    assert typed.startswith("FLWR_HOME=")
+    assert typed.endswith("--node-config 'partition-id=1 num-partitions=3'")
+    assert "PATH=" not in typed
+
+
+def test_removing_secrets_leaves_policies_budgets_logs_and_the_run(site: Site) -> None:
+    (site.run).mkdir()
+    (site.run / "result.json").touch()
+    site.nodes[0].log.touch()
+    (site.nodes[0].flower_home / "apps").mkdir(parents=True)
+    site.remove_secrets()
+    left = {str(path.relative_to(site.path)) for path in site.path.rglob("*") if path.is_file()}
+    app = {"operator/app/pyproject.toml", *(f"operator/app/ldpfl_demo/{name}.py" for name in ("__init__", "client_app", "server_app"))}
+    books = {f"node-{number}/{name}" for number in range(3) for name in ("policy.toml", "budget.sqlite")}
+    assert left == {"run/result.json", "node-0/supernode.log"} | app | books
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(ConfigError, match="is not empty: give another --out"):
+        Site.make(tmp_path, 2)
+    with pytest.raises(ConfigError, match="is not empty"):
+        Site.make(tmp_path / "mine", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("mechanism.name=none",), "protects nothing"),
+        (("clients.fraction=0.5",), "asks all of at least 2 clients"),
+        (("clients.count=1",), "asks all of at least 2 clients"),
+        (("name=a;b",), "semicolon"),
+        (("mechanism.epsilom=1",), "epsilon"),
+        (("data.name=fashion_mnist",), "fashion_mnist"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(changes: tuple[str, ...], message: str, tiny_data: Path) -> None:
+    with pytest.raises(LdpflError, match=message):
+        plan(2, 1, (*TINY, *changes), tiny_data)
+
+
+def test_a_policy_admits_the_planned_report_and_no_other(site: Site) -> None:
+    policy = read_policy(site.nodes[0].policy)
+    ranges = LayerRanges(torch.zeros(2, dtype=torch.float64), torch.full((2,), 0.02, dtype=torch.float64), (4000, 10))
+    key = load_key(site.aggregator_key).public_key().public_bytes_raw()
+
+    def request(epsilon: float = 2.0) -> Request:
+        mechanism = create("duchi", epsilon=epsilon)
+        terms: dict[str, Any] = {"run": "r", "round": 1, "cohort": 3, "key": key, "parameters_per_report": LINKED}
+        return Request.of(mechanism, ranges, transport="relay", **terms)
+
+    policy.check(request())
+    refused = {
+        "aggregator_keys": replace(request(), key=bytes(32)),
+        "smallest_cohort": replace(request(), cohort=2),
+        "parameters_per_report": replace(request(), parameters_per_report=LINKED + 1),
+        "transport": replace(request(), transport="direct", key=b""),
+        "epsilon_per_unit": request(2.001),
+    }
+    for setting, other in refused.items():
+        with pytest.raises(Declined, match=setting):
+            policy.check(other)

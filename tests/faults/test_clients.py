@@ -1,0 +1,219 @@
+"""Clients that are late, repeat themselves, lie or have a wrong clock: their own reports may be lost, those of others count, each once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, tzinfo
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from faults_parts import WEIGHTS, Relay, World, chunks_of, everyone, expected, sealed
+from flower_parts import start_vector
+from numpy.typing import NDArray
+
+from ldpfl.flower import Ask, OperatorNode
+from ldpfl.privacy import budget_file
+from ldpfl.shuffling.relay import RelayRefused, RelayRoundOver
+
+LIAR = 2
+HALF = WEIGHTS // 2
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    return caplog
+
+
+def assert_mean(weights: torch.Tensor, reference: torch.Tensor) -> None:
+    torch.testing.assert_close(weights, reference, atol=1e-5, rtol=0)
+
+
+class Twice(OperatorNode):
+    """Sends its report again: under the same id, under another one, and sealed anew."""
+
+    def upload(self, ask: Ask, sealed: bytes) -> None:
+        run, number = ask.terms.run, ask.terms.round
+        with self.connect() as relay:
+            for _ in range(2):
+                relay.upload(run, number, "upload-of-mine-0123456789", sealed)
+            for again in (sealed, sealed[::-1]):
+                with pytest.raises(RelayRefused, match="one a round is allowed"):
+                    relay.upload(run, number, "another-upload-0123456789", again)
+
+
+def test_a_client_that_uploads_twice_counts_once(tmp_path: Path) -> None:
+    with Relay(tmp_path) as relay:
+        world = World.new(tmp_path, relay)
+        world.nodes = {0: Twice}
+        last = world.run(2)
+        assert_mean(last.state.weights, expected(everyone(5), everyone(5)))
+        assert world.charges() == [2] * 5
+
+
+def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    earlier: dict[str, bytes] = {}
+    refused: list[int] = []
+
+    class Late(OperatorNode):
+        """Comes when four others have closed the round, and tries the round before as well."""
+
+        def upload(self, ask: Ask, sealed: bytes) -> None:
+            for number in range(1, ask.terms.round + 1):
+                with self.connect() as relay, pytest.raises(RelayRoundOver):
+                    relay.upload(ask.terms.run, number, f"late-upload-{number:012d}", sealed)
+                refused.append(number)
+            super().upload(ask, sealed)
+
+    class Replays(OperatorNode):
+        def upload(self, ask: Ask, sealed: bytes) -> None:
+            super().upload(ask, earlier.setdefault(ask.terms.run, sealed))
+
+    with Relay(tmp_path) as relay:
+        world = World.new(tmp_path, relay, min_clients=4)
+        world.nodes = {3: Replays, 4: Late}
+        last = world.run(2)
+        assert_mean(last.state.weights, expected(everyone(5, but=[4]), everyone(5, but=[3, 4])))
+        assert [event.cohort for event in last.ledger.events] == [4, 3]  # an upload that nobody can read is not counted on
+    assert refused == [1, 1, 2]
+    assert f"left out 1: {WEIGHTS} records: not sealed to this key for this round and plan, or altered" in log.text
+
+
+class WithOtherChunks(OperatorNode):
+    """Sends other chunks than its report has."""
+
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        return sealed(ask, self.changed(chunks_of(ask, payload)))
+
+    def changed(self, chunks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return chunks
+
+
+class OtherKey(OperatorNode):
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        return sealed(ask, chunks_of(ask, payload), X25519PrivateKey.generate().public_key().public_bytes_raw())
+
+
+class Altered(OperatorNode):
+    """Flips a bit in three of its records: in the key, the content and the tag."""
+
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        records = [bytearray(sealed(ask, chunk[None])) for chunk in chunks_of(ask, payload)]
+        for number, place in ((1, 0), (5, 40), (WEIGHTS - 1, -1)):
+            records[number][place] ^= 1
+        return b"".join(records)
+
+
+class OutsideTheModel(WithOtherChunks):
+    def changed(self, chunks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        for place, number in ((0, WEIGHTS), (3, 2**31), (4, 2**32 - 1)):
+            chunks[place, :4] = np.frombuffer(number.to_bytes(4, "big"), dtype=np.uint8)
+        return chunks
+
+
+class Stuffed(WithOtherChunks):
+    """Sends the first half of its chunks twice instead of the second half: more than that it has no room for."""
+
+    def changed(self, chunks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        chunks[HALF : 2 * HALF] = chunks[:HALF]
+        return chunks
+
+
+def arrived_but(*places: int) -> NDArray[np.bool_]:
+    arrived = everyone(5)
+    arrived[LIAR, list(places)] = False
+    return arrived
+
+
+def stuffed() -> NDArray[np.bool_]:
+    arrived = arrived_but(*range(HALF, 2 * HALF))
+    arrived[:, :HALF] = False  # of nobody: which of six reports of five clients is false cannot be told
+    return arrived
+
+
+CASES = {
+    "another key": (OtherKey, everyone(5, but=[LIAR]), f"{WEIGHTS} records: not sealed to this key"),
+    "altered ciphertext": (Altered, arrived_but(1, 5, WEIGHTS - 1), "3 records: not sealed to this key"),
+    "ids outside the model": (OutsideTheModel, arrived_but(0, 3, 4), "3 records: a chunk id that this round's plan does not have"),
+    "excess ids": (Stuffed, stuffed(), f"{6 * HALF} records: a chunk id that came more often than there are uploads"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_false_records_are_left_out_and_all_others_count_by_weight(case: str, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    liar, arrived, reason = CASES[case]
+    with Relay(tmp_path) as relay:
+        world = World.new(tmp_path, relay)
+        world.nodes = {LIAR: liar}
+        last = world.run(1)
+    assert_mean(last.state.weights, expected(arrived))
+    counts = arrived.sum(axis=0)
+    assert [event.cohort for event in last.ledger.events] == [counts[counts > 0].min()]
+    silent = torch.from_numpy(counts == 0)
+    assert torch.equal(last.state.weights[silent], start_vector()[silent])
+    assert reason in log.text
+
+
+@contextmanager
+def clock_off_by(seconds: float) -> Iterator[None]:
+    """Put this process's clocks wrong; how time passes stays right, as on a machine whose date is wrong."""
+    right = time.time
+
+    def wrong() -> float:
+        return right() + seconds
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Wrong:
+            return cls.fromtimestamp(wrong(), tz)
+
+    with mock.patch("time.time", wrong), mock.patch.object(budget_file, "datetime", Wrong):
+        yield
+
+
+def node_off_by(seconds: float) -> type[OperatorNode]:
+    class Skewed(OperatorNode):
+        """Does all that it does by a wrong clock."""
+
+        def admit(self, ask: Ask) -> None:
+            with clock_off_by(seconds):
+                super().admit(ask)
+
+        def charge(self, ask: Ask, sealed: bytes | None) -> None:
+            with clock_off_by(seconds):
+                super().charge(ask, sealed)
+
+        def upload(self, ask: Ask, sealed: bytes) -> None:
+            with clock_off_by(seconds):
+                super().upload(ask, sealed)
+
+    return Skewed
+
+
+def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(tmp_path: Path) -> None:
+    """By their clocks the round is over or has not begun; the last one comes too late, though its clock says otherwise."""
+    with Relay(tmp_path) as relay:
+        world = World.new(tmp_path, relay, min_clients=4)
+        world.nodes = {0: node_off_by(60.0), 1: node_off_by(-60.0), 4: node_off_by(-60.0)}
+        last = world.run(2)
+        assert_mean(last.state.weights, expected(*[everyone(5, but=[4])] * 2))
+        assert [event.cohort for event in last.ledger.events] == [4, 4]
+
+
+def test_the_relay_alone_says_when_a_round_is_over(tmp_path: Path) -> None:
+    """An aggregator whose clock is a minute ahead waits as long as the relay says, in seconds that pass."""
+    with Relay(tmp_path) as relay:
+        world = World.new(tmp_path, relay)
+        world.window_s = 1.5
+        began = time.monotonic()
+        with clock_off_by(60.0):
+            last = world.run(1)
+        assert 1.5 <= time.monotonic() - began < 50
+        assert_mean(last.state.weights, expected(everyone(5)))
