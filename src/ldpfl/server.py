@@ -17,6 +17,10 @@ from ldpfl.shuffling import Aggregate, PartialPool, ReportPool
 Perturbed = Literal["weights", "update"]
 
 
+class NotFiniteError(PrivacyError):
+    """What a round's reports add up to is no model: somebody reported huge values, or training diverged."""
+
+
 @dataclass(frozen=True, eq=False)
 class ServerState:
     """What the server knows after a round; all of it is public.
@@ -59,14 +63,17 @@ def advance(
     ``learning_rate`` scales the mean update and applies to ``perturbed="update"`` only.
 
     Raises:
-        PrivacyError: no report, reports of another model, or a mean that is not finite.
+        NotFiniteError: a mean or new weights that are not finite: reports of finite values may add up to that.
+        PrivacyError: no report, or reports of another model.
     """
     told = pool.aggregate(mechanism, state.ranges)
     if not bool(torch.isfinite(told.mean).all()):
-        raise PrivacyError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
+        raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
     weights = told.mean if perturbed == "weights" else torch.add(state.weights, told.mean, alpha=learning_rate)
     if told.heard is not None:
         weights = torch.where(told.heard, weights, state.weights)
+    if not bool(torch.isfinite(weights).all()):
+        raise NotFiniteError(f"the weights after round {state.round + 1} are not finite; the round is dropped")
     return ServerState(state.round + 1, weights, _next_ranges(state.ranges, told, rule), state.weights)
 
 

@@ -81,7 +81,6 @@ def test_what_policy_and_budget_allow_is_sent_and_charged(tmp_path: Path, budget
         ({}, terms_of(config=config_of("mechanism.name=harmony")), "not among"),
         ({"mechanisms": '["none"]'}, terms_of(config=config_of("mechanism.name=none")), "allow_unprotected"),
         ({"unknown": "1"}, terms_of(), "unknown setting"),
-        ({}, terms_of(run="no run\n"), "name of the run"),
     ],
 )
 def test_what_the_policy_does_not_allow_is_declined(
@@ -123,6 +122,18 @@ def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Pa
     files = sorted((tmp_path / "budgets").iterdir())
     assert [path.name for path in files] == ["client-0.sqlite", "client-1.sqlite", "client-2.sqlite"]
     assert all(len(read_charges(path)) == 3 for path in files)
+
+
+def test_a_folder_of_budgets_needs_a_partition_which_the_server_does_not_choose(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "budgets").mkdir()
+    own = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(tmp_path / "budgets")}
+    grid = InProcessGrid(app_behind(LdpMod(operator_node)), 1, node_config=own)
+    for context in grid._contexts.values():
+        del context.node_config["partition-id"]
+    (reply,) = grid.send_and_receive([instruction()])
+    assert declined(reply)
+    assert "partition-id" in log.text
+    assert list((tmp_path / "budgets").iterdir()) == []
 
 
 def test_a_report_that_cannot_be_made_costs_nothing(tmp_path: Path, budget: Path) -> None:

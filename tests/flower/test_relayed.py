@@ -2,139 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import app_behind, config_of, shift, start_arrays, start_vector
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from relayed_parts import CLIENTS, World, policy_of, world_in
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, OperatorNode, RelayCollector, RoundTerms
+from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import read_charges, set_limit
-from ldpfl.privacy.policy import Policy
+from ldpfl.privacy.budget_file import read_books
 from ldpfl.randomness import SeededStreams
-from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient, Terms
-from ldpfl.shuffling.relay.app import create_app
-from ldpfl.shuffling.relay.schema import open_engine
-from ldpfl.shuffling.relay.store import Store
-from ldpfl.shuffling.relay.tokens import Role, Tokens
+from ldpfl.shuffling.relay import Terms
 from ldpfl.simulation import Checkpoint
-
-CLIENTS = 5
-KEY = X25519PrivateKey.generate()
-
-
-class InProcess(httpx.BaseTransport):
-    """Carries requests to an application in this process."""
-
-    def __init__(self, store: Store) -> None:
-        self._app = create_app(store)
-        self.replies: list[tuple[str, int]] = []
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def send() -> httpx.Response:
-            own = httpx.Request(request.method, request.url, headers=request.headers, stream=httpx.ByteStream(request.read()))
-            response = await httpx.ASGITransport(self._app).handle_async_request(own)
-            return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
-
-        response = asyncio.run(send())
-        self.replies.append((request.method, response.status_code))
-        return response
-
-
-@dataclass
-class World:
-    """A relay with a clock to turn, five clients with budgets of their own, and an aggregator."""
-
-    folder: Path
-    store: Store
-    wire: InProcess
-    tokens: dict[str, str]
-    now: list[float]
-    policy: Policy
-    key: X25519PrivateKey = KEY
-    linked: int = 1
-    min_clients: int = 3
-    before_upload: Callable[[int], None] = lambda client: None
-    asked: list[Ask] = field(default_factory=list)
-
-    def node(self, context: Context) -> OperatorNode:
-        client = int(context.node_config["partition-id"])
-        path = self.folder / f"budget-{client}.sqlite"
-        if not path.exists():
-            set_limit(path, 1000.0)
-
-        def connect() -> RelayClient:
-            return RelayClient("http://127.0.0.1", self.tokens[f"client-{client}"], transport=self.wire, patience=Patience(2, 0.0, 0.0))
-
-        return OperatorNode(self.policy, Budget(path, self.policy), connect)
-
-    def source(self, ask: Ask, context: Context) -> SeededStreams:
-        self.asked.append(ask)
-        return SeededStreams.for_clients(4, ask.terms.round, [int(context.node_config["partition-id"])])
-
-    def sleep(self, seconds: float) -> None:
-        self.now[0] += seconds
-
-    def collector(self) -> RelayCollector:
-        relay = RelayAggregator(
-            "http://127.0.0.1", self.tokens["aggregator"], transport=self.wire, patience=Patience(2, 0.0, 0.0), sleep=self.sleep
-        )
-        return RelayCollector(relay, self.key, self.linked, self.min_clients, 30.0)
-
-    def grid(self, train: Callable[[Message, Context], Message] = shift) -> InProcessGrid:
-        def step(message: Message, context: Context) -> Message:
-            self.before_upload(int(context.node_config["partition-id"]))
-            return train(message, context)
-
-        return InProcessGrid(app_behind(LdpMod(self.node, self.source), step), CLIENTS)
-
-    def run(self, rounds: int = 1, *, config: RunConfig | None = None, folder: RunFolder | None = None) -> Checkpoint:
-        strategy = LdpStrategy(config or config_of(), collector=self.collector(), folder=folder)
-        strategy.start(self.grid(), start_arrays(), rounds, timeout=100.0)
-        return strategy.checkpoint
-
-    def charges(self) -> list[int]:
-        return [len(read_charges(path)) for path in sorted(self.folder.glob("budget-*.sqlite"))]
-
-
-def policy_of(**changes: object) -> Policy:
-    settings: dict[str, object] = {
-        "mechanisms": ("duchi", "harmony", "full-dp", "laplace"),
-        "epsilon_per_unit": 30.0,
-        "epsilon_per_round": 100.0,
-        "lifetime_epsilon": 1000.0,
-        "delta": 1e-5,
-        "rounds": 10,
-        "smallest_cohort": 3,
-        "transports": ("relay",),
-        "aggregator_keys": (base64.b64encode(KEY.public_key().public_bytes_raw()).decode(),),
-        "parameters_per_report": 4,
-    }
-    return Policy.model_validate({**settings, **changes})
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    now = [1_000_000.0]
-    store = Store(open_engine(str(tmp_path / "relay.db")), clock=lambda: now[0])
-    known = Tokens(store.engine)
-    tokens = {f"client-{client}": known.add(f"client-{client}", Role.CLIENT) for client in range(CLIENTS)}
-    tokens["aggregator"] = known.add("aggregator", Role.AGGREGATOR)
-    yield World(tmp_path, store, InProcess(store), tokens, now, policy_of())
-    store.close()
+    with world_in(tmp_path) as made:
+        yield made
 
 
 def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkpoint:
@@ -213,7 +107,7 @@ def test_too_few_uploads_are_not_released_and_the_model_stays(world: World) -> N
     world.before_upload = fail
     last = world.run()
     assert last.history[0].clients == 0
-    assert last.ledger.events == ()
+    assert [(event.cohort, event.population) for event in last.ledger.events] == [(3, 5)]  # two uploads left, sealed
     assert torch.equal(last.state.weights, start_vector())
 
 
@@ -257,19 +151,27 @@ def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatc
 def _tagged(message: Message, what: str) -> Message:
     """The message to one client alone, changed a little, so that what it sends would be known by that."""
     terms = RoundTerms.from_record(message.content.config_records["ldpfl"])
-    arrays = message.content.array_records["arrays"]
-    if what == "ranges":
+    arrays, own = message.content.array_records["arrays"], ConfigRecord({"server-round": 1})
+    others: dict[str, MetricRecord] = {}
+    if what == "settings of the app":
+        own["learning-rate"] = 0.1
+    elif what == "another record":
+        others = {"metrics": MetricRecord({"you": 1})}
+    elif what == "shapes":  # the same vector, and records that open under another plan
+        vector = to_vector(arrays, layout_of(arrays))
+        arrays = ArrayRecord({"weight": Array(vector[:10].numpy()), "bias": Array(vector[10:].numpy())})
+    elif what == "ranges":
         terms = replace(terms, radius=(terms.radius[0] * (1 + 1e-9), *terms.radius[1:]))
     elif what == "config":
         terms = replace(terms, config=terms.config.model_copy(update={"description": "for you"}))
     else:
         layout = layout_of(arrays)
         arrays = to_arrays(torch.nextafter(to_vector(arrays, layout), torch.tensor(1.0)), layout)
-    content = RecordDict({"arrays": arrays, "config": ConfigRecord(), "ldpfl": terms.to_record()})
+    content = RecordDict({"arrays": arrays, "config": own, "ldpfl": terms.to_record(), **others})
     return Message(content, message.metadata.dst_node_id, message.metadata.message_type, group_id=message.metadata.group_id)
 
 
-@pytest.mark.parametrize("what", ["ranges", "config", "model"])
+@pytest.mark.parametrize("what", ["ranges", "config", "model", "shapes", "settings of the app", "another record"])
 def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what: str, world: World) -> None:
     class Tagging(LdpStrategy):
         def configure_train(self, *args: Any) -> list[Message]:
@@ -280,6 +182,9 @@ def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what
     strategy.start(world.grid(), start_arrays(), 1, timeout=100.0)
     assert strategy.checkpoint.history[-1].clients == CLIENTS - 1
     assert world.charges() == [0, *[1] * (CLIENTS - 1)]
+    refusals = read_books(world.folder / "budget-0.sqlite").refusals
+    assert refusals is not None
+    assert "for something else" in refusals.reason
 
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:

@@ -131,7 +131,7 @@ def test_a_round_without_any_report_keeps_the_model_and_the_run_goes_on() -> Non
     last = run(ChangedGrid(lambda replies: [], "1"), rounds=2)
     assert moved(last) == mean_of(range(CLIENTS))
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
-    assert [event.round for event in last.ledger.events] == [2]
+    assert [(event.round, event.cohort, event.joined) for event in last.ledger.events] == [(1, 1, 1), (2, CLIENTS, 2)]  # all had sent one
 
 
 def test_declining_nodes_are_left_out() -> None:
@@ -207,7 +207,7 @@ def test_a_round_in_which_the_server_was_killed_is_charged_and_not_repeated(tmp_
     last = run(InProcessGrid(app_of(node=node), CLIENTS), rounds=3, folder=folder)
     assert node.steps.count("charge") == CLIENTS  # round 3 only
     assert [entry.clients for entry in last.history] == [CLIENTS, 0, CLIENTS]
-    assert [(event.round, event.cohort, event.joined) for event in last.ledger.events] == [(1, 10, 1), (2, 10, 2), (3, 10, 3)]
+    assert [(event.round, event.cohort, event.joined) for event in last.ledger.events] == [(1, 10, 1), (2, 1, 2), (3, 10, 3)]
     assert moved(last) == pytest.approx(2 * 0.55, abs=1e-6)
 
 
@@ -241,6 +241,59 @@ def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None
     (folder.path / "participation.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="damaged"):
         run(InProcessGrid(app_of(), 2), rounds=2, folder=folder)
+
+
+def test_without_the_record_of_who_was_asked_a_run_is_not_resumed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    run(InProcessGrid(app_of(), 2), folder=folder)
+    (folder.path / "participation.json").unlink()
+    with pytest.raises(DataError, match="does not say who was asked"):
+        run(InProcessGrid(app_of(), 2), rounds=2, folder=folder)
+
+
+def test_nodes_with_new_numbers_count_as_those_that_were_asked_before() -> None:
+    """Flower numbers SuperNodes anew when they start again without a key."""
+
+    class Renumbered(InProcessGrid):
+        def get_node_ids(self) -> list[int]:
+            self._contexts = {node + 1000: context for node, context in self._contexts.items()}
+            return super().get_node_ids()
+
+    last = run(Renumbered(app_of(), 3), rounds=4, config=config_of())
+    assert [event.joined for event in last.ledger.events] == [1, 2, 3, 4]
+
+
+def test_reports_that_come_after_the_time_out_are_charged_and_messages_end_with_the_round() -> None:
+    lives: list[float] = []
+
+    class Late(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+            messages = list(messages)
+            lives.extend(message.metadata.ttl for message in messages)
+            assert all(reply.has_content() for reply in super().send_and_receive(messages))  # they have left
+            return iter(())
+
+    strategy = LdpStrategy(config_of())
+    strategy.start(Late(app_of(), 3), start_arrays(), 2, timeout=20.0)
+    assert [event.joined for event in strategy.checkpoint.ledger.events] == [1, 2]
+    assert lives == [20.0] * 6
+
+
+def test_finite_reports_that_add_up_to_infinity_do_not_end_the_run(tmp_path: Path) -> None:
+    config, folder = config_of("mechanism.name=full-dp"), RunFolder(tmp_path / "run")
+    huge = (torch.ones(15) * 3.4e38).numpy().tobytes()
+    grid = ChangedGrid(lambda replies: [replaced(replies[0], report=huge), *replies[1:]], "1", "2", "3", clients=2)
+    last = run(grid, rounds=5, folder=folder, config=config)
+    assert torch.isfinite(last.state.weights).all()
+    assert [event.round for event in last.ledger.events] == [1, 2, 3, 4, 5]
+    assert last.history[-1].clients == 2
+
+
+def test_the_result_has_the_figures_of_all_rounds(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for rounds in (1, 3, 3, 0):
+        result = LdpStrategy(QUIET, folder=folder).start(InProcessGrid(app_of(), 2), start_arrays(), rounds)
+        assert list(result.train_metrics_clientapp) == list(range(1, max(1, rounds or 3) + 1))
 
 
 def test_a_report_that_would_make_the_model_infinite_is_left_out() -> None:

@@ -38,6 +38,7 @@ from ldpfl.flower.mod import LdpMod
 from ldpfl.flower.node import operator_node
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.strategy import ARRAYS, CONFIG, LdpStrategy, Waiting
+from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.server import ServerState
 from ldpfl.simulation import Checkpoint, Federation, train_clients
 
@@ -47,6 +48,7 @@ DATA_DIR = "data-dir"
 def train(message: Message, context: Context) -> Message:
     """Train the node's client on its own part of the data, and return its weights: private, for ``LdpMod`` to protect."""
     prepared = _prepared(context)
+    _require_same_config(prepared.config, RoundTerms.from_record(message.content.config_records[RECORD]).config)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
@@ -125,6 +127,16 @@ def _client(context: Context, clients: int) -> int:
     if not isinstance(partition, int) or not 0 <= partition < clients:
         raise ConfigError(f"the node's config needs a partition-id from 0 to {clients - 1}, one for each of the recipe's clients")
     return partition
+
+
+def _require_same_config(own: RunConfig, asked: RunConfig) -> None:
+    """Refuse a run config, by which this node trains, that is not the one that all clients are asked for: a SuperLink may hand out others.
+
+    Raises:
+        ConfigError: they differ, otherwise than in the channel, which the strategy sets.
+    """
+    if own.model_copy(update={"shuffling": asked.shuffling}) != asked:
+        raise ConfigError("the run config on this node is not what the server asks all clients for")
 
 
 def _text(settings: UserConfig, key: str, default: str) -> str:

@@ -62,8 +62,17 @@ class Collector(Protocol):
         """Units that stay together on the way."""
         ...
 
+    @property
+    def smallest_cohort(self) -> int:
+        """Fewest clients among which a report can have been, where it is not known how many there were."""
+        ...
+
     def terms(self) -> Mapping[str, Any]:
         """Return what clients are told of it: fields of ``RoundTerms``."""
+        ...
+
+    def require_ready(self, round_: OpenRound) -> None:
+        """Raise if the round could not be opened now; called before anything is written down of it."""
         ...
 
     def open(self, round_: OpenRound, agreement: str) -> None:
@@ -95,9 +104,13 @@ class DirectCollector:
     seed: int
     channel: Channel = "direct"
     linked: int = 1
+    smallest_cohort: int = 1
 
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct"}
+
+    def require_ready(self, round_: OpenRound) -> None:
+        return
 
     def open(self, round_: OpenRound, agreement: str) -> None:
         return

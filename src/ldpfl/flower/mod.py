@@ -16,7 +16,7 @@ from torch import Tensor
 from ldpfl.errors import LdpflError, PrivacyError, ProtocolError
 from ldpfl.flower.arrays import layout_of, only_arrays, to_vector
 from ldpfl.flower.internals import APP_RAISED, REFUSED, is_outermost, message_for_app
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, agreement_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.policy import Declined
@@ -39,7 +39,7 @@ class Ask:
     Attributes:
         mechanism: of this round, built here from the server's settings; all that is said of it follows from it.
         ranges: public, issued by the server.
-        agreement: over all that the server asks for, see :meth:`RoundTerms.agreement`.
+        agreement: over all that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`.
     """
 
     terms: RoundTerms
@@ -116,7 +116,7 @@ class LdpMod:
         terms, layout, broadcast = _read(message)
         ranges = terms.ranges(layout)
         state = ServerState(terms.round - 1, broadcast, ranges)
-        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, terms.agreement(broadcast))
+        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, agreement_of(message.content))
         node = self._node(context)
         node.admit(ask)
         trained = _trained(call_next(message_for_app(message), context), layout)

@@ -1,8 +1,8 @@
 """What a node's operator has set up: the policy, the lifetime budget, and the way to the relay.
 
 Each is a file or address that the operator names when starting the SuperNode, in ``--node-config``, or in the environment of the
-node's processes, which serves simulations and containers. Nothing of it is read from what the server sends: neither from the
-message nor from the run's config, which is the server's as well.
+node's processes, which serves simulations and containers. Nothing of it is read from what the server sends or chooses: neither from
+the message nor from the run's config or the node's number.
 
 | node config           | environment           | what                                                                    |
 |-----------------------|-----------------------|-------------------------------------------------------------------------|
@@ -56,17 +56,21 @@ class OperatorNode:
     connect: Connect
 
     def admit(self, ask: Ask) -> None:
-        """Check policy and budget, and for a relay that its round is for these reports.
+        """Check policy and budget, and for a relay that its round is open for these reports, and the same for all.
 
         Raises:
             Declined: the operator does not allow the release.
-            LdpflError: the relay does not answer, or has another round.
+            LdpflError: the relay does not answer, has another round, or takes no more uploads.
         """
-        self.budget.require(self._request(ask, self._cohort(ask)))
+        # First by what the server says, before anything of it is said to the relay.
+        self.budget.require(self._request(ask, ask.terms.asked))
+        if ask.terms.transport == "relay":
+            self.budget.require(self._request(ask, self._relay_cohort(ask)))
 
     def charge(self, ask: Ask, sealed: bytes | None) -> None:
         """Charge the budget; errors as for :meth:`admit`."""
-        self.budget.charge(self._request(ask, self._cohort(ask)), sealed)
+        cohort = self._relay_cohort(ask) if ask.terms.transport == "relay" else ask.terms.asked
+        self.budget.charge(self._request(ask, cohort), sealed)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         """Cut ``payload`` into chunks and seal each to the aggregator's key, which the policy has allowed."""
@@ -80,14 +84,16 @@ class OperatorNode:
         with self.connect() as relay:
             relay.upload(ask.terms.run, ask.terms.round, secrets.token_urlsafe(24), sealed)
 
-    def _cohort(self, ask: Ask) -> int:
-        """Return among how many clients the report is mixed: the relay knows; in a reply it is what the server says."""
-        if ask.terms.transport == "direct":
-            return ask.terms.asked
+    def _relay_cohort(self, ask: Ask) -> int:
+        """Return among how many clients the relay will mix the report at least."""
         with self.connect() as relay:
             status = relay.round_status(ask.terms.run, ask.terms.round)
-        plan = self._plan(ask)
-        _require_fitting(status.terms, plan, ask.agreement)
+        if status.terms.agreement != ask.agreement:
+            why = "the server asks this client for something else than it told the relay that it asks all clients for"
+            raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
+        if status.state in ("released", "gone"):
+            raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
+        _require_fitting(status.terms, self._plan(ask))
         return status.terms.min_clients
 
     def _plan(self, ask: Ask) -> ChunkPlan:
@@ -121,7 +127,10 @@ def _budget_file(context: Context, policy: Policy) -> Path:
     path = _path(context, "budget")
     if not path.is_dir():
         return path
-    own = path / f"client-{int(context.node_config.get('partition-id', context.node_id))}.sqlite"
+    client = context.node_config.get("partition-id")
+    if client is None:  # the node's number is the server's to choose, and with it a budget that nothing was charged to
+        raise Declined(f"{path} is a folder, and no partition-id in this node's config says which file in it is its own; nothing was sent")
+    own = path / f"client-{int(client)}.sqlite"
     if not own.exists():
         set_limit(own, policy.lifetime_epsilon, policy.delta)
     return own
@@ -162,9 +171,7 @@ def _path(context: Context, name: str) -> Path:
     return Path(value)
 
 
-def _require_fitting(terms: RelayTerms, plan: ChunkPlan, agreement: str) -> None:
-    if terms.agreement != agreement:
-        raise Declined("the server asks this client for something else than it told the relay that it asks all clients for")
+def _require_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:
     expected = (plan.plaintext_bytes + OVERHEAD, plan.chunks)
     if (terms.record_bytes, terms.records_per_upload) != expected:
         raise ProtocolError(

@@ -32,11 +32,15 @@ class Participation:
     rounds: Mapping[int, int] = field(default_factory=dict)
 
     def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int]) -> Participation:
-        """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number``."""
-        rounds = dict.fromkeys(seen, 0) | dict(self.rounds)
+        """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number``.
+
+        Flower gives a node another number when it is started again without a key. So a new number may be a client that was asked
+        before, and counts as the one that was asked most often.
+        """
+        rounds = dict.fromkeys(seen, max(self.rounds.values(), default=0)) | dict(self.rounds)
         chosen = list(nodes)
         for node in chosen:
-            rounds[node] = rounds.get(node, 0) + 1
+            rounds[node] += 1
         return replace(self, begun=number, asked=len(chosen), rounds=rounds)
 
     def counts(self) -> NDArray[np.int64]:

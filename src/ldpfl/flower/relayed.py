@@ -15,19 +15,23 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import ValidationError
 
-from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.errors import ConfigError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.node import read_token
 from ldpfl.flower.terms import Answer
 from ldpfl.privacy.events import Channel
 from ldpfl.shuffling import ChunkPlan, RefusedRecords
-from ldpfl.shuffling.relay import RelayAggregator, RelayRefused, Terms
+from ldpfl.shuffling.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key, open_records
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
 _AT_ONCE = 8192
 """Records that are opened together."""
+
+_UNKNOWN = 404
+_NOTHING_THERE = (_UNKNOWN, 409, 410)
+"""How a relay answers to the acknowledgement of a round that was never opened, not released, or deleted."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +55,36 @@ class RelayCollector:
     window_s: float = 60.0
     channel: Channel = "ideal-shuffler"
 
+    @property
+    def smallest_cohort(self) -> int:
+        return self.min_clients
+
     def terms(self) -> Mapping[str, Any]:
         public = self.key.public_key().public_bytes_raw()
         return {"transport": "relay", "key": public, "parameters_per_report": self.linked}
+
+    def require_ready(self, round_: OpenRound) -> None:
+        """Ask the relay for the round, which it should not know.
+
+        Raises:
+            ConfigError: the round does not fit a relay: fewer clients are asked than it has to mix, for instance.
+            RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
+        """
+        self._relay_terms(round_, "0" * 64)
+        self._status(round_)
 
     def open(self, round_: OpenRound, agreement: str) -> None:
         """Open the round at the relay, which tells every client the same ``agreement``.
 
         Raises:
-            ConfigError: it does not fit a relay: fewer clients are asked than it has to mix, for instance.
-            RelayRefused, RelayUnreachable: the relay does not take it.
+            ConfigError, RelayRefused, RelayUnreachable: as for :meth:`require_ready`; or it has other terms already.
         """
+        self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement))
+
+    def _relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
         plan = self._plan(round_)
         try:
-            terms = Terms(
+            return Terms(
                 record_bytes=plan.plaintext_bytes + OVERHEAD,
                 records_per_upload=plan.chunks,
                 min_clients=self.min_clients,
@@ -76,15 +96,17 @@ class RelayCollector:
             raise ConfigError(
                 f"round {round_.number} does not fit the relay: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
             ) from None
-        self.relay.open_round(round_.run, round_.number, terms)
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
-        """Wait for the relay to release the round, open its records, and join them; a round that it does not release is cancelled."""
+        """Wait for the relay to release the round, open its records, and join them; a round that it does not release is cancelled.
+
+        Raises:
+            RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round: started again, the
+                run goes on with it.
+        """
         try:
-            status = self.relay.wait(round_.run, round_.number, round_.timeout)
-        except RelayRefused:
-            raise
-        except ProtocolError as error:
+            self.relay.wait(round_.run, round_.number, round_.timeout)
+        except RelayNotReleased as error:
             self.relay.cancel(round_.run, round_.number)
             return Received(None, refused=(str(error),))
         plan = self._plan(round_)
@@ -94,24 +116,36 @@ class RelayCollector:
             plaintexts, left_out = open_records(records, plan.plaintext_bytes, self.key, binding)
             opened.append(plaintexts)
             refused += left_out
-        joined = plan.join(np.concatenate(opened), status.uploads or len(answers) or 1)
+        # Asked anew: an upload may have come in before the release, and after the wait was over.
+        status = self.relay.round_status(round_.run, round_.number)
+        joined = plan.join(np.concatenate(opened), status.uploads or 1)
         notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
         return Received(joined.pool, plan.chunks * status.terms.record_bytes, tuple(notes))
 
     def recover(self, round_: OpenRound) -> Received | None:
-        """Take up a round that the relay still holds."""
-        try:
-            state = self.relay.round_status(round_.run, round_.number).state
-        except RelayRefused:
-            return None
-        return None if state == "gone" else self.collect(round_, ())
+        """Take up a round that the relay still holds; errors as for :meth:`collect`."""
+        status = self._status(round_)
+        return None if status is None or status.state == "gone" else self.collect(round_, ())
 
     def done(self, run: str, number: int) -> None:
-        """Let the relay delete the records."""
+        """Let the relay delete all that it holds of the round."""
+        for delete in (self.relay.acknowledge, self.relay.cancel):  # the second one for what was never released
+            try:
+                delete(run, number)
+                return
+            except RelayRefused as refusal:
+                if refusal.status not in _NOTHING_THERE:
+                    raise
+                LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
+
+    def _status(self, round_: OpenRound) -> RoundStatus | None:
+        """Return what the relay says of a round; None if it does not know it."""
         try:
-            self.relay.acknowledge(run, number)
-        except RelayRefused as refusal:  # cancelled, or acknowledged before
-            LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
+            return self.relay.round_status(round_.run, round_.number)
+        except RelayRefused as refusal:
+            if refusal.status != _UNKNOWN:
+                raise
+            return None
 
     def _plan(self, round_: OpenRound) -> ChunkPlan:
         # Whoever sets the mechanism "none" has asked for it; whether clients do it is for their policies to say.

@@ -14,21 +14,23 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.errors import ConfigError, DataError, LdpflError, ProtocolError
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, OpenRound, Received
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, deployable_mechanism
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, agreement_of, deployable_mechanism
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule
+from ldpfl.server import NotFiniteError
 from ldpfl.simulation import (
     Checkpoint,
     Observed,
+    RoundMetrics,
     ServerRules,
     close_idle_round,
     close_round,
@@ -117,7 +119,7 @@ class LdpStrategy(Strategy):
 
         Args:
             initial_arrays: the public initial model; a resumed run goes on from its checkpoint instead.
-            num_rounds: rounds in all; by default as the config says.
+            num_rounds: rounds in all, those before a resume included; by default as the config says.
             timeout: seconds to wait for the replies of a round.
             evaluate_config: must be left out, because clients evaluate nothing.
 
@@ -126,10 +128,12 @@ class LdpStrategy(Strategy):
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
-        rounds, result = num_rounds or self.config.training.rounds, Result()
+        rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
             course = self._course = self._begin(initial_arrays, timeout)
             self.summary()
+            for metrics in course.last.history:
+                result.train_metrics_clientapp[metrics.round] = _figures(metrics)
             if course.participation.begun == course.last.state.round > 0:
                 self._collector.done(course.run, course.last.state.round)  # once more, if the last time was interrupted
             while course.last.state.round < rounds:
@@ -161,16 +165,16 @@ class LdpStrategy(Strategy):
             connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
         ]
         course.open_round(server_round, len(chosen))
-        terms = self._terms(course)
-        self._collector.open(course.round, terms.agreement(course.last.state.weights))
+        self._collector.require_ready(course.round)
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
         self._save_participation(course.participation.ask(server_round, chosen, connected))
-        course.began, course.asked = time.perf_counter(), frozenset(chosen)
         own = ConfigRecord({**config, "server-round": server_round})
-        content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: terms.to_record()})
+        content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: self._terms(course).to_record()})
+        self._collector.open(course.round, agreement_of(content))
+        course.began, course.asked = time.perf_counter(), frozenset(chosen)
         LOGGER.info("round %d: asking %d of %d nodes", server_round, len(chosen), len(connected))
-        # A list, because Flower's grids go over the messages more than once.
-        return [Message(content, node, MessageType.TRAIN, group_id=str(server_round)) for node in chosen]
+        # A list, because Flower's grids go over the messages more than once. With ttl, nobody answers when the round is over.
+        return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in chosen]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Take the round's reports and close it; returns the new model and how the round went."""
@@ -179,7 +183,7 @@ class LdpStrategy(Strategy):
         received = self._collector.collect(course.round, answers)
         received = replace(received, refused=(*refused, *received.refused))
         self._close(course, received)
-        return to_arrays(course.last.state.weights, course.layout), _figures(course.last)
+        return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask nobody: a client's loss or accuracy has no noise."""
@@ -225,6 +229,11 @@ class LdpStrategy(Strategy):
             if checkpoint.state.ranges.sizes != layout.sizes:
                 raise ConfigError(f"{self._folder.path} holds a run of another model, so it cannot be resumed")
             participation = Participation.load(self._folder.path / PARTICIPATION)
+            if participation.begun < checkpoint.state.round:
+                raise DataError(
+                    f"{self._folder.path} holds round {checkpoint.state.round}, but {PARTICIPATION} in it does not say who was asked: "
+                    "put it back, for without it the run's guarantee cannot be computed"
+                )
         return _Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
@@ -259,35 +268,45 @@ class LdpStrategy(Strategy):
 
     def _mend(self, course: _Course) -> None:
         """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
-        number, asked = course.participation.begun, course.participation.asked
-        course.open_round(number, asked)
+        number = course.participation.begun
+        course.open_round(number, course.participation.asked)
         course.began = time.perf_counter()
         received = self._collector.recover(course.round)
         if received is not None:
             self._close(course, received)
             return
         LOGGER.warning("round %d was interrupted: its reports are lost, and charged", number)
-        idle = close_idle_round(course.rules, course.last)
-        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._event(course, asked))))
+        self._close_idle(course)
 
     def _close(self, course: _Course, received: Received) -> None:
         for reason in sorted(set(received.refused)):
             LOGGER.warning("round %d: left out %d: %s", course.round.number, received.refused.count(reason), reason)
         if received.pool is None:
             LOGGER.warning("round %d: no report came; the model stays as it is", course.round.number)
-            self._keep(course, close_idle_round(course.rules, course.last))
+            self._close_idle(course)
             return
-        checkpoint = close_round(
-            course.rules,
-            course.last,
-            course.round.mechanism,
-            received.pool,
-            event=lambda clients: self._event(course, clients),
-            uplink_bytes=received.uplink_bytes,
-            observed=Observed(),
-            began=course.began,
-        )
+        try:
+            checkpoint = close_round(
+                course.rules,
+                course.last,
+                course.round.mechanism,
+                received.pool,
+                event=lambda clients: self._event(course, clients),
+                uplink_bytes=received.uplink_bytes,
+                observed=Observed(),
+                began=course.began,
+            )
+        except NotFiniteError as error:  # a client that sends huge values must not end the run
+            LOGGER.warning("round %d: %s; the model stays as it is", course.round.number, error)
+            self._close_idle(course)
+            return
         self._keep(course, checkpoint)
+
+    def _close_idle(self, course: _Course) -> None:
+        """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""
+        event = self._event(course, min(course.round.asked, self._collector.smallest_cohort))
+        idle = close_idle_round(course.rules, course.last)
+        self._keep(course, replace(idle, ledger=course.last.ledger.charge(event)))
 
     def _event(self, course: _Course, cohort: int) -> RoundEvent:
         """Return the ledger's record of the round. Nodes that were asked count as having taken part, whether or not they did."""
@@ -383,13 +402,12 @@ def _answer(round_: OpenRound, reply: Message) -> Answer:
 
 def _record(result: Result, course: _Course, evaluate_fn: EvaluateFn | None) -> None:
     metrics = course.last.history[-1]
-    result.train_metrics_clientapp[metrics.round] = _figures(course.last)
+    result.train_metrics_clientapp[metrics.round] = _figures(metrics)
     if evaluate_fn is not None:
         evaluated = evaluate_fn(metrics.round, to_arrays(course.last.state.weights, course.layout))
         if evaluated is not None:
             result.evaluate_metrics_serverapp[metrics.round] = evaluated
 
 
-def _figures(checkpoint: Checkpoint) -> MetricRecord:
-    metrics = checkpoint.history[-1]
+def _figures(metrics: RoundMetrics) -> MetricRecord:
     return MetricRecord({"reports": metrics.clients, "accuracy": metrics.accuracy, "seconds": metrics.seconds})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, get_args
 
 import torch
-from flwr.app import ConfigRecord
-from torch import Tensor
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
@@ -24,6 +24,8 @@ RECORD = "ldpfl"
 """Name of both records."""
 
 VERSION = 1
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,8 @@ class RoundTerms:
                 raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
         if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["parameters-per-report"]) < 1:
             raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
+        if not _RUN.fullmatch(values["run"]):  # it becomes part of a path at the relay
+            raise ProtocolError("the server's terms name a run by something else than up to 64 letters, digits, dots, dashes, underscores")
         return cls(
             run=values["run"],
             round=values["round"],
@@ -101,16 +105,6 @@ class RoundTerms:
             key=values["key"],
             parameters_per_report=values["parameters-per-report"],
         )
-
-    def agreement(self, broadcast: Tensor) -> str:
-        """Return the SHA-256, in hex, over all that a client is asked for: these terms and the model ``broadcast`` (d,).
-
-        Who is asked for anything else than the others can be told apart by it. So the relay keeps this, the same for all.
-        """
-        values = {name: value.hex() if isinstance(value, bytes) else value for name, value in self.to_record().items()}
-        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
-        digest.update(broadcast.numpy().tobytes())
-        return digest.hexdigest()
 
     def ranges(self, layout: ParameterLayout) -> LayerRanges:
         """Return the ranges for arrays of ``layout``.
@@ -164,6 +158,30 @@ class Answer:
         if values or not fits:
             raise ProtocolError("a reply does not hold an answer to the round's terms")
         return cls(run, number, report)
+
+
+def agreement_of(content: RecordDict) -> str:
+    """Return the SHA-256, in hex, over all that a message asks of a client: each record, its arrays' shapes and bytes included.
+
+    Whoever is asked for anything else than the others could be told apart by what it sends. So the relay keeps this, the same for
+    all, and each client compares it with that of its own message.
+    """
+    digest = hashlib.sha256()
+    for part in _parts(content):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def _parts(content: RecordDict) -> Iterator[bytes]:
+    """Yield the records in the order of their names; arrays stay in theirs, which an app may go by."""
+    for name, record in sorted(content.items()):
+        yield f"{type(record).__name__} {name!r} {len(record)}".encode()
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                yield repr((key, array.dtype, tuple(array.shape), array.stype)).encode()
+                yield array.data
+        else:
+            yield from (repr((key, value)).encode() for key, value in sorted(record.items()))
 
 
 def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:

@@ -78,6 +78,12 @@ class Budget:
                 self._require_room(request, books, None)
                 return Charge(number, True)
 
+    def refused(self, refusal: Declined) -> Declined:
+        """Note a refusal for other reasons than policy and budget, where the file allows it, and return it to be raised."""
+        with suppress(Declined), opened(self.path, write=True, patience=1.0) as connection:
+            note_refusal(connection, str(refusal))
+        return refusal
+
     def _require_room(self, request: Request, books: Books, new: Release | None) -> None:
         charges = books.charges + (new is not None)
         if charges > self.policy.rounds:
@@ -97,6 +103,5 @@ class Budget:
         try:
             yield
         except Declined as refusal:
-            with suppress(Declined), opened(self.path, write=True, patience=1.0) as connection:
-                note_refusal(connection, str(refusal))
+            self.refused(refusal)
             raise
