@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -382,3 +383,22 @@ def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(sche
     assert [warning for warning in statement.warnings if "no guarantee" in warning] == [
         f"no guarantee: {schedule.name}: {schedule.reason()}"
     ]
+
+
+@pytest.mark.parametrize("variant", ["paper", "equal_budget"])
+def test_a_budget_that_is_shared_over_the_run_is_no_claim_of_a_round(
+    variant: Literal["paper", "equal_budget"], tiny_task: ImageTask
+) -> None:
+    schedule = TimeVarying(2.0, DELTA, ASSUMED, rounds=ROUNDS, ratio=0.8, variant=variant)
+    federation, start = scheduled(tiny_task, schedule)
+    _, statement = statement_of(federation, start)
+    assert local(statement) == math.inf
+    claimed = [(row.epsilon, row.scope) for row in statement.rows if row.status == "claimed"]
+    assert claimed == ([(2.0, "round")] if variant == "paper" else [])
+
+
+def test_what_nbafl_guarantees_rests_on_a_public_number_of_samples(tiny_task: ImageTask) -> None:
+    for name in SOUND:
+        federation, start = scheduled(tiny_task, SCHEDULES[name])
+        assumptions = " ".join(federation.mechanism.guarantee(start.state.ranges).assumptions)
+        assert ("smallest data set" in assumptions) == (name == "nbafl")

@@ -120,6 +120,7 @@ class NbAFL(PublicSchedule):
 
     name: ClassVar[str] = "nbafl"
     confidence: ClassVar[str] = "high: the upload's noise, from memory and checked against two implementations"
+    assumptions: ClassVar[tuple[str, ...]] = ("broadcasts and the size of the smallest data set are public",)
 
     norm: float
     samples: int
@@ -191,6 +192,9 @@ class GeometricSchedule(UniformSchedule):
             raise ConfigError(f"participations must lie between 1 and the {self.rounds} rounds, got {self.participations}")
         for end in (1, self.rounds):
             require_usable(self.round_sigma(end))
+
+    def claim(self) -> float | None:
+        return self.epsilon if self.variant == "paper" else None  # sharing it over the run is ours
 
     def round_sigma(self, round_number: int) -> float:
         if round_number > self.rounds:

@@ -117,20 +117,16 @@ class Gaussian(VectorMechanism):
             status="proved",
             assumptions=(self.schedule.reason(),)
             if mu is None
-            else (
-                "broadcasts are public",
-                "random bits are uniform and secret",
-                FINITE_PRECISION,
-            ),
+            else (*self.schedule.assumptions, "random bits are uniform and secret", FINITE_PRECISION),
         )
 
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))
         if mu is not None:
             return GaussianRelease(self.name, mu)
-        return UnprotectedRelease(
-            self.name, self.schedule.reason(), claimed_epsilon=self.schedule.epsilon, claimed_delta=self.schedule.delta
-        )
+        claim = self.schedule.claim()
+        delta = None if claim is None else self.schedule.delta
+        return UnprotectedRelease(self.name, self.schedule.reason(), claimed_epsilon=claim, claimed_delta=delta)
 
     def _public(self, ranges: LayerRanges) -> PublicState:
         return self.public or PublicState(1, torch.zeros(ranges.dimension), None, ranges.sizes)

@@ -84,6 +84,8 @@ class NoiseSchedule(ABC):
     name: ClassVar[str]
     confidence: ClassVar[str]
     """How sure it is that the formula is its paper's, and what was reconstructed."""
+    assumptions: ClassVar[tuple[str, ...]] = ("broadcasts are public",)
+    """What the guarantee rests on, beside the random bits."""
 
     epsilon: float
     delta: float
@@ -133,6 +135,10 @@ class NoiseSchedule(ABC):
     @abstractmethod
     def reason(self) -> str:
         """Say in a few words why :meth:`mu` is None; empty where it is not."""
+
+    def claim(self) -> float | None:
+        """Return the epsilon that the paper claims for one round at ``delta``, or None where it says nothing of such settings."""
+        return self.epsilon
 
     @abstractmethod
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
