@@ -88,7 +88,7 @@ def test_secure_source_is_fresh_and_balanced() -> None:
 
 
 @pytest.mark.parametrize("source", [SecureSource(), SeededStreams.for_clients(0, 0, [0])], ids=["secure", "seeded"])
-@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_sources_return_exactly_what_was_asked_for(source: RandomSource, count: int) -> None:
     words = source.int32(0, count)
     assert (words.dtype, tuple(words.shape)) == (torch.int32, (count,))

@@ -65,7 +65,7 @@ class SecureSource:
     """Bits from the operating system's cryptographic generator; what a deployed client uses."""
 
     def int32(self, row: int, count: int) -> Tensor:
-        return torch.frombuffer(bytearray(os.urandom(4 * count)), dtype=torch.int32)
+        return torch.from_numpy(np.frombuffer(bytearray(os.urandom(4 * count)), dtype=np.int32))  # torch's own refuses to read nothing
 
 
 class _TorchSource:

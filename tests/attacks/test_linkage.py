@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -10,25 +11,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.integrate import quad
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 from ldpfl.attacks.linkage import (
     CONFIDENCE,
     Array,
     Found,
+    Mixing,
     Plan,
     Setting,
     arrival_density,
+    attack_release,
     attack_windows,
     epsilon_of_linked,
     linkage,
     scaled,
+    uniform_mixing,
     window_starts,
 )
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
+from ldpfl.randomness import SeededStreams
+from ldpfl.shuffling.relay.mixing import scatter
 
 KNOWN = Setting(clients=2, parameters=4_000, jitter=0, uncertainty=0, watched=(1,))
 SMALL = Setting(clients=20, parameters=50, watched=(1, 100))
@@ -135,6 +142,91 @@ def test_scaling_is_exact_where_one_or_every_matching_is_possible() -> None:
     np.testing.assert_array_equal(scaled(np.eye(6)[order] * generator().random((6, 1))), np.eye(6)[order])
 
 
+# What a relay's order gives away.
+
+FALSE_ALARM = 1e-6  # of each t test below, were its seed not fixed
+
+
+def relay_mixing(parts: int) -> Mixing:
+    """The relay's own code, over so many parts, on records that hold their number."""
+
+    def mixing(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        numbers = np.arange(count, dtype="<i8").tobytes()
+        scattered = scatter([numbers], 8, parts, SeededStreams([generator]), io.BytesIO())
+        return np.frombuffer(b"".join(scattered.part(number) for number in range(parts)), dtype="<i8").astype(np.int64)
+
+    return mixing
+
+
+def kept(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    return np.arange(count)
+
+
+def shuffled_but(share: float) -> Mixing:
+    """A mixing that leaves a share of the reports where they came."""
+
+    def mixing(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        order = np.arange(count)
+        moved = np.flatnonzero(generator.random(count) >= share)
+        order[moved] = order[generator.permutation(moved)]
+        return order
+
+    return mixing
+
+
+def in_stretches(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """A mixing whose parts are mixed each, and filled one after the other: a quarter of the uploads each."""
+    return np.concatenate([generator.permutation(part) for part in np.array_split(np.arange(count), 4)])
+
+
+def by_client(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """A mixing of whole uploads: whose is which, it hides, but not what belongs together."""
+    blocks = np.arange(count).reshape(SMALL.clients, -1)
+    return blocks[generator.permutation(SMALL.clients)].ravel()
+
+
+def released(mixing: Mixing, trials: int = 20) -> list[Found]:
+    draws = [generator(seed) for seed in range(trials)]
+    return [attack_release(window_starts(SMALL, "direct", draw), SMALL, draw, mixing) for draw in draws]
+
+
+def departures(found: list[Found]) -> list[float]:
+    """Return p-values: how easily chance alone brings as many right names after 1 and 100 rounds, and pairs told apart."""
+    named = [p_value([one.attributed[place] for one in found], 1 / SMALL.clients) for place in range(2)]
+    return [*named, p_value([one.auc for one in found], 0.5)]
+
+
+def p_value(values: list[float], expected: float) -> float:
+    """Of a t test, two-sided, also where all values are the same."""
+    error = max(float(np.std(values, ddof=1)), 1e-9) / sqrt(len(values))
+    return float(2 * t.sf(abs(np.mean(values) - expected) / error, len(values) - 1))
+
+
+@pytest.mark.parametrize("mixing", [uniform_mixing, relay_mixing(1), relay_mixing(8)], ids=["uniform", "relay", "relay, 8 parts"])
+def test_an_order_that_is_mixed_gives_nothing_away(mixing: Mixing) -> None:
+    found = released(mixing)
+    assert min(departures(found)) > FALSE_ALARM
+    assert max(one.linked for one in found) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mixing", "linked"),
+    [(kept, SMALL.parameters), (shuffled_but(0.95), 40), (shuffled_but(0.05), 0), (in_stretches, 0), (by_client, 0)],
+    ids=["kept", "5 % moved", "5 % kept", "parts in order", "whole uploads"],
+)
+def test_a_mixing_that_keeps_some_order_is_caught(mixing: Mixing, linked: int) -> None:
+    """The same tests; those orders fail at least one of them a thousand times more clearly than chance is allowed to."""
+    found = released(mixing)
+    assert min(departures(found)) < FALSE_ALARM / 1_000
+    assert min(one.linked for one in found) >= linked
+
+
+def test_a_relay_that_keeps_the_order_is_as_bad_as_none() -> None:
+    setting = replace(SMALL, jitter=0.0)
+    starts = window_starts(setting, "direct", generator())
+    assert attack_release(starts, setting, generator(2), kept) == attack_windows(starts, 0, setting, generator(2))
+
+
 # What a setting changes.
 
 
@@ -145,7 +237,10 @@ def rows(setting: Setting, delays: list[float], trials: int = 3) -> dict[tuple[s
 def test_the_relay_is_chance_and_direct_is_not() -> None:
     found = rows(SMALL, [30.0])
     relay, direct = found["relay", None], found["direct", None]
-    assert relay.found == (Found((1 / 20, 1 / 20), 0.5, 0),) * 3
+    for place in range(2):
+        assert within(relay.attributed(place).mean, 1 / 20, 3 * 20 * SMALL.parameters)
+    assert relay.auc.mean == pytest.approx(0.5, abs=0.02)  # 0.005 is the standard deviation of one trial
+    assert relay.linked.mean <= 1
     assert relay.epsilon == single_epsilon(1, 20, 1e-5)
     assert direct.auc.mean > 0.99
     assert direct.linked.mean == SMALL.parameters

@@ -63,14 +63,16 @@ def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_
     refused: list[int] = []
 
     class Late(OperatorNode):
-        """Comes when four others have closed the round, and tries the round before as well."""
+        """Comes when four others have closed the round, and tries to upload all the same, to the round before as well."""
 
-        def upload(self, ask: Ask, sealed: bytes) -> None:
+        def admit(self, ask: Ask) -> None:
             for number in range(1, ask.terms.round + 1):
-                with self.connect() as relay, pytest.raises(RelayRoundOver):
-                    relay.upload(ask.terms.run, number, f"late-upload-{number:012d}", sealed)
+                with self.connect() as relay:
+                    blob = bytes(relay.round_status(ask.terms.run, number).terms.upload_bytes)
+                    with pytest.raises(RelayRoundOver):
+                        relay.upload(ask.terms.run, number, f"late-upload-{number:012d}", blob)
                 refused.append(number)
-            super().upload(ask, sealed)
+            super().admit(ask)
 
     class Replays(OperatorNode):
         def upload(self, ask: Ask, sealed: bytes) -> None:
@@ -82,6 +84,7 @@ def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_
         last = world.run(2)
         assert_mean(last.state.weights, expected(everyone(5, but=[4]), everyone(5, but=[3, 4])))
         assert [event.cohort for event in last.ledger.events] == [4, 3]  # an upload that nobody can read is not counted on
+        assert world.charges() == [2, 2, 2, 2, 0]  # who is told beforehand that it is too late has sent nothing
     assert refused == [1, 1, 2]
     assert f"left out 1: {WEIGHTS} records: not sealed to this key for this round and plan, or altered" in log.text
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import chisquare
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create
 from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.mechanisms.units import SampledUnits, Units
+from ldpfl.privacy.accounting import account
+from ldpfl.privacy.events import RoundEvent
+from ldpfl.privacy.ledger import Ledger
 from ldpfl.shuffling import ChunkPlan, Joined, PartialPool, ReportPool
 
 Bytes = NDArray[np.uint8]
@@ -188,6 +194,113 @@ def test_the_place_of_a_sampled_weight_does_not_show_in_its_chunk() -> None:
     assert chunks[:, :ID].tolist() == [[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 0, 1]]
 
 
+def held(plan: ChunkPlan, chunks: Bytes) -> list[list[tuple[int, float]]]:
+    """Return the (weight, value) pairs in each chunk of sampled weights, as they stand on the wire."""
+    found, width = [], (plan.ranges.dimension - 1).bit_length()
+    for row in chunks:
+        size = int.from_bytes(row[:ID].tobytes(), "big")
+        head = -(-size * width // 8)
+        bits = np.unpackbits(row[ID : ID + head], count=size * width, bitorder="little").reshape(size, width)
+        values = np.frombuffer(row[ID + head : ID + head + 4 * size].tobytes(), dtype="<f4")
+        found.append(list(zip((bits @ (1 << np.arange(width))).tolist(), values.tolist(), strict=True)))
+    return found
+
+
+def weights(pairs: list[tuple[int, float]]) -> tuple[int, ...]:
+    return tuple(weight for weight, _ in pairs)
+
+
+FALSE_ALARM = 1e-6  # of each chi-square test below, were its seed not fixed
+
+
+def test_every_dealing_of_sampled_weights_to_chunks_is_equally_likely() -> None:
+    """All 5! / (2! 2! 1!) = 30 ways to deal one report: this is the law of a client's chunks, given its report."""
+    plan, source = plan_of(SAMPLED, 2), SeededStreams([np.random.default_rng(5)])
+    [payload] = encode(SAMPLED, 1).payloads()
+    seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    for _ in range(1_500):
+        dealt = held(plan, plan.split(payload, source))
+        assert all(weights(chunk) == tuple(sorted(weights(chunk))) for chunk in dealt)
+        seen[tuple(map(weights, dealt))] += 1
+    assert len(seen) == 30
+    assert chisquare(list(seen.values())).pvalue > FALSE_ALARM
+
+
+def test_a_chunk_tells_of_another_one_of_its_client_only_what_it_does_not_hold() -> None:
+    """Of 6 weights 4 are sampled: given the first chunk's 2, the other's are any 2 of the 4 left, each equally likely."""
+    mechanism = Laplace(4.0, 4)
+    ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (6,))
+    plan, clients = plan_of(mechanism, 2, ranges), 2_700
+    seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
+    for row, payload in enumerate(encode(mechanism, clients, ranges=ranges).payloads()):
+        seen[tuple(map(weights, held(plan, plan.split(payload, SeededStreams([np.random.default_rng((6, row))])))))] += 1
+    pairs = list(combinations(range(6), 2))
+    possible = [(first, second) for first in pairs for second in pairs if not set(first) & set(second)]
+    assert len(possible) == 90
+    assert set(seen) <= set(possible)
+    assert chisquare([seen[cell] for cell in possible]).pvalue > FALSE_ALARM
+
+
+def test_chunks_of_sampled_weights_are_not_linked_by_where_they_begin_and_end() -> None:
+    """Twenty chunks of ten clients each: the one that begins next after another ends is its client's no more often than by chance.
+
+    A binomial share of 4,000 guesses, |z| < 5: a false alarm once in a million seeds. Runs of ascending indices are right in most.
+    """
+    mechanism, clients = Laplace(1.0, 200), 10
+    ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (20_000,))
+    plan, right, guesses = plan_of(mechanism, 10, ranges), 0, 0
+    for seed in range(20):
+        source = SeededStreams([np.random.default_rng((7, seed))])
+        own = [held(plan, plan.split(payload, source)) for payload in encode(mechanism, clients, seed, ranges).payloads()]
+        ends = np.array([[chunk[-1][0] for chunk in chunks] for chunks in own])
+        begins = np.array([[chunk[0][0] for chunk in chunks] for chunks in own])
+        for number in range(plan.chunks):
+            gap = begins[:, [(number + 1) % plan.chunks]].T - ends[:, [number]]
+            nearest = np.where(gap > 0, gap, gap + ranges.dimension).argmin(axis=1)
+            right += int((nearest == np.arange(clients)).sum())
+            guesses += clients
+    assert guesses == 4_000
+    assert abs(right - guesses / clients) < 5 * np.sqrt(guesses / clients * (1 - 1 / clients))
+
+
+@pytest.mark.parametrize("linked", LINKED)
+def test_the_aggregate_does_not_depend_on_how_sampled_weights_were_dealt(linked: int) -> None:
+    plan, reports = plan_of(SAMPLED, linked), encode(SAMPLED)
+    dealt = [[plan.split(payload, SeededStreams([np.random.default_rng((seed, 8))])) for payload in reports.payloads()] for seed in (1, 2)]
+    assert linked != 2 or not np.array_equal(dealt[0], dealt[1])
+    one, other = (plan.join(np.concatenate(chunks), CLIENTS) for chunks in dealt)
+    assert flat(one) == flat(other)
+    whole = [pair for chunk in held(plan, dealt[0][0]) for pair in chunk]
+    assert payloads(plan.join(dealt[0][0], 1)) == [next(iter(reports.payloads()))]
+    assert len({weight for weight, _ in whole}) == len(whole) == 5
+
+
+def test_by_itself_a_client_deals_differently_each_time() -> None:
+    """From 200 of 1,000 weights in chunks of 10, two equal dealings are out of the question."""
+    mechanism, ranges = Laplace(1.0, 200), LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (1_000,))
+    plan = plan_of(mechanism, 10, ranges)
+    [payload] = encode(mechanism, 1, ranges=ranges).payloads()
+    assert len({plan.split(payload).tobytes() for _ in range(5)}) == 5
+
+
+def test_where_all_weights_are_sampled_chunks_are_about_the_same_ones_for_all() -> None:
+    """No chunk then tells whose it is: dealt at random, one client's could be found, for they share no weight."""
+    mechanism = MECHANISMS["hybrid-all-of-d"]
+    plan = plan_of(mechanism, 4)
+    about = {tuple(map(weights, held(plan, plan.split(payload)))) for payload in encode(mechanism).payloads()}
+    assert about == {tuple(tuple(range(first, min(first + 4, DIMENSION))) for first in range(0, DIMENSION, 4))}
+
+
+def test_no_guarantee_counts_on_chunks_of_sampled_weights_being_apart() -> None:
+    """The ledger takes a report of sampled weights for one message, however it is cut."""
+    for mechanism in (SAMPLED, Piecewise(5.0, "auto"), Hybrid(4.0, DIMENSION)):
+        events = [RoundEvent(1, mechanism.release(RANGES), 100, 100, 1, linked=linked) for linked in LINKED]
+        statements = [account(Ledger((event,))) for event in events]
+        assert any(row.trust_model == "shuffled" for row in statements[0].rows)
+        assert all(statement == statements[0] for statement in statements)
+        assert events[0].release.units == 1
+
+
 @pytest.mark.parametrize("name", ["duchi", "laplace", "laplace-5-of-d", "duchi-vector"])
 def test_payloads_of_another_length_are_not_cut(name: str) -> None:
     [payload] = encode(MECHANISMS[name], 1).payloads()
@@ -298,24 +411,23 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
 def test_sampled_weights_are_averaged_over_all_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
     mechanism = MECHANISMS[name]
     assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
-    plan, reports, taken = plan_of(mechanism, linked), encode(mechanism, seed=seed), mechanism.sampled(RANGES)
-    assert taken is not None
-    arrived = np.random.default_rng(seed).random((CLIENTS, plan.chunks)) < share
-    joined = plan.join(shuffled(cut(plan, reports)[arrived.ravel()], seed), CLIENTS)
+    plan = plan_of(mechanism, linked)
+    chunks = cut(plan, encode(mechanism, seed=seed))
+    arrived = np.random.default_rng(seed).random(len(chunks)) < share
+    joined = plan.join(shuffled(chunks[arrived], seed), CLIENTS)
     assert joined.refused == ()
     if not arrived.any():
         assert joined.pool is None
         return
-    sampled: Any = reports
-    pairs = np.repeat(arrived, [min(linked, taken - first) for first in range(0, taken, linked)], axis=1)
+    pairs = [pair for chunk in held(plan, chunks[arrived]) for pair in chunk]
     center, radius = RANGES.expand()
     total = torch.zeros(DIMENSION, dtype=torch.float64)
-    for client, place in zip(*np.nonzero(pairs), strict=True):
-        total[sampled.index[client, place]] += float(sampled.values[client, place])
+    for weight, value in pairs:
+        total[weight] += value
     assert joined.pool is not None
     told = joined.pool.aggregate(mechanism, RANGES)
     assert told.heard is None or bool(told.heard.all())
-    torch.testing.assert_close(told.mean.double(), center + radius * total * DIMENSION / int(pairs.sum()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(told.mean.double(), center + radius * total * DIMENSION / len(pairs), rtol=1e-5, atol=1e-5)
     assert 1 <= joined.pool.clients <= CLIENTS
 
 

@@ -8,13 +8,16 @@ J is normal, both drawn anew for each report. Four channels:
 * ``unaligned``: delays alone, as LDP-FL's Algorithm 3 prints them; s_i as in ``direct``.
 * ``delayed``: delays and the waits T_W, as the paper adds them. What remains of s_i is a normal error in each client's clock and
   predictions, and being late, for clients slower than a T_S that was agreed on too low.
-* ``relay``: all reports are released at once in random order; arrival times say nothing.
+* ``relay``: clients upload as in ``direct``; all reports are released at once, in an order that is drawn uniformly. Their place in it
+  is all that is left, and the observer takes it for the order of uploads.
 
 The observer is told where the windows of the round start, though not whose they are. With many parameters it could estimate them, so
 this only helps it. Whose window is which it judges by where each client's started in earlier rounds. Given the windows, parameters are
 independent, and each is a random matching of n reports to n windows, of which the observer takes the posterior marginals. So what is
 measured bounds every observer that has arrival times alone, but for one approximation: exact marginals are permanents, and Sinkhorn
-scaling stands in for them. For six clients it names at most 2.5 % fewer of the reports rightly than enumeration does.
+scaling stands in for them. For six clients it names at most 2.5 % fewer of the reports rightly than enumeration does. For ``relay``
+the observer's model is wrong on purpose; that line is what this attack finds, and that no other one finds more is the proof in
+:mod:`ldpfl.shuffling.relay.mixing`.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ from ldpfl.shuffling.delays import ResponseTime, slowest_response, wait
 
 Array = NDArray[np.floating[Any]]
 LinkChannel = Literal["direct", "unaligned", "delayed", "relay"]
+
+Mixing = Callable[[int, np.random.Generator], NDArray[np.int64]]
+"""Returns which report a relay puts at each of so many places, by number in the order of uploads."""
 
 CONFIDENCE = 0.9
 """A report counts as linked to a window from this probability on."""
@@ -258,14 +264,14 @@ def _cells(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
 
 def _attack(setting: Setting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Found:
     if channel == "relay":
-        return chance(setting)
+        return attack_release(window_starts(setting, "direct", generator), setting, generator)
     starts = window_starts(setting, channel, generator)
     return attack_windows(starts, delay, setting, generator)
 
 
-def chance(setting: Setting) -> Found:
-    """Return what an observer finds for whom arrival times say nothing: every client is as likely as any other."""
-    return Found((1 / setting.clients,) * len(setting.watched), 0.5, 0)
+def uniform_mixing(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return an order of ``count`` reports, all equally likely: a :data:`Mixing`, and what the relay's own comes to."""
+    return generator.permutation(count)
 
 
 def epsilon_of_linked(linked: int, epsilon: float, clients: int, delta: float) -> float:
@@ -302,18 +308,51 @@ def attack_windows(starts: Array, delay: float, setting: Setting, generator: np.
 
     Of ``setting``, parameters, jitter, uncertainty and watched count; the others say how starts are drawn.
     """
-    clients = len(starts)
-    names = [_names(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
-    size = (setting.parameters, clients)
+    names = _all_names(starts, setting, generator)
+    size = (setting.parameters, len(starts))
     drawn = delay * generator.random(size) + setting.jitter * generator.standard_normal(size)
+    return _judged(starts + drawn, starts, delay, setting, names, generator, calibrated=True)
+
+
+def attack_release(starts: Array, setting: Setting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Found:
+    """Simulate one round of clients that upload to a relay at ``starts`` (n,), and let the observer judge the order of its release.
+
+    It takes the first of the reports for those of the client that uploaded first, and so on: each for one that arrived when that
+    client uploaded. A relay that hands on what it gets as it gets it is thus ``direct`` without jitter. How often such guesses are
+    right it rehearses. Of ``setting`` as in :func:`attack_windows`.
+    """
+    names = _all_names(starts, setting, generator)
+    upload, parameter = np.divmod(mixing(setting.parameters * len(starts), generator), setting.parameters)
+    arrivals = np.empty((setting.parameters, len(starts)))
+    arrivals[parameter, np.argsort(starts, kind="stable")[upload]] = np.repeat(np.sort(starts), setting.parameters)
+    return _judged(arrivals, starts, 0.0, setting, names, generator, calibrated=False)
+
+
+def _judged(
+    arrivals: Array,
+    starts: Array,
+    delay: float,
+    setting: Setting,
+    names: Sequence[Array | None],
+    generator: np.random.Generator,
+    *,
+    calibrated: bool,
+) -> Found:
+    """Return what the observer makes of ``arrivals`` (d, n), where [j, i] is client i's report for parameter j.
+
+    Args:
+        names: of each number of watched rounds, see :func:`_names`.
+        calibrated: whether reports arrived as the observer thinks, so that its probabilities need no rehearsal.
+    """
+    clients = len(starts)
     right = np.zeros(len(names))
     scores, hits, sure, alike, unlike = [], [], [], [], []
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))
-    for arrivals in np.array_split(starts + drawn, blocks):
-        lag = (arrivals[:, :, None] - starts).astype(np.float32)
+    for block in np.array_split(arrivals, blocks):
+        lag = (block[:, :, None] - starts).astype(np.float32)
         alone = _each_alone(arrival_density(lag, delay, setting.jitter) + _FLOOR)
         posterior = scaled(alone)
-        sure.append(alone.max(axis=1) >= CONFIDENCE)
+        sure.append((alone.max(axis=1) >= CONFIDENCE) & calibrated)
         right += [float(_share_right(posterior if own is None else _product(posterior, own), axis=2).sum()) for own in names]
         scores.append(posterior.max(axis=1))
         hits.append(_share_right(posterior, axis=1))
@@ -358,6 +397,10 @@ def scaled(weights: Array, passes: int = _PASSES) -> Array:
 def _each_alone(weights: Array) -> Array:
     """Return how probably each report is of each window, by its own arrival time alone: exact."""
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def _all_names(starts: Array, setting: Setting, generator: np.random.Generator) -> list[Array | None]:
+    return [_names(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
 
 
 def _names(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:

@@ -15,6 +15,7 @@ from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import UnprotectedRelease
+from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.fixed_chunks import FixedChunks
 from ldpfl.shuffling.partial import PartialPool, RefusedRecords
@@ -23,6 +24,7 @@ from ldpfl.shuffling.sampled_chunks import SampledChunks
 
 Bytes = NDArray[np.uint8]
 
+_SECURE = SecureSource()
 _ID_BYTES = 4
 _SHORTEST = 16
 """Bytes of a chunk at least. Sealed, a chunk of one weight takes 64 bytes, whatever the mechanism."""
@@ -48,7 +50,9 @@ class ChunkPlan:
     A chunk holds ``parameters_per_report`` units that follow one another (see :meth:`Mechanism.units`): one is LDP-FL's
     parameter shuffling, and more of them stay linked. On the wire: the chunk's id, 4 bytes, big end first; then its units
     as they stand in the payload, from the lowest bit of a byte on; then zeros up to the one length that all chunks have.
-    A chunk of sampled weights carries their indices, and its id only says how many they are.
+    A chunk of sampled weights holds units dealt to it at random and their indices, and its id only says how many they are. Above
+    the square root of the model's size ``parameters_per_report`` sampled weights give away which chunks are one client's: no two of
+    them share a weight. What a client is guaranteed does not count on their being apart.
 
     Attributes:
         mechanism: as in this round.
@@ -114,15 +118,18 @@ class ChunkPlan:
         }
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).digest()
 
-    def split(self, payload: bytes) -> Bytes:
+    def split(self, payload: bytes, source: RandomSource = _SECURE) -> Bytes:
         """Cut one client's payload into its chunks, (m, plaintext_bytes) uint8, ordered by id.
 
-        That order must not reach the relay: :func:`ldpfl.shuffling.sealing.seal` draws another.
+        That order must not reach the relay: :func:`ldpfl.shuffling.sealing.seal` draws another. By ``source``, row 0, sampled
+        weights are dealt to chunks; what :meth:`join` returns does not depend on it. Only simulated clients have another than
+        the secure one.
 
         Raises:
             ProtocolError: the payload does not follow the mechanism's wire format.
         """
-        ids, bodies = self._cut.split(payload)
+        cut = self._cut
+        ids, bodies = cut.split(payload) if isinstance(cut, FixedChunks) else cut.split(payload, source)
         chunks = np.zeros((self.chunks, self.plaintext_bytes), dtype=np.uint8)
         chunks[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
         chunks[:, _ID_BYTES : _ID_BYTES + bodies.shape[1]] = bodies

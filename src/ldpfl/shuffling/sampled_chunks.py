@@ -12,6 +12,7 @@ from ldpfl.mechanisms import Mechanism, SampledReports
 from ldpfl.mechanisms.reports import packed_size
 from ldpfl.mechanisms.sampled_reports import index_bits
 from ldpfl.mechanisms.units import SampledUnits
+from ldpfl.randomness import RandomSource, uniform
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.fixed_chunks import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, impossible
 from ldpfl.shuffling.partial import Part, PartialPool
@@ -24,7 +25,14 @@ Numbers = NDArray[np.int64]
 class SampledChunks:
     """``per_chunk`` (weight, value) pairs a chunk, as :class:`SampledReports` has them on the wire; its id is their number.
 
-    The id tells nothing else: by its place among the sampled weights a chunk could be linked to others of its client.
+    The id tells nothing else: by its place among the sampled weights a chunk could be linked to others of its client. So could
+    runs of ascending indices, where one ends and the next begins; pairs are dealt to chunks at random instead. Two chunks of one
+    client, of a and b pairs, then are independent uniform draws among the d weights, but for one thing: they never share a weight.
+    Two of different clients share none with probability C(d - a, b) / C(d, b), about exp(-a b / d). That is all that indices tell:
+    every way to put chunks together in which no client has a weight twice is equally likely. It is next to nothing where
+    ``per_chunk`` squared is far below d, and well above it is enough to find all chunks of a client.
+
+    No guarantee rests on it: sampled weights are one unit, so the whole report counts as one message, however it is cut.
     """
 
     def __init__(self, units: SampledUnits, per_chunk: int) -> None:
@@ -39,16 +47,24 @@ class SampledChunks:
     def body_bytes(self) -> int:
         return self._bytes(self._sizes[0])
 
-    def split(self, payload: bytes) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of the chunks of one payload."""
+    def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
+        """Return the ids (m,) and contents (m, body_bytes) of the chunks of one payload, dealt by bits of ``source``, row 0."""
         report = SampledReports.from_payloads([payload], self._units.dimension, self._units.count)
-        bodies, first = np.zeros((self.chunks, self.body_bytes), dtype=np.uint8), 0
+        bodies, first, order = np.zeros((self.chunks, self.body_bytes), dtype=np.uint8), 0, self._dealing(source)
         for row, size in enumerate(self._sizes):
-            pairs = slice(first, first + size)
+            pairs = np.sort(order[first : first + size])
             wire = next(iter(SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()))
             bodies[row, : len(wire)] = np.frombuffer(wire, dtype=np.uint8)
             first += size
         return np.array(self._sizes), bodies
+
+    def _dealing(self, source: RandomSource) -> Numbers:
+        """Return the k pairs in an order in which chunks take them, each equally likely (to about k^2 / 2^53).
+
+        Where all weights are reported, runs of them are the same for all clients: they alone tell nothing whatever their length.
+        """
+        count = self._units.count
+        return np.arange(count) if count == self._units.dimension else np.argsort(uniform(source, 0, count).numpy())
 
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int

@@ -12,7 +12,16 @@ from anyio.from_thread import BlockingPortal
 from relay_support import RUN, Changes, Clock, InProcess, blob, records, terms, upload_id
 
 from ldpfl import ConfigError, ProtocolError
-from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient, RelayRefused, RelayRoundOver, RelayUnreachable, Terms
+from ldpfl.shuffling.relay import (
+    Patience,
+    RelayAggregator,
+    RelayClient,
+    RelayNotReleased,
+    RelayRefused,
+    RelayRoundOver,
+    RelayUnreachable,
+    Terms,
+)
 from ldpfl.shuffling.relay.app import create_app
 from ldpfl.shuffling.relay.limits import BLOCK_BYTES
 from ldpfl.shuffling.relay.store import Store
@@ -139,6 +148,118 @@ def test_breaks_that_bring_nothing_forward_are_borne_so_often_only(world: World)
         assert len(world.paths("PATCH")) == 4 + 20
 
 
+def answering(methods: dict[str, list[tuple[int, int]]], seen: list[str]) -> httpx.MockTransport:
+    """A relay that answers each method with its (status, offset) in turn, the last one for ever; ``seen`` gets the methods."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.method)
+        assert len(seen) < 1_000, "it hangs"
+        answers = methods[request.method]
+        status, offset = answers.pop(0) if len(answers) > 1 else answers[0]
+        return httpx.Response(status, headers={"Upload-Offset": str(offset)})
+
+    return httpx.MockTransport(answer)
+
+
+@pytest.mark.parametrize(
+    ("patch", "head"),
+    [
+        ([(204, 0)], [(204, 0)]),  # taken, it says, and has nothing
+        ([(409, 0)], [(204, 0)]),  # always elsewhere, and never is
+        ([(204, 9), (204, 5), (204, 9), (503, 0)], [(204, 5), (204, 0), (204, 5)]),  # forth and back is no progress
+    ],
+)
+def test_answers_that_bring_nothing_forward_end_too(patch: list[tuple[int, int]], head: list[tuple[int, int]]) -> None:
+    seen: list[str] = []
+    slept: list[float] = []
+    transport = answering({"POST": [(201, 0)], "PATCH": patch, "HEAD": head}, seen)
+    with RelayClient("http://127.0.0.1", "t", transport=transport, patience=Patience(4, 1.0), sleep=slept.append) as client:
+        kind = RelayRefused if patch[-1][0] == 503 else RelayUnreachable
+        with pytest.raises(kind):
+            client.upload(RUN, 1, upload_id("alice"), bytes(100))
+    assert seen.count("PATCH") <= 5
+    assert [low <= pause <= 2 * low for low, pause in zip((0.5, 1.0, 2.0), slept, strict=True)] == [True] * 3
+
+
+def test_a_stalled_upload_that_goes_on_is_whole() -> None:
+    seen: list[str] = []
+    transport = answering({"POST": [(201, 0)], "PATCH": [(204, 0), (409, 40), (204, 100)], "HEAD": [(204, 0), (204, 40)]}, seen)
+    with RelayClient("http://127.0.0.1", "t", transport=transport, patience=Patience(3, 0.0, 0.0)) as client:
+        client.upload(RUN, 1, upload_id("alice"), bytes(100))
+    assert seen == ["POST", "PATCH", "HEAD", "PATCH", "HEAD", "PATCH"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH", "HEAD"])
+@pytest.mark.parametrize("offset", [101, 10**17, 10**18, int("9" * 4_300)])
+def test_an_offset_beyond_the_upload_is_noticed(method: str, offset: int) -> None:
+    answers = {"POST": [(201, 0)], "PATCH": [(503, 0)], "HEAD": [(204, 0)]} | {method: [(204, offset)]}
+    with (
+        RelayClient("http://127.0.0.1", "t", transport=answering(answers, []), patience=Patience(4, 0.0, 0.0)) as client,
+        pytest.raises(ProtocolError, match="no number up to 100 in Upload-Offset"),
+    ):
+        client.upload(RUN, 1, upload_id("alice"), bytes(100))
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "1" + "0" * 18, "65537", "-1", "1.0", "\u0661", ""])
+def test_numbers_in_headers_that_cannot_be_are_noticed(world: World, text: str) -> None:
+    headers = {b"Relay-Parts": text.encode(), b"Upload-Offset": text.encode()}
+    world.transport.fault = lambda request: httpx.Response(200, headers=headers, content=b"")
+    with world.client() as alice, world.aggregator() as server:
+        with pytest.raises(ProtocolError, match="no number up to 65536 in Relay-Parts"):
+            list(server.pull(RUN, 1))
+        with pytest.raises(ProtocolError, match="no number up to 640 in Upload-Offset"):
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+
+
+def test_a_wait_of_thousands_of_digits_is_not_asked_for(world: World) -> None:
+    world.transport.fault = lambda request: httpx.Response(503, headers={"Retry-After": "9" * 5_000}, content=b"")
+    with world.aggregator() as server, pytest.raises(RelayRefused, match="503"):
+        server.round_status(RUN, 1)
+    assert [low <= slept <= 2 * low for low, slept in zip((0.125, 0.25, 0.5), world.slept, strict=True)] == [True] * 3
+
+
+def test_answers_that_cannot_be_unpacked_are_like_a_broken_connection(world: World) -> None:
+    broken = [True, True]
+
+    def fault(request: httpx.Request) -> httpx.Response | None:
+        return httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=b"not gzip") if broken and broken.pop() else None
+
+    world.transport.fault = fault
+    with world.aggregator() as server:
+        assert server.open_round(RUN, 1, terms()).state == "open"
+        assert len(world.slept) == 2
+        broken += [True] * 4
+        with pytest.raises(RelayUnreachable, match="4 times in a row"):
+            server.round_status(RUN, 1)
+
+
+def test_a_reason_nested_too_deeply_is_not_read(world: World) -> None:
+    world.transport.fault = lambda request: httpx.Response(404, content=b"[" * 100_000)
+    with world.client() as alice, pytest.raises(RelayRefused, match="Not Found"):
+        alice.round_status(RUN, 1)
+
+
+@pytest.mark.parametrize("run", ["", "..", "a/b", "a/../../x", "a?b", "a#b", "a%2Fb", "a b", "a\r\nb", "é", "x" * 65])
+def test_names_that_no_run_has_are_not_sent(world: World, run: str) -> None:
+    with world.client() as alice, world.aggregator() as server:
+        for action in (
+            lambda: alice.round_status(run, 1),
+            lambda: alice.upload(run, 1, upload_id("alice"), blob("alice")),
+            lambda: server.open_round(run, 1, terms()),
+            lambda: server.wait(run, 1, 1),
+            lambda: list(server.pull(run, 1)),
+            lambda: server.acknowledge(run, 1),
+            lambda: server.cancel(run, 1),
+        ):
+            with pytest.raises(ProtocolError, match="no such run"):
+                action()
+        with pytest.raises(ProtocolError, match="no such upload"):
+            alice.upload(RUN, 1, run, blob("alice"))
+        with pytest.raises(ProtocolError, match="no such round"):
+            alice.round_status(RUN, -1)
+    assert world.transport.seen == []
+
+
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 507])
 def test_answers_that_may_get_better_are_tried_again(world: World, status: int) -> None:
     answers = [httpx.Response(status, headers={"Retry-After": "3"}, json={"error": "later"})] * 2
@@ -192,9 +313,9 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms())
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
-        with pytest.raises(ProtocolError, match="is still open after 5 seconds"):
+        with pytest.raises(RelayNotReleased, match="is still open after 5 seconds"):
             server.wait(RUN, 1, 5)
-        with pytest.raises(ProtocolError, match="has 1 uploads of the 2 it waits for after 200 seconds"):
+        with pytest.raises(RelayNotReleased, match="has 1 uploads of the 2 it waits for after 200 seconds"):
             server.wait(RUN, 1, 200)
         server.cancel(RUN, 1)
         assert server.wait(RUN, 1, 1).state == "gone"

@@ -3,7 +3,25 @@
 Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
 """
 
-from ldpfl.shuffling.relay.clients import Patience, RelayAggregator, RelayClient, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.shuffling.relay.clients import (
+    Patience,
+    RelayAggregator,
+    RelayClient,
+    RelayNotReleased,
+    RelayRefused,
+    RelayRoundOver,
+    RelayUnreachable,
+)
 from ldpfl.shuffling.relay.terms import RoundStatus, Terms
 
-__all__ = ["Patience", "RelayAggregator", "RelayClient", "RelayRefused", "RelayRoundOver", "RelayUnreachable", "RoundStatus", "Terms"]
+__all__ = [
+    "Patience",
+    "RelayAggregator",
+    "RelayClient",
+    "RelayNotReleased",
+    "RelayRefused",
+    "RelayRoundOver",
+    "RelayUnreachable",
+    "RoundStatus",
+    "Terms",
+]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
 
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.shuffling.relay.headers import LENGTH, OFFSET, PARTS
-from ldpfl.shuffling.relay.terms import RoundStatus, Terms
+from ldpfl.shuffling.relay.mixing import MAX_PARTS
+from ldpfl.shuffling.relay.terms import RoundStatus, Terms, round_of, run_of, upload_of
 
 _WORTH_A_RETRY = frozenset({408, 429, 500, 502, 503, 504, 507})
 _LONGEST_TEXT = 200
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class RelayRefused(ProtocolError):
@@ -36,6 +40,10 @@ class RelayRoundOver(RelayRefused):
 
 class RelayUnreachable(ProtocolError):
     """The relay did not answer, or not in its own language, as often as was tried."""
+
+
+class RelayNotReleased(ProtocolError):
+    """The round was not released in the time that the aggregator waits for it."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +116,19 @@ class _Caller:
             failures = self._failed(failures, response)
 
     def _once(self, method: str, path: str, **parts: Any) -> httpx.Response | None:
-        """Send a request once; None if the connection broke or timed out."""
+        """Send a request once; None if the connection broke or timed out, or the answer cannot be unpacked."""
         try:
             return self._http.request(method, path, **parts)
-        except httpx.TransportError:
+        except httpx.RequestError:
             return None
 
     def _failed(self, failures: int, response: httpx.Response | None) -> int:
         """Wait after one more failure and return how many there are in a row now; give up after too many."""
         failures += 1
         if failures >= self._patience.tries:
-            if response is not None:
+            if response is not None and response.status_code in _WORTH_A_RETRY:
                 _accepted(response)
-            raise RelayUnreachable(f"the relay could not be reached {failures} times in a row")
+            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, {failures} times in a row")
         self._sleep(self._patience.wait(failures, _asked_s(response)))
         return failures
 
@@ -146,20 +154,21 @@ class RelayClient(_Caller):
         Raises:
             RelayRoundOver: the round is over; whether an upload that was cut off by that counted, it does not say.
             RelayRefused: the relay does not take it, and why.
-            RelayUnreachable: it broke off too often in a row without any progress.
+            RelayUnreachable: too often in a row it broke off, or answered, without any progress.
+            ProtocolError: an answer that cannot be right, or a name or id that the relay cannot have.
         """
-        path = f"{_path(run, number)}/uploads/{upload_id}"
-        offset = _offset(self._call("POST", path, headers={LENGTH: str(len(blob))}))
-        failures = 0
+        path = f"{_path(run, number)}/uploads/{quote(upload_of(upload_id), safe='')}"
+        offset = _offset(self._call("POST", path, headers={LENGTH: str(len(blob))}), blob)
+        furthest, failures = offset, 0
         while offset < len(blob):
             response = self._once("PATCH", path, headers={OFFSET: str(offset)}, content=blob[offset:])
             if response is not None and response.status_code not in _WORTH_A_RETRY and not _is_elsewhere(response):
-                reached = _offset(_accepted(response))
-            else:
+                offset = _offset(_accepted(response), blob)
+            if offset <= furthest:  # broken off, or answered that nothing has come
                 failures = self._failed(failures, response)
-                reached = _offset(self._call("HEAD", path))
-            failures = 0 if reached > offset else failures
-            offset = reached
+                offset = _offset(self._call("HEAD", path), blob)
+            if offset > furthest:
+                furthest, failures = offset, 0
 
 
 class RelayAggregator(_Caller):
@@ -187,7 +196,7 @@ class RelayAggregator(_Caller):
         """Wait until the round is released, by the relay's clock, at most ``timeout_s`` seconds of waiting.
 
         Raises:
-            ProtocolError: it is not released by then; says why.
+            RelayNotReleased: it is not released by then; says why.
             RelayRefused, RelayUnreachable: as for :meth:`round_status`.
         """
         waited = 0.0
@@ -198,7 +207,7 @@ class RelayAggregator(_Caller):
                     if status.state == "open"
                     else f"has {status.uploads} uploads of the {status.terms.min_clients} it waits for"
                 )
-                raise ProtocolError(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
+                raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
             pause = min(max(status.seconds_left, 0.01) if status.state == "open" else poll_s, poll_s, timeout_s - waited)
             self._sleep(pause)
             waited += pause
@@ -218,7 +227,7 @@ class RelayAggregator(_Caller):
         while part < parts:
             response = self._call("GET", f"{_path(run, number)}/records", params={"part": part})
             if part == 0:
-                parts = _header(response, PARTS)
+                parts = _header(response, PARTS, MAX_PARTS)
                 status = self._round_status(run, number)
                 size = status.terms.record_bytes
             data = response.content
@@ -271,7 +280,7 @@ def _checked(text: str) -> httpx.URL:
 
 
 def _path(run: str, number: int) -> str:
-    return f"/v1/rounds/{run}/{number}"
+    return f"/v1/rounds/{quote(run_of(run), safe='')}/{round_of(str(number))}"
 
 
 def _accepted(response: httpx.Response) -> httpx.Response:
@@ -284,7 +293,7 @@ def _accepted(response: httpx.Response) -> httpx.Response:
 def _reason(response: httpx.Response) -> str:
     try:
         text = str(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = response.reason_phrase or "no reason given"  # an answer to HEAD has no body
     return text[:_LONGEST_TEXT]
 
@@ -300,18 +309,17 @@ def _status_of(response: httpx.Response) -> RoundStatus:
         raise ProtocolError("the relay's answer about a round cannot be read; is this URL a relay of this version?") from None
 
 
-def _offset(response: httpx.Response) -> int:
-    return _header(response, OFFSET)
+def _offset(response: httpx.Response, blob: bytes) -> int:
+    return _header(response, OFFSET, len(blob))
 
 
-def _header(response: httpx.Response, name: str) -> int:
+def _header(response: httpx.Response, name: str, largest: int) -> int:
     text = response.headers.get(name, "")
-    if not (text.isascii() and text.isdigit()):
-        raise ProtocolError(f"the relay's answer has no number in {name}; is this URL a relay of this version?")
+    if not _NUMBER.fullmatch(text) or int(text) > largest:
+        raise ProtocolError(f"the relay's answer has no number up to {largest} in {name}; is this URL a relay of this version?")
     return int(text)
 
 
 def _asked_s(response: httpx.Response | None) -> float:
-    headers: Mapping[str, str] = {} if response is None else response.headers
-    text = headers.get("Retry-After", "")
-    return float(text) if text.isascii() and text.isdigit() else 0.0
+    text = "" if response is None else response.headers.get("Retry-After", "")
+    return float(text) if _NUMBER.fullmatch(text) else 0.0
