@@ -30,6 +30,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/harmony.py
 	$(BIN)/python benchmarks/ladp.py
+	$(BIN)/python benchmarks/sealing.py
+	$(BIN)/python benchmarks/relay.py
+	@echo "beside Flower's own simulation (needs ray): $(BIN)/pip install 'flwr[simulation]<1.42' && $(BIN)/python benchmarks/flower.py"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from flwr.app import RecordDict
+
 from ldpfl.flower.terms import Answer
 from ldpfl.mechanisms import Mechanism, read_valid
 from ldpfl.privacy.events import Channel
@@ -75,8 +77,8 @@ class Collector(Protocol):
         """Raise if the round could not be opened now; called before anything is written down of it."""
         ...
 
-    def open(self, round_: OpenRound, agreement: str) -> None:
-        """Get ready for the reports of a round, before anyone is asked; ``agreement`` is over all that clients are asked for."""
+    def open(self, round_: OpenRound, content: RecordDict) -> None:
+        """Get ready for the reports of a round, before anyone is asked; ``content`` is what all clients are going to be sent."""
         ...
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
@@ -112,7 +114,7 @@ class DirectCollector:
     def require_ready(self, round_: OpenRound) -> None:
         return
 
-    def open(self, round_: OpenRound, agreement: str) -> None:
+    def open(self, round_: OpenRound, content: RecordDict) -> None:
         return
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:

@@ -39,7 +39,7 @@ class Ask:
     Attributes:
         mechanism: of this round, built here from the server's settings; all that is said of it follows from it.
         ranges: public, issued by the server.
-        agreement: over all that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`.
+        agreement: over all that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty where no relay compares it.
     """
 
     terms: RoundTerms
@@ -116,7 +116,8 @@ class LdpMod:
         terms, layout, broadcast = _read(message)
         ranges = terms.ranges(layout)
         state = ServerState(terms.round - 1, broadcast, ranges)
-        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, agreement_of(message.content))
+        agreement = agreement_of(message.content) if terms.transport == "relay" else ""
+        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, agreement)
         node = self._node(context)
         node.admit(ask)
         trained = _trained(call_next(message_for_app(message), context), layout)

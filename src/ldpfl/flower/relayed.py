@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import RecordDict
 from pydantic import ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.node import read_token
-from ldpfl.flower.terms import Answer
+from ldpfl.flower.terms import Answer, agreement_of
 from ldpfl.privacy.events import Channel
 from ldpfl.shuffling import ChunkPlan, RefusedRecords
 from ldpfl.shuffling.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
@@ -73,13 +74,13 @@ class RelayCollector:
         self._relay_terms(round_, "0" * 64)
         self._status(round_)
 
-    def open(self, round_: OpenRound, agreement: str) -> None:
-        """Open the round at the relay, which tells every client the same ``agreement``.
+    def open(self, round_: OpenRound, content: RecordDict) -> None:
+        """Open the round at the relay, which tells every client the same agreement on ``content``.
 
         Raises:
             ConfigError, RelayRefused, RelayUnreachable: as for :meth:`require_ready`; or it has other terms already.
         """
-        self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement))
+        self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement_of(content)))
 
     def _relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
         plan = self._plan(round_)

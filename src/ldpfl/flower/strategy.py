@@ -21,7 +21,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, OpenRound, Received
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, agreement_of, deployable_mechanism
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, deployable_mechanism
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import RoundEvent
@@ -170,7 +170,7 @@ class LdpStrategy(Strategy):
         self._save_participation(course.participation.ask(server_round, chosen, connected))
         own = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: self._terms(course).to_record()})
-        self._collector.open(course.round, agreement_of(content))
+        self._collector.open(course.round, content)
         course.began, course.asked = time.perf_counter(), frozenset(chosen)
         LOGGER.info("round %d: asking %d of %d nodes", server_round, len(chosen), len(connected))
         # A list, because Flower's grids go over the messages more than once. With ttl, nobody answers when the round is over.
