@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -76,7 +80,7 @@ def test_reproducible_sources_are_uniform_in_every_bit(source: RandomSource) -> 
 
 
 def test_secure_source_is_fresh_and_balanced() -> None:
-    """The only unseeded test: |z| < 8 in 33 counts, a false alarm once in 2e13 runs."""
+    """Unseeded: |z| < 8 in 64 counts, a false alarm once in 1e13 runs."""
     source = SecureSource()
     first, second = source.int32(0, WORDS), source.int32(0, WORDS)
     assert (first.dtype, tuple(first.shape)) == (torch.int32, (WORDS,))
@@ -87,8 +91,66 @@ def test_secure_source_is_fresh_and_balanced() -> None:
     assert float(bit_scores(agreeing).abs().max()) < 8
 
 
+LENGTHS = (8, 1023, 1024, 32_768)
+"""Short draws, and long ones that a cipher stretches."""
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_secure_draws_have_nothing_in_common_whoever_makes_them(count: int) -> None:
+    """Draws in a row, in threads, and in forked processes: all differ in their first 32 bytes."""
+    source = SecureSource()
+
+    def start_of_a_draw(_: int = 0) -> bytes:
+        return source.int32(0, count).numpy().tobytes()[:32]
+
+    seen = [start_of_a_draw() for _ in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        seen += pool.map(start_of_a_draw, range(64))
+    seen += [in_a_fork(start_of_a_draw) for _ in range(3)] + [start_of_a_draw()]
+    assert len(set(seen)) == 88
+
+
+def in_a_fork(action: Callable[[], bytes]) -> bytes:
+    """Return what ``action`` returns in a copy of this process."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: this process has threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, action())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        told = answer.read()
+    os.waitpid(child, 0)
+    return told
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_long_secure_draws_are_a_key_stream_under_one_fresh_key(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def no_chance(size: int) -> bytes:
+        asked.append(size)
+        return bytes(size)
+
+    monkeypatch.setattr(os, "urandom", no_chance)
+    first, second = (SecureSource().int32(0, count) for _ in range(2))
+    assert torch.equal(first, second)  # nothing but what the operating system gave enters
+    if count < 1024:
+        assert asked == [4 * count] * 2
+        assert not bool(first.any())
+    else:
+        assert asked == [32] * 2
+        # AES-256 of the block 0 under the key 0, from the standard's published answers.
+        assert first[:4].numpy().tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+        assert len(set(first.tolist())) > 0.99 * count
+
+
 @pytest.mark.parametrize("source", [SecureSource(), SeededStreams.for_clients(0, 0, [0])], ids=["secure", "seeded"])
-@pytest.mark.parametrize("count", [0, 1, 2, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 1023, 1024, 1025, 40_001])
 def test_sources_return_exactly_what_was_asked_for(source: RandomSource, count: int) -> None:
     words = source.int32(0, count)
     assert (words.dtype, tuple(words.shape)) == (torch.int32, (count,))

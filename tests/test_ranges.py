@@ -271,3 +271,10 @@ def test_denoised_moves_the_center_only_as_far_as_the_noise_allows_to_tell(sign:
     mean = torch.full((100,), sign * 0.5)
     assert denoised(mean, 0.04)[0] == pytest.approx(sign * (0.5 - 2 * 0.2 / 10), rel=1e-6)
     assert denoised(mean, 9.0)[0] == 0.0
+
+
+def test_ranges_inside_one_layer_take_no_memory() -> None:
+    ranges = LayerRanges(vector([1.0, 2.0]), vector([0.5, 0.25]), (100_000, 100_000))
+    for told in ranges.slice(100_000, 199_999):
+        assert told.shape == (99_999,)
+        assert told.untyped_storage().nbytes() == 2 * 8  # that of the layers themselves

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -57,17 +59,24 @@ class LayerRanges:
         return sum(self.sizes)
 
     def expand(self) -> tuple[Tensor, Tensor]:
-        """Return (center, radius) as (d,) float64 vectors."""
+        """Return (center, radius) as (d,) float64 vectors, as :meth:`spread` makes them."""
         return self.slice(0, self.dimension)
 
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return (center, radius) of the coordinates ``start`` to ``stop`` as float64 vectors."""
-        counts, offset = [], 0
-        for size in self.sizes:
-            counts.append(max(0, min(stop, offset + size) - max(start, offset)))
-            offset += size
-        repeats = torch.tensor(counts)
-        return self.center.repeat_interleave(repeats), self.radius.repeat_interleave(repeats)
+        """Return (center, radius) of the coordinates ``start`` to ``stop`` as float64 vectors, as :meth:`spread` makes them."""
+        return self.spread(self.center, start, stop), self.spread(self.radius, start, stop)
+
+    def spread(self, told: Tensor, start: int, stop: int) -> Tensor:
+        """Return what is ``told`` of each layer, (L,), for each of the coordinates ``start`` to ``stop``; not to be written to.
+
+        Where they lie in one layer it is one number seen (stop - start) times: as fast as a scalar, and no memory.
+        """
+        ends = list(accumulate(self.sizes))
+        first, last = bisect_right(ends, start), bisect_left(ends, stop)
+        if first == last:
+            return told[first].expand(stop - start)
+        counts = [min(stop, ends[layer]) - max(start, ends[layer] - self.sizes[layer]) for layer in range(first, last + 1)]
+        return told[first : last + 1].repeat_interleave(torch.tensor(counts, dtype=torch.int64))
 
     def part(self, chosen: Tensor) -> LayerRanges:
         """Return the ranges of the ``chosen`` weights, (d,) bool, in their order; a layer of which none is chosen is left out.

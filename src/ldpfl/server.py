@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.ranges import LayerRanges, RangeRule
@@ -78,7 +78,17 @@ def advance(
 
 
 def _next_ranges(ranges: LayerRanges, told: Aggregate, rule: RangeRule) -> LayerRanges:
-    """Return what ``rule`` makes of the weights that were heard; a layer of which none was keeps its range."""
+    """Return what ``rule`` makes of the weights that were heard; a layer of which none was keeps its range.
+
+    All layers do where the rule leaves what ranges can be: noise that feeds on itself must not end a run whose reports are charged.
+    """
+    try:
+        return _ruled(ranges, told, rule)
+    except ConfigError:
+        return ranges
+
+
+def _ruled(ranges: LayerRanges, told: Aggregate, rule: RangeRule) -> LayerRanges:
     if told.heard is None:
         return rule.update(ranges, told.mean, told.variance)
     heard = rule.update(ranges.part(told.heard), told.mean[told.heard], told.variance[told.heard])

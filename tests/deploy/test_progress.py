@@ -41,13 +41,13 @@ def test_each_step_is_told_once(site: Site) -> None:
     watch = Watch(site, {7: "node-0", 9: "node-1"}, heard)
     watch.look()
     assert heard.told == []
-    first = Participation(run="r").ask(1, [9, 7], [7, 9])
+    first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
     first.save(site.run / PARTICIPATION)
     watch.look()
     watch.look()
     assert heard.told == [(1, "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "accuracy": 0.5}) + "\n", encoding="utf-8")
-    first.ask(2, [7, 9], [7, 9]).save(site.run / PARTICIPATION)
+    first.ask(2, [7, 9], [7, 9], {}).save(site.run / PARTICIPATION)
     watch.look()
     watch.look()
     assert sorted(heard.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from ldpfl import ConfigError, LayerRanges, LdpflError
+from ldpfl.data import load
 from ldpfl.deploy.plan import LINKED, Plan, plan
-from ldpfl.deploy.programs import Programs, as_typed, inherited_environment
+from ldpfl.deploy.programs import Programs, as_typed, exports, inherited_environment
 from ldpfl.deploy.site import Site, equip, write_app
+from ldpfl.experiments.build import build, choose_device
+from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.privacy.policy import Declined, Request, read_policy
+from ldpfl.privacy.policy import Declined, Request, epsilon_of, read_policy, unit_epsilon
 from ldpfl.shuffling.relay.schema import open_engine
 from ldpfl.shuffling.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import load_key
@@ -120,6 +123,13 @@ def test_settings_of_whoever_starts_it_are_not_passed_on(monkeypatch: pytest.Mon
     assert [environment[name] for name in (*off, *on)] == ["0", "0", "1", "1"]
 
 
+def test_what_all_commands_need_is_exported(programs: Programs, tmp_path: Path) -> None:
+    told = exports(inherited_environment(tmp_path / "my data"))
+    assert "export FLWR_TELEMETRY_ENABLED=0\n" in told
+    assert f"export LDPFL_DATA_DIR='{tmp_path}/my data'\n" in told
+    assert "PATH=" not in told
+
+
 def test_commands_are_written_as_one_types_them(programs: Programs) -> None:
     typed = as_typed(programs.supernode(1), programs.inherited)
     assert typed.startswith("FLWR_HOME=")
@@ -161,6 +171,18 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 def test_mistakes_are_found_before_anything_starts(changes: tuple[str, ...], message: str, tiny_data: Path) -> None:
     with pytest.raises(LdpflError, match=message):
         plan(2, 1, (*TINY, *changes), tiny_data)
+
+
+@pytest.mark.parametrize("name", ["time-varying", "dpa", "full-dp"])
+def test_a_policy_allows_every_round_of_a_noise_schedule(name: str, tiny_data: Path) -> None:
+    changes = ("data.name=mnist", "model.name=logistic-regression", f"mechanism.name={name}", "mechanism.norm=0.5")
+    own = plan(3, 4, changes, tiny_data)
+    _, start = build(own.config, load("mnist", tiny_data), choose_device("cpu"))
+    mechanism, ranges = deployable_mechanism(own.config, start.state.ranges), start.state.ranges
+    releases = [mechanism.in_round(replace(start.state.public(), round=number)).release(ranges) for number in range(1, 5)]
+    assert all(unit_epsilon(release, own.policy.delta) <= own.policy.epsilon_per_unit for release in releases)
+    whole = epsilon_of([(release, 1) for release in releases], own.policy.delta)
+    assert whole <= own.policy.lifetime_epsilon <= whole * 1.01
 
 
 def test_a_policy_admits_the_planned_report_and_no_other(site: Site) -> None:

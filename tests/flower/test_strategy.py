@@ -279,6 +279,22 @@ def test_reports_that_come_after_the_time_out_are_charged_and_messages_end_with_
     assert lives == [20.0] * 6
 
 
+def test_the_ledger_has_a_round_that_the_server_did_not_live_to_close(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(Killed):
+        run(ChangedGrid(kill_in_round("2"), "2"), rounds=3, folder=folder)
+    assert ledger_rounds(folder.ledger_path) == [1, 2]
+
+
+def test_ranges_that_run_away_do_not_end_the_run(tmp_path: Path) -> None:
+    """Five honest clients at a small epsilon: each round's noise widens the ranges, and so the noise of the next one."""
+    config, folder = config_of("mechanism.epsilon=0.5", "ranges.rule=noisy-minmax"), RunFolder(tmp_path / "run")
+    last = run(InProcessGrid(app_of(), 5), rounds=90, folder=folder, config=config)
+    assert last.state.round == 90
+    assert 1e20 < float(last.state.ranges.radius.max()) < 1e26
+    assert run(InProcessGrid(app_of(), 5), rounds=91, folder=folder, config=config).state.round == 91
+
+
 def test_finite_reports_that_add_up_to_infinity_do_not_end_the_run(tmp_path: Path) -> None:
     config, folder = config_of("mechanism.name=full-dp"), RunFolder(tmp_path / "run")
     huge = (torch.ones(15) * 3.4e38).numpy().tobytes()

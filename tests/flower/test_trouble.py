@@ -14,9 +14,11 @@ from flower_parts import app_behind, config_of, instruction, shift, start_arrays
 from flwr.app import Message
 from relayed_parts import CLIENTS, KEY, World, world_in
 
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpMod, LdpStrategy, RelayCollector
 from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayRefused, RelayUnreachable, RoundStatus
+from ldpfl.shuffling.sealing import generate_key
 
 
 @pytest.fixture
@@ -123,6 +125,34 @@ def test_a_server_killed_while_it_opened_a_round_goes_on_with_other_nodes(
     strategy.start(Fewer(app_behind(LdpMod(world.node, world.source)), CLIENTS), start_arrays(), 2, timeout=100.0)
     assert [metrics.clients for metrics in strategy.checkpoint.history] == [0, CLIENTS - 1]
     assert [event.round for event in strategy.checkpoint.ledger.events] == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["key", "linked", "min_clients"])
+def test_a_round_under_way_is_closed_on_its_own_terms_only(what: str, world: World, tmp_path: Path) -> None:
+    """With another key its reports would be thrown away, with other numbers charged as what they are not."""
+    folder, uploaded = RunFolder(tmp_path / "run"), [False]
+
+    def after_uploads(request: httpx.Request) -> httpx.Response | None:
+        return away(request) if uploaded[0] else None
+
+    world.before_upload = lambda client: uploaded.__setitem__(0, True)
+    with pytest.raises(RelayUnreachable):
+        started(world, collector_with(world, after_uploads), folder)
+    own = world.collector()
+    others = {"key": replace(own, key=generate_key()), "linked": replace(own, linked=4), "min_clients": replace(own, min_clients=4)}
+    with pytest.raises(ConfigError, match="was begun on other terms"):
+        started(world, others[what], folder)
+    last = started(world, own, folder).checkpoint
+    assert torch.equal(last.state.weights, reference(tmp_path))
+    assert started(world, replace(own, min_clients=4), folder, 2).checkpoint.state.round == 2  # between rounds they may change
+
+
+def test_a_finished_run_needs_no_relay(world: World, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    started(world, world.collector(), folder)
+    assert started(world, collector_with(world, away), folder).checkpoint.state.round == 1
+    with pytest.raises(RelayUnreachable):
+        started(world, collector_with(world, away), folder, 2)
 
 
 def test_an_upload_that_came_in_after_the_wait_counts(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

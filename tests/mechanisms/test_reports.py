@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ldpfl import ProtocolError
 from ldpfl.mechanisms import BitReports, DenseReports
-from ldpfl.mechanisms.reports import count_ones, packed_size
+from ldpfl.mechanisms.reports import ShuffledBits, count_ones, packed_size
 
 
 def pack(bits: NDArray[np.uint8]) -> BitReports:
@@ -117,3 +117,18 @@ def test_a_dense_payload_that_is_not_finite_is_refused(bad: float) -> None:
     payloads = list(DenseReports(torch.tensor([[1.0, 2.0], [3.0, bad]])).payloads())
     with pytest.raises(ProtocolError, match="NaN or infinity"):
         DenseReports.from_payloads(payloads, 2)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7, 254, 255, 256, 300])
+@pytest.mark.parametrize("dimension", [1, 8, 13])
+def test_shuffled_bits_have_the_counts_that_they_were_made_of(clients: int, dimension: int) -> None:
+    generator = np.random.default_rng(clients)
+    ones = generator.integers(0, clients, size=dimension, endpoint=True, dtype=np.int32)
+    ones[:1] = clients
+    shuffled = ShuffledBits(ones, clients, generator)
+    assert (shuffled.clients, shuffled.dimension, shuffled.bytes_per_client) == (clients, dimension, packed_size(dimension))
+    assert count_ones([shuffled]).tolist() == ones.tolist()
+    looked_at = BitReports.from_payloads(list(shuffled.payloads()), dimension)  # no stray bits
+    assert np.unpackbits(looked_at.packed, axis=1, bitorder="little")[:, :dimension].sum(axis=0).tolist() == ones.tolist()
+    assert count_ones([looked_at, shuffled, looked_at]).tolist() == (3 * ones).tolist()
+    np.testing.assert_array_equal(shuffled.packed, looked_at.packed)  # the same at each look

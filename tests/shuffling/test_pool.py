@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 
@@ -12,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from ldpfl import LdpflError, PrivacyError
-from ldpfl.mechanisms import BitReports, DenseReports, Reports
+from ldpfl import LayerRanges, LdpflError, PrivacyError
+from ldpfl.mechanisms import BitReports, DenseReports, Reports, create
 from ldpfl.shuffling import ReportPool, mix
 
 Bits = NDArray[np.uint8]
@@ -84,6 +85,38 @@ def test_mixing_leaves_the_reports_alone() -> None:
     mix([DenseReports(values)], generator(0))
     np.testing.assert_array_equal(packed.packed, kept)
     assert torch.equal(values, before)
+
+
+def test_the_order_does_not_depend_on_when_somebody_looks() -> None:
+    bits = random_bits(60, 33)
+    drawn, again = generator(3), generator(3)
+    first, later = mix([pack(bits)], drawn), mix([pack(bits)], drawn)
+    drawn.random(100)
+    assert not np.array_equal(unpack(later), unpack(first))  # an order of its own for each
+    np.testing.assert_array_equal(unpack(first), unpack(mix([pack(bits)], again)))
+    np.testing.assert_array_equal(unpack(later), unpack(mix([pack(bits)], again)))
+
+
+def test_a_pool_can_be_mixed_again() -> None:
+    bits = random_bits(60, 33)
+    pool = mix([pack(bits)], generator(3))
+    again = mix([pool.reports], generator(4))
+    assert not np.array_equal(unpack(again), unpack(pool))
+    np.testing.assert_array_equal(unpack(again).sum(axis=0), bits.sum(axis=0))
+
+
+def test_the_mean_of_bits_needs_no_order() -> None:
+    clients, dimension = 2000, 8000
+    packed = BitReports(np.random.default_rng(0).integers(0, 256, size=(clients, dimension // 8), dtype=np.uint8), dimension)
+    mechanism, ranges = create("duchi", epsilon=1.0), LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (dimension,))
+    tracemalloc.start()
+    try:
+        told = mix([packed], generator(0)).aggregate(mechanism, ranges)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * dimension  # an order takes clients * dimension / 8 bytes
+    assert torch.equal(told.mean, mechanism.aggregate([packed], ranges))
 
 
 COLUMNS = 24_000

@@ -14,7 +14,7 @@ import httpx
 
 from ldpfl.deploy.plan import Plan
 from ldpfl.deploy.processes import DeploymentError, Processes, Running, free_ports, last_lines
-from ldpfl.deploy.programs import HOST, Programs, as_typed, inherited_environment
+from ldpfl.deploy.programs import HOST, Programs, as_typed, exports, inherited_environment
 from ldpfl.deploy.progress import Observer, Watch, refusals, rounds_in
 from ldpfl.deploy.site import Site, equip, write_app
 from ldpfl.errors import DataError
@@ -198,5 +198,5 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
         programs.submit(),
         programs.list_runs(),
     ]
-    parts = [f"# {program.name}\n{as_typed(program, inherited)}\n" for program in order]
+    parts = [f"# for all\n{exports(inherited)}", *(f"# {program.name}\n{as_typed(program, inherited)}\n" for program in order)]
     write_text(site.path / "commands.txt", "\n".join(parts))

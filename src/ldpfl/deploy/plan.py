@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from pathlib import Path
 
@@ -71,15 +72,17 @@ def _policy(config: RunConfig, data_dir: Path | None) -> Policy:
     """Return the policy that allows what ``config`` releases, and hardly more."""
     _, start = build(config, load(config.data.name, data_dir), choose_device("cpu"))
     ranges, rounds = start.state.ranges, config.training.rounds
-    release = deployable_mechanism(config, ranges).in_round(start.state.public()).release(ranges)
-    if isinstance(release, UnprotectedRelease):
+    mechanism, public = deployable_mechanism(config, ranges), start.state.public()
+    # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
+    releases = [mechanism.in_round(replace(public, round=number)).release(ranges) for number in range(1, rounds + 1)]
+    if any(isinstance(release, UnprotectedRelease) for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: the demo has no policy for it")
     delta = Policy().delta
     return Policy(
-        mechanisms=(release.mechanism,),
-        epsilon_per_unit=_rounded_up(unit_epsilon(release, delta)),
-        epsilon_per_round=_rounded_up(epsilon_of([(release, 1)], delta)),
-        lifetime_epsilon=_rounded_up(epsilon_of([(release, rounds)], delta)),
+        mechanisms=(releases[0].mechanism,),
+        epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
+        epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
+        lifetime_epsilon=_rounded_up(epsilon_of(Counter(releases).items(), delta)),
         rounds=rounds,
         smallest_cohort=config.clients.count,
         transports=("relay",),

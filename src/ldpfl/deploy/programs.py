@@ -140,6 +140,12 @@ def inherited_environment(data_dir: Path | None) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, **own}
 
 
+def exports(inherited: Mapping[str, str]) -> str:
+    """Return what all commands need in a shell's environment beside what it has: telemetry off, the data's place."""
+    names = sorted({*_QUIET, DATA_DIR_VARIABLE, "OMP_NUM_THREADS"} & inherited.keys())
+    return "".join(f"export {name}={shlex.quote(inherited[name])}\n" for name in names)
+
+
 def as_typed(program: Program, inherited: Mapping[str, str]) -> str:
     """Return a program as one would type it in a shell, its own settings before the command."""
     own = {key: value for key, value in program.environment.items() if inherited.get(key) != value}

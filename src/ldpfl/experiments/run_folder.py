@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from ldpfl.errors import ConfigError, DataError, LdpflError
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.files import remove_leftovers, replace_atomically, write_text
+from ldpfl.privacy import Ledger
 from ldpfl.simulation import Checkpoint, LocalTask
 
 
@@ -165,6 +166,10 @@ class RunFolder:
         checkpoint.save(self.checkpoint_path)
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path)
+
+    def save_ledger(self, ledger: Ledger) -> None:
+        """Record charges ahead of the checkpoint that they belong to."""
+        ledger.save(self.ledger_path)
 
     def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any]) -> None:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""

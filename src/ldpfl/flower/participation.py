@@ -24,15 +24,17 @@ class Participation:
         begun: the last round that any node was asked to join.
         asked: nodes asked in that round.
         rounds: by node, how many rounds; every node that was ever seen is here.
+        terms: how reports of that round come in: they are charged, and can be read, on these terms only.
     """
 
     run: str = field(default_factory=lambda: secrets.token_hex(16))
     begun: int = 0
     asked: int = 0
     rounds: Mapping[int, int] = field(default_factory=dict)
+    terms: Mapping[str, str | int] = field(default_factory=dict)
 
-    def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int]) -> Participation:
-        """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number``.
+    def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
+        """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number`` on these ``terms``.
 
         Flower gives a node another number when it is started again without a key. So a new number may be a client that was asked
         before, and counts as the one that was asked most often.
@@ -41,7 +43,7 @@ class Participation:
         chosen = list(nodes)
         for node in chosen:
             rounds[node] += 1
-        return replace(self, begun=number, asked=len(chosen), rounds=rounds)
+        return replace(self, begun=number, asked=len(chosen), rounds=rounds, terms=dict(terms))
 
     def counts(self) -> NDArray[np.int64]:
         """Return the rounds of all nodes, in no order that means anything."""
@@ -63,6 +65,6 @@ class Participation:
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             rounds = {int(node): int(count) for node, count in tree["rounds"].items()}
-            return cls(str(tree["run"]), int(tree["begun"]), int(tree["asked"]), rounds)
+            return cls(str(tree["run"]), int(tree["begun"]), int(tree["asked"]), rounds, dict(tree["terms"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is damaged: {type(error).__name__}") from None

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import nan
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -14,16 +14,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError, ProtocolError
+from ldpfl.errors import ConfigError, DataError, LdpflError
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.collecting import Collector, DirectCollector, OpenRound, Received
+from ldpfl.flower.collecting import Collector, DirectCollector, Received
+from ldpfl.flower.course import Course, answers_to
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, deployable_mechanism
-from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Mechanism
+from ldpfl.flower.terms import RECORD, RoundTerms, deployable_mechanism
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule
 from ldpfl.server import NotFiniteError
@@ -103,7 +102,7 @@ class LdpStrategy(Strategy):
         self._collector = collector or DirectCollector(config.seed)
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._accuracy, self._origin = folder, waiting, accuracy, origin
-        self._course: _Course | None = None
+        self._course: Course | None = None
 
     def start(
         self,
@@ -135,7 +134,7 @@ class LdpStrategy(Strategy):
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
             if course.participation.begun == course.last.state.round > 0:
-                self._collector.done(course.run, course.last.state.round)  # once more, if the last time was interrupted
+                self._forget_again(course, last=course.last.state.round >= rounds)
             while course.last.state.round < rounds:
                 number = course.last.state.round + 1
                 if course.participation.begun >= number:
@@ -167,7 +166,7 @@ class LdpStrategy(Strategy):
         course.open_round(server_round, len(chosen))
         self._collector.require_ready(course.round)
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
-        self._save_participation(course.participation.ask(server_round, chosen, connected))
+        self._charge_ahead(course, course.participation.ask(server_round, chosen, connected, self._collector_terms()))
         own = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: self._terms(course).to_record()})
         self._collector.open(course.round, content)
@@ -179,7 +178,7 @@ class LdpStrategy(Strategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Take the round's reports and close it; returns the new model and how the round went."""
         course = self._started()
-        answers, refused = _answers(course, replies)
+        answers, refused = answers_to(course, replies)
         received = self._collector.collect(course.round, answers)
         received = replace(received, refused=(*refused, *received.refused))
         self._close(course, received)
@@ -207,7 +206,7 @@ class LdpStrategy(Strategy):
             course.last.state.round,
         )
 
-    def _begin(self, initial: ArrayRecord, timeout: float) -> _Course:
+    def _begin(self, initial: ArrayRecord, timeout: float) -> Course:
         layout = layout_of(initial)
         weights = to_vector(initial, layout)
         ranges = initial_ranges(self.config, layout, weights)
@@ -234,7 +233,9 @@ class LdpStrategy(Strategy):
                     f"{self._folder.path} holds round {checkpoint.state.round}, but {PARTICIPATION} in it does not say who was asked: "
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
-        return _Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+            if participation.begun > checkpoint.state.round:
+                self._require_same_terms(participation)
+        return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
         """Return the connected nodes in ascending order.
@@ -253,7 +254,7 @@ class LdpStrategy(Strategy):
             time.sleep(min(_POLL_S, self._waiting.seconds))
         return nodes
 
-    def _terms(self, course: _Course) -> RoundTerms:
+    def _terms(self, course: Course) -> RoundTerms:
         ranges = course.last.state.ranges
         return RoundTerms(
             run=course.run,
@@ -266,7 +267,7 @@ class LdpStrategy(Strategy):
             **self._collector.terms(),
         )
 
-    def _mend(self, course: _Course) -> None:
+    def _mend(self, course: Course) -> None:
         """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
         number = course.participation.begun
         course.open_round(number, course.participation.asked)
@@ -278,7 +279,7 @@ class LdpStrategy(Strategy):
         LOGGER.warning("round %d was interrupted: its reports are lost, and charged", number)
         self._close_idle(course)
 
-    def _close(self, course: _Course, received: Received) -> None:
+    def _close(self, course: Course, received: Received) -> None:
         for reason in sorted(set(received.refused)):
             LOGGER.warning("round %d: left out %d: %s", course.round.number, received.refused.count(reason), reason)
         if received.pool is None:
@@ -302,19 +303,31 @@ class LdpStrategy(Strategy):
             return
         self._keep(course, checkpoint)
 
-    def _close_idle(self, course: _Course) -> None:
+    def _close_idle(self, course: Course) -> None:
         """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""
-        event = self._event(course, min(course.round.asked, self._collector.smallest_cohort))
         idle = close_idle_round(course.rules, course.last)
-        self._keep(course, replace(idle, ledger=course.last.ledger.charge(event)))
+        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))))
 
-    def _event(self, course: _Course, cohort: int) -> RoundEvent:
+    def _idle_event(self, course: Course) -> RoundEvent:
+        """Return the record of a round of which it is not known who reported."""
+        return self._event(course, min(course.round.asked, self._collector.smallest_cohort))
+
+    def _event(self, course: Course, cohort: int) -> RoundEvent:
         """Return the ledger's record of the round. Nodes that were asked count as having taken part, whether or not they did."""
         release = course.round.mechanism.release(course.last.state.ranges)
         event = round_event(course.round.number, release, cohort, course.participation.counts(), self._collector.channel)
         return replace(event, linked=self._collector.linked)
 
-    def _keep(self, course: _Course, checkpoint: Checkpoint) -> None:
+    def _forget_again(self, course: Course, last: bool) -> None:
+        """Have the records of the round before deleted, if that was interrupted; a finished run does not need the relay."""
+        try:
+            self._collector.done(course.run, course.last.state.round)
+        except LdpflError as error:
+            if not last:
+                raise
+            LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.last.state.round, error)
+
+    def _keep(self, course: Course, checkpoint: Checkpoint) -> None:
         if self._folder is not None:
             self._folder.save_round(checkpoint)
         self._collector.done(course.run, course.round.number)
@@ -322,85 +335,34 @@ class LdpStrategy(Strategy):
         metrics = checkpoint.history[-1]
         LOGGER.info("round %d: %d reports, accuracy %.4f", metrics.round, metrics.clients, metrics.accuracy)
 
-    def _save_participation(self, participation: Participation) -> None:
-        self._started().participation = participation
+    def _charge_ahead(self, course: Course, participation: Participation) -> None:
+        """Write down who is asked, and the round as if no report came: the ledger must not lack it if the server stops for good."""
+        course.participation = participation
         if self._folder is not None:
             participation.save(self._folder.path / PARTICIPATION)
+            self._folder.save_ledger(course.last.ledger.charge(self._idle_event(course)))
 
-    def _started(self) -> _Course:
+    def _collector_terms(self) -> dict[str, str | int]:
+        """Return how reports come in, as JSON has it."""
+        terms = {**self._collector.terms(), "smallest_cohort": self._collector.smallest_cohort}
+        return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
+
+    def _require_same_terms(self, participation: Participation) -> None:
+        now = self._collector_terms()
+        others = sorted(name for name in now.keys() | participation.terms.keys() if now.get(name) != participation.terms.get(name))
+        if others:
+            raise ConfigError(
+                f"round {participation.begun} was begun on other terms ({', '.join(others)}): its reports can be read and charged on "
+                "those only; start the run with them again, and change them between rounds"
+            )
+
+    def _started(self) -> Course:
         if self._course is None:
             raise ConfigError("the strategy was not started: call start()")
         return self._course
 
 
-@dataclass
-class _Course:
-    """How far a run has come.
-
-    Attributes:
-        run: names it, on this server and after a resume.
-        last: the checkpoint after the last round.
-        asked: nodes of the round that is under way.
-        began: when it began.
-    """
-
-    run: str
-    layout: ParameterLayout
-    mechanism: Mechanism
-    rules: ServerRules
-    timeout: float
-    last: Checkpoint
-    participation: Participation
-    asked: frozenset[int] = frozenset()
-    began: float = 0.0
-    _round: OpenRound | None = field(default=None, repr=False)
-
-    def open_round(self, number: int, asked: int) -> None:
-        """Make ready for round ``number``.
-
-        Raises:
-            ConfigError: it is not the one after the last.
-        """
-        if number != self.last.state.round + 1:
-            raise ConfigError(f"round {number} does not follow round {self.last.state.round}")
-        mechanism = self.mechanism.in_round(self.last.state.public())
-        self._round = OpenRound(self.run, number, mechanism, self.last.state.ranges, asked, self.timeout)
-
-    @property
-    def round(self) -> OpenRound:
-        """The round that is under way."""
-        if self._round is None:
-            raise ConfigError("no round is under way")
-        return self._round
-
-
-def _answers(course: _Course, replies: Iterable[Message]) -> tuple[list[Answer], list[str]]:
-    """Return one answer a node, in the order of the nodes' numbers, and why others were left out."""
-    answers: dict[int, Answer] = {}
-    refused = []
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        try:
-            if node not in course.asked:
-                raise ProtocolError("a reply of a node that was not asked")
-            if node in answers:
-                raise ProtocolError("a second reply of one node")
-            answers[node] = _answer(course.round, reply)
-        except LdpflError as error:
-            refused.append(str(error))
-    return [answers[node] for node in sorted(answers)], refused
-
-
-def _answer(round_: OpenRound, reply: Message) -> Answer:
-    if reply.has_error():
-        raise ProtocolError(f"a node answered {str(reply.error.reason)[:80]!r}")
-    answer = Answer.from_record(reply.content.config_records.get(RECORD))
-    if (answer.run, answer.round) != (round_.run, round_.number):
-        raise ProtocolError("a reply for another run or round")
-    return answer
-
-
-def _record(result: Result, course: _Course, evaluate_fn: EvaluateFn | None) -> None:
+def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> None:
     metrics = course.last.history[-1]
     result.train_metrics_clientapp[metrics.round] = _figures(metrics)
     if evaluate_fn is not None:

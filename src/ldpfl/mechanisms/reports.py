@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +79,40 @@ class BitReports:
         return np.unpackbits(self.packed[row], count=self.dimension, bitorder="little")
 
 
+class ShuffledBits(BitReports):
+    """Bit reports of which nothing but the counts is left: each column's bits stand in a uniformly random arrangement.
+
+    It follows from the counts and chance alone, so it is drawn when somebody looks at ``packed`` for the first time; a mean
+    needs the counts only.
+
+    Args:
+        ones: (d,) int32, how many reports set each bit.
+        clients: how many reports there are.
+        generator: what the arrangement is drawn from; nobody else may use it.
+    """
+
+    def __init__(self, ones: NDArray[np.int32], clients: int, generator: np.random.Generator) -> None:
+        object.__setattr__(self, "dimension", ones.size)
+        self.ones = ones
+        self._clients = clients
+        self._generator = generator
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @cached_property
+    def packed(self) -> NDArray[np.uint8]:
+        """Row by row, a 1 is placed with probability (ones left) / (rows left): drawing without replacement."""
+        ones_left = self.ones.astype(np.uint32)
+        packed = np.empty((self.clients, self.bytes_per_client), dtype=np.uint8)
+        for row in range(self.clients):
+            bits = self._generator.integers(0, self.clients - row, size=ones_left.size, dtype=np.uint32) < ones_left
+            ones_left -= bits
+            packed[row] = np.packbits(bits, bitorder="little")
+        return packed
+
+
 @dataclass(frozen=True, eq=False)
 class DenseReports:
     """float32 values as they are, (clients, d): the wire format of noise on every weight, and of the non-private reference."""
@@ -137,6 +172,9 @@ def count_ones(reports: Sequence[BitReports]) -> Tensor:
     partial = np.zeros(dimension, dtype=np.uint8)
     pending = 0
     for batch in reports:
+        if isinstance(batch, ShuffledBits):
+            total += batch.ones
+            continue
         for row in range(batch.clients):
             partial += batch.unpack(row)
             pending += 1

@@ -15,7 +15,7 @@ from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism
 from ldpfl.mechanisms.duchi_vector import VectorBitReports, mix_vectors
 from ldpfl.mechanisms.gaussian import NoisyReports
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed
-from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, count_ones
+from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, ShuffledBits, count_ones
 from ldpfl.mechanisms.sampled_reports import SampledReports, mix_sampled
 from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
 from ldpfl.ranges import LayerRanges
@@ -66,8 +66,8 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
     """Pool the reports of a cohort and reorder them within every parameter id, uniformly and independently.
 
     Simulates an ideal shuffler (LDP-FL, section 3.1 and Figure 2 (2)): what a network observer or a colluding relay
-    could still see is not part of it. Time and memory: a few nanoseconds and one bit a weight and client for one-bit
-    reports.
+    could still see is not part of it. One-bit reports are counted, which takes a tenth of a nanosecond a weight and client;
+    their order is drawn, in a few nanoseconds, once somebody looks at it.
 
     Raises:
         PrivacyError: no reports, or reports of different kinds or dimensions.
@@ -83,20 +83,9 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
 
 
 def _mix_bits(reports: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
-    """Draw a uniformly random arrangement of each column's bits from its count alone.
-
-    Row by row, a 1 is placed with probability (ones left) / (rows left): drawing without replacement, which is what
-    a uniformly random permutation does to a column of bits. Nothing but the counts enters.
-    """
-    ones_left = count_ones(reports).numpy().astype(np.uint32)
+    """Keep each column's count alone: a uniformly random permutation of its bits is an arrangement that follows from it."""
     clients = sum(batch.clients for batch in reports)
-    packed = np.empty((clients, reports[0].bytes_per_client), dtype=np.uint8)
-    for row in range(clients):
-        rows_left = clients - row
-        bits = generator.integers(0, rows_left, size=ones_left.size, dtype=np.uint32) < ones_left
-        ones_left -= bits
-        packed[row] = np.packbits(bits, bitorder="little")
-    return BitReports(packed, reports[0].dimension)
+    return ShuffledBits(count_ones(reports).numpy(), clients, generator.spawn(1)[0])
 
 
 def _mix_dense(reports: Sequence[DenseReports], generator: np.random.Generator) -> DenseReports:
@@ -115,6 +104,7 @@ _MIXERS: Mapping[type, Callable[[Sequence[Any], np.random.Generator], Reports]] 
     IndexedBitReports: mix_indexed,
     NoisyReports: mix_vector_rows,
     SampledReports: mix_sampled,
+    ShuffledBits: _mix_bits,
     VectorBitReports: mix_vectors,
     VectorReports: mix_vector_rows,
 }

@@ -137,7 +137,7 @@ def _round(
         mechanism,
         pool,
         event=lambda clients: round_event(number, mechanism.release(ranges), clients, joined, federation.channel, federation.self_sampling),
-        uplink_bytes=len(next(iter(pool.reports.payloads()))),
+        uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
             clipped=clipped.fractions(),
             noise_std=None if recorded is None else recorded.tolist(),

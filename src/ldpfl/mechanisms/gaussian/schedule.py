@@ -40,7 +40,7 @@ class PublicState:
         for vector in (self.weights, self.previous):
             if vector is not None and vector.shape != (dimension,):
                 raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
-            if vector is not None and not bool(torch.isfinite(vector).all()):
+            if vector is not None and not bool(torch.isfinite(torch.stack(vector.aminmax())).all()):  # NaN propagates through both
                 raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
 
 
