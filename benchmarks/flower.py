@@ -2,7 +2,7 @@
 
     python benchmarks/flower.py [--clients 300] [--weights 1000000] [--rounds 2] [--workers N] [--mechanism duchi]
 
-Both may use the same cores: Ray starts a worker for each, the grid as many threads (--workers). Both run the same ServerApp
+Both may use the same cores: Ray starts a worker for each, the grid as many forked processes (--workers). Both run the same ServerApp
 and ClientApp: the strategy of ldpfl, and the mod around a training step that adds 0.01 to every weight. A node allows
 everything and charges no budget, so that neither side waits for a disk. A round is timed inside the ServerApp, from asking
 the clients to the new model; the fastest round counts, because Ray's workers start in the first. Each side runs in processes

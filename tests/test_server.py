@@ -91,10 +91,10 @@ def test_client_values_are_what_the_transition_undoes() -> None:
     """Without noise, clients that all trained to the same weights move the server exactly there."""
     state, trained = start(), torch.full((3, DIMENSION), 0.125)
     assert torch.equal(client_values(trained, state, "weights"), trained)
-    assert torch.equal(client_values(trained, state, "update"), trained - state.weights)
+    assert torch.equal(client_values(trained.clone(), state, "update"), trained - state.weights)
     for perturbed in ("weights", "update"):
         chosen: Perturbed = "weights" if perturbed == "weights" else "update"
-        values = client_values(trained, state, chosen)
+        values = client_values(trained.clone(), state, chosen)
         pool = mixed(NONE.encode(values, state.ranges, SeededStreams.for_clients(0, 0, range(3))), 0)
         after = advance(state, pool, NONE, perturbed=chosen, rule=Fixed())
         torch.testing.assert_close(after.weights, trained[0])

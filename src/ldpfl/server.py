@@ -43,8 +43,8 @@ class ServerState:
 
 
 def client_values(trained: Tensor, state: ServerState, perturbed: Perturbed) -> Tensor:
-    """Return what clients put into the mechanism, (K, d): trained weights, or their change since the broadcast."""
-    return trained if perturbed == "weights" else trained - state.weights
+    """Turn ``trained`` weights (K, d) into what clients put into the mechanism: themselves or, in place, their change."""
+    return trained if perturbed == "weights" else trained.sub_(state.weights)
 
 
 def advance(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 from flower_parts import app_of, instruction, shift
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ldpfl.errors import ConfigError
@@ -47,7 +49,7 @@ def test_replies_come_one_by_one_in_the_order_of_the_messages() -> None:
 
 
 def test_workers_keep_the_order_and_run_at_once() -> None:
-    app, together = ClientApp(), threading.Barrier(2, timeout=10)
+    app, together = ClientApp(), multiprocessing.get_context("fork").Barrier(2, timeout=10)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -58,6 +60,54 @@ def test_workers_keep_the_order_and_run_at_once() -> None:
     replies = list(grid.send_and_receive(messages(grid)))
     assert [reply.metadata.src_node_id for reply in replies] == grid.get_node_ids()
     assert not any(reply.has_error() for reply in replies)
+
+
+def test_workers_bring_back_what_nodes_keep() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        rounds = context.state.setdefault("rounds", ConfigRecord({"done": 0}))
+        assert isinstance(rounds, ConfigRecord)
+        rounds["done"] = int(str(rounds["done"])) + int(context.node_id)
+        return Message(RecordDict({"told": ConfigRecord(dict(rounds))}), reply_to=message)
+
+    grid = InProcessGrid(app, 5, workers=2)
+    for number in (1, 2, 3):
+        replies = list(grid.send_and_receive(messages(grid)))
+        told = [reply.content.config_records["told"]["done"] for reply in replies]
+        assert told == [number * node for node in grid.get_node_ids()]
+
+
+def test_a_worker_that_is_killed_takes_only_its_own_replies_along() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, 6, workers=2)  # the first one has the even places
+    sent = messages(grid)
+    places = {message.metadata.dst_node_id: place for place, message in enumerate(sent)}
+    replies = list(grid.send_and_receive(sent))
+    assert [places[reply.metadata.src_node_id] for reply in replies] == [0, 1, 3, 5]
+
+
+def test_workers_that_nobody_listens_to_any_more_are_ended() -> None:
+    grid = InProcessGrid(noting([]), 6, workers=2)
+    replies = grid.send_and_receive(messages(grid))
+    next(iter(replies))
+    assert len(multiprocessing.active_children()) == 2
+    replies.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_workers_are_at_least_one(workers: int) -> None:
+    with pytest.raises(ConfigError, match="workers must be 1"):
+        InProcessGrid(ClientApp(), 1, workers=workers)
 
 
 def test_pushed_messages_are_answered_once() -> None:

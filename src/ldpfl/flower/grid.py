@@ -1,16 +1,22 @@
-"""A Flower Grid in one process: rounds without Ray, sockets or further processes."""
+"""A Flower Grid in one process, or a few forked ones: rounds without Ray or sockets."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from math import inf
+from multiprocessing.connection import Connection
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from ldpfl.errors import ConfigError
 from ldpfl.flower.internals import APP_RAISED, SERVER_NODE, Run, local_run, set_message_id
 
 
@@ -18,13 +24,19 @@ class InProcessGrid(Grid):
     """Run a ClientApp for ``clients`` nodes in this process; replies come one by one, in the order of the messages.
 
     Node i has ``partition-id`` i and ``num-partitions`` ``clients`` in its config, as in Flower's own simulation, and keeps its
-    context over the rounds. A client is run when its reply is asked for, so at most ``workers`` replies are held. An app that
-    raises is answered with an error, as Flower does.
+    context over the rounds. A client is run when its reply is asked for, so few replies are held. An app that raises is answered
+    with an error, as Flower does.
+
+    With several ``workers`` each round forks as many processes, which share the clients out; what an app keeps between rounds
+    comes back in the context's state alone. Threads would wait for each other: encoding is many short steps.
 
     Args:
         run_config: what ``flwr run`` would give to the apps.
         node_config: further entries of every node's config.
-        workers: threads that run clients at once. More than one need an app that keeps nothing in shared variables.
+        workers: how many clients are run at once; more than 1 on Linux and macOS only, and not on a GPU.
+
+    Raises:
+        ConfigError: less than one worker, or several where processes cannot be forked.
     """
 
     def __init__(
@@ -36,6 +48,8 @@ class InProcessGrid(Grid):
         node_config: Mapping[str, str | int | float | bool] | None = None,
         workers: int = 1,
     ) -> None:
+        if workers < 1 or (workers > 1 and "fork" not in multiprocessing.get_all_start_methods()):
+            raise ConfigError(f"workers must be 1, or more where processes can be forked, got {workers}")
         self._app, self._workers = app, workers
         self._run = local_run()
         self._run_config: UserConfig = dict(run_config or {})
@@ -73,25 +87,58 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Run the clients whose messages were pushed, and yield their replies; each can be pulled once."""
-        return self._replies(self._pushed.pop(name) for name in message_ids if name in self._pushed)
+        return self._replies([self._pushed.pop(name) for name in message_ids if name in self._pushed])
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield the replies to ``messages``; after ``timeout`` seconds no further client is started."""
-        return self._replies(_until(map(self._named, messages), timeout))
+        return self._replies([self._named(message) for message in messages], timeout)
 
     def _named(self, message: Message) -> Message:
         set_message_id(message, str(next(self._names)))
         return message
 
-    def _replies(self, messages: Iterator[Message]) -> Iterator[Message]:
+    def _replies(self, messages: Sequence[Message], timeout: float | None = None) -> Iterator[Message]:
+        end = inf if timeout is None else time.monotonic() + timeout
         if self._workers == 1:
-            yield from map(self._answer, messages)
+            for message in messages:
+                if time.monotonic() >= end:
+                    return
+                yield self._answer(message)
             return
-        with ThreadPoolExecutor(self._workers) as pool:
-            running: list[Future[Message]] = [pool.submit(self._answer, message) for message in islice(messages, self._workers)]
-            while running:
-                yield running.pop(0).result()
-                running += [pool.submit(self._answer, message) for message in islice(messages, 1)]
+        with ExitStack() as stack:
+            workers = min(self._workers, len(messages))
+            pipes = [stack.enter_context(self._forked(messages[worker::workers], end)) for worker in range(workers)]
+            for place, message in enumerate(messages):
+                try:
+                    reply, state = pipes[place % workers].recv()
+                except EOFError:  # out of time, or killed
+                    continue
+                self._contexts[message.metadata.dst_node_id].state = state
+                yield reply
+
+    @contextmanager
+    def _forked(self, messages: Sequence[Message], end: float) -> Iterator[Connection]:
+        """Answer ``messages`` in a process of its own; yields the pipe that replies and the nodes' states come through."""
+        fork = multiprocessing.get_context("fork")
+        receiving, sending = fork.Pipe(duplex=False)
+        process = fork.Process(target=self._work, args=(messages, end, sending), daemon=True)
+        process.start()
+        sending.close()
+        try:
+            yield receiving
+        finally:
+            receiving.close()
+            process.kill()
+            process.join()
+
+    def _work(self, messages: Sequence[Message], end: float, replies: Connection) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
+        torch.set_num_threads(1)  # the threads of PyTorch's pool did not come along
+        for message in messages:
+            if time.monotonic() >= end:
+                return
+            reply = self._answer(message)
+            replies.send((reply, self._contexts[message.metadata.dst_node_id].state))
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]
@@ -99,11 +146,3 @@ class InProcessGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # whatever an app may raise
             return Message(Error(APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
-
-
-def _until(messages: Iterator[Message], timeout: float | None) -> Iterator[Message]:
-    end = None if timeout is None else time.monotonic() + timeout
-    for message in messages:
-        if end is not None and time.monotonic() >= end:
-            return
-        yield message

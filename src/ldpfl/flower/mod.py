@@ -89,6 +89,7 @@ class LdpMod:
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         self._node, self._source = node, source
+        self._last: tuple[RecordDict, _Asked] | None = None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer ``message`` with a report, or with an error that says no more than :data:`DECLINED` or :data:`FAILED`."""
@@ -113,16 +114,13 @@ class LdpMod:
         category = message.metadata.message_type.partition(".")[0]
         if category != "train":
             raise Declined(f"a message of type {category!r} asks for what has no noise; only train is answered")
-        terms, layout, broadcast = _read(message)
-        ranges = terms.ranges(layout)
-        state = ServerState(terms.round - 1, broadcast, ranges)
-        agreement = agreement_of(message.content) if terms.transport == "relay" else ""
-        ask = Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, agreement)
+        asked = self._asked(message)
+        ask, terms = asked.ask, asked.ask.terms
         node = self._node(context)
         node.admit(ask)
-        trained = _trained(call_next(message_for_app(message), context), layout)
-        values = client_values(trained[None], state, terms.config.mechanism.perturbed)
-        payload: bytes = next(iter(ask.mechanism.encode(values, ranges, self._source(ask, context)).payloads()))
+        trained = _trained(call_next(message_for_app(message), context), asked.layout)
+        values = client_values(trained[None], asked.state, terms.config.mechanism.perturbed)
+        payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, self._source(ask, context)).payloads()))
         if terms.transport == "direct":
             node.charge(ask, None)
             return Answer(terms.run, terms.round, payload)
@@ -131,16 +129,34 @@ class LdpMod:
         node.upload(ask, sealed)
         return Answer(terms.run, terms.round)
 
+    def _asked(self, message: Message) -> _Asked:
+        """Read a message. Clients of one process get the same content: it is read for the first of them."""
+        last = self._last
+        if last is None or last[0] is not message.content:
+            self._last = last = message.content, _read(message.content)
+        return last[1]
 
-def _read(message: Message) -> tuple[RoundTerms, ParameterLayout, Tensor]:
-    """Return the server's terms, the layers of its model, and the broadcast (d,)."""
-    records = message.content.config_records
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What a message asks, and the layers and the state of the server that it tells."""
+
+    ask: Ask
+    layout: ParameterLayout
+    state: ServerState
+
+
+def _read(content: RecordDict) -> _Asked:
+    records = content.config_records
     if RECORD not in records:
         raise ProtocolError(f"the server's message holds no record {RECORD!r}: its strategy must be LdpStrategy")
     terms = RoundTerms.from_record(records[RECORD])
-    arrays = only_arrays(message.content, allowed=tuple(records))
+    arrays = only_arrays(content, allowed=tuple(records))
     layout = layout_of(arrays, terms.layers)
-    return terms, layout, to_vector(arrays, layout)
+    ranges = terms.ranges(layout)
+    state = ServerState(terms.round - 1, to_vector(arrays, layout), ranges)
+    agreement = agreement_of(content) if terms.transport == "relay" else ""
+    return _Asked(Ask(terms, terms.mechanism(ranges).in_round(state.public()), ranges, agreement), layout, state)
 
 
 def _trained(reply: Message, layout: ParameterLayout) -> Tensor:
