@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import signal
 import time
@@ -18,6 +19,9 @@ from flwr.serverapp import Grid
 
 from ldpfl.errors import ConfigError
 from ldpfl.flower.internals import APP_RAISED, SERVER_NODE, Run, local_run, set_message_id
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of glibc's mallopt."""
 
 
 class InProcessGrid(Grid):
@@ -134,6 +138,7 @@ class InProcessGrid(Grid):
     def _work(self, messages: Sequence[Message], end: float, replies: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
         torch.set_num_threads(1)  # the threads of PyTorch's pool did not come along
+        _keep_freed_memory()
         for message in messages:
             if time.monotonic() >= end:
                 return
@@ -146,3 +151,11 @@ class InProcessGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # whatever an app may raise
             return Message(Error(APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+def _keep_freed_memory() -> None:
+    """Let this process keep what a client frees for the next one: giving it back, and getting it anew, takes a tenth of the time."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_MMAP_THRESHOLD, 1 << 25)
