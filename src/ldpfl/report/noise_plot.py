@@ -32,6 +32,10 @@ _TITLE = """{name}: lines are means over the seeds, bands go from the lowest to 
 Left: epsilon as the papers add it up, which is NOT a guarantee; what holds is in the table and, as "ledger", in the legend"""
 
 
+_LEGEND_WIDTH, _LINE_WIDTH = 225, 15
+"""What fits below the panels, and a line's sample, in letters."""
+
+
 def draw_noise(path: Path, sweep: SweepConfig, courses: Sequence[Course]) -> bool:
     """Draw a row of panels for each point of the axes: the papers' epsilon, noise and accuracy after each round.
 
@@ -93,7 +97,9 @@ def _finish(part: SubFigure, panels: Sequence[Axes]) -> None:
         panel.set_xlabel("round")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.grid(alpha=0.3)
-    part.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, handlelength=6)
+    handles, labels = panels[-1].get_legend_handles_labels()
+    columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + _LINE_WIDTH)))
+    part.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, handlelength=6)
 
 
 def _is_private(course: Course) -> bool:
