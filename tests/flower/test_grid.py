@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from flower_parts import app_of, instruction, shift
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -92,7 +96,63 @@ def test_a_worker_that_is_killed_takes_only_its_own_replies_along() -> None:
     sent = messages(grid)
     places = {message.metadata.dst_node_id: place for place, message in enumerate(sent)}
     replies = list(grid.send_and_receive(sent))
-    assert [places[reply.metadata.src_node_id] for reply in replies] == [0, 1, 3, 5]
+    assert [places[reply.metadata.src_node_id] for reply in replies] == [0, 1, 2, 3, 4, 5]
+    assert [reply.has_error() for reply in replies] == [False, False, True, False, True, False]
+
+
+def test_a_worker_that_hangs_is_left_out_when_the_time_is_over() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1:
+            time.sleep(60)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, 4, workers=2)
+    began = time.monotonic()
+    replies = list(grid.send_and_receive(messages(grid), timeout=1.5))
+    assert time.monotonic() - began < 30
+    assert len(replies) == 2  # those of the other worker
+
+
+def test_workers_do_not_share_global_random_numbers() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        drawn = [random.random(), float(np.random.random()), float(torch.rand(1))]
+        return Message(RecordDict({"drawn": ConfigRecord({"all": drawn})}), reply_to=message)
+
+    grid = InProcessGrid(app, 4, workers=2)
+    drawn = [reply.content.config_records["drawn"]["all"] for _ in range(2) for reply in grid.send_and_receive(messages(grid))]
+    for kind in zip(*drawn, strict=True):
+        assert len(set(kind)) == 8
+
+
+def test_workers_stop_when_who_forked_them_is_killed(tmp_path: Path) -> None:
+    """Clients that nobody hears any more would train, and be charged, for nothing."""
+    program = f"""
+import os, signal, sys, threading, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from test_grid import messages
+from ldpfl.flower import InProcessGrid
+app = ClientApp()
+@app.train()
+def train(message, context):
+    time.sleep(0.2)
+    Path({str(tmp_path)!r}, str(context.node_id)).touch()
+    return Message(RecordDict(), reply_to=message)
+grid = InProcessGrid(app, 40, workers=2)
+for reply in grid.send_and_receive(messages(grid)):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == -signal.SIGKILL
+    time.sleep(1.5)
+    assert len(list(tmp_path.iterdir())) < 10
 
 
 def test_workers_that_nobody_listens_to_any_more_are_ended() -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
-from ldpfl.flower import InProcessGrid, LdpMod
+from ldpfl.flower import InProcessGrid, LdpMod, LdpStrategy
+from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.mod import DECLINED, FAILED, NOT_OUTERMOST
 from ldpfl.privacy.policy import Declined, Exhausted
 from ldpfl.randomness import SecureSource
@@ -370,3 +372,26 @@ def test_a_client_of_a_grid_keeps_its_state_between_rounds() -> None:
     for _ in range(2):
         list(grid.send_and_receive([instruction()]))
     assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_app_that_changes_its_message_changes_no_other_client_s(workers: int) -> None:
+    """All of them are sent one content; were it changed, the un-noised change of one client would stand in the reports of others."""
+
+    def train(message: Message, context: Context) -> Message:
+        content = message.content
+        arrays, layout = content.array_records["arrays"], layout_of(content.array_records["arrays"])
+        trained = to_arrays(to_vector(arrays, layout) + 0.1, layout)
+        for name in list(arrays):
+            arrays[name].data = trained[name].data
+            arrays[name] = trained[name]
+        content["arrays"] = trained
+        center: Any = content.config_records["ldpfl"]["center"]
+        center.append(1.0)
+        return Message(RecordDict({"arrays": trained}), reply_to=message)
+
+    strategy = LdpStrategy(config_of("mechanism.name=none"))
+    strategy.start(InProcessGrid(app_of(train), 4, workers=workers), start_arrays(), 1)
+    moved = strategy.checkpoint.state.weights - start_vector()
+    assert strategy.checkpoint.history[-1].clients == 4
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.1), atol=1e-6, rtol=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import random
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from itertools import count
 from math import inf
 from multiprocessing.connection import Connection
 
+import numpy as np
 import torch
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -31,8 +33,10 @@ class InProcessGrid(Grid):
     context over the rounds. A client is run when its reply is asked for, so few replies are held. An app that raises is answered
     with an error, as Flower does.
 
-    With several ``workers`` each round forks as many processes, which share the clients out; what an app keeps between rounds
-    comes back in the context's state alone. Threads would wait for each other: encoding is many short steps.
+    With several ``workers`` each round forks as many processes, which share the clients out. Then an app must not raise PyTorch's
+    number of threads nor start processes of its own (a DataLoader's workers), what it keeps between rounds must be in the context's
+    state, and global random generators begin anew in each process. The clients of a worker that ends are answered with errors.
+    Threads would wait for each other: encoding is many short steps.
 
     Args:
         run_config: what ``flwr run`` would give to the apps.
@@ -111,21 +115,31 @@ class InProcessGrid(Grid):
             return
         with ExitStack() as stack:
             workers = min(self._workers, len(messages))
-            pipes = [stack.enter_context(self._forked(messages[worker::workers], end)) for worker in range(workers)]
+            pipes: list[Connection] = []
+            for worker in range(workers):
+                pipes.append(stack.enter_context(self._forked(messages[worker::workers], end, pipes)))
             for place, message in enumerate(messages):
+                pipe = pipes[place % workers]
                 try:
-                    reply, state = pipes[place % workers].recv()
-                except EOFError:  # out of time, or killed
+                    if not pipe.poll(None if end == inf else max(0.0, end - time.monotonic())):
+                        continue
+                    reply, state = pipe.recv()
+                except (EOFError, OSError):
+                    if time.monotonic() < end:
+                        yield Message(Error(APP_RAISED, "the worker of this client has ended"), reply_to=message)
                     continue
                 self._contexts[message.metadata.dst_node_id].state = state
                 yield reply
 
     @contextmanager
-    def _forked(self, messages: Sequence[Message], end: float) -> Iterator[Connection]:
-        """Answer ``messages`` in a process of its own; yields the pipe that replies and the nodes' states come through."""
+    def _forked(self, messages: Sequence[Message], end: float, others: Sequence[Connection]) -> Iterator[Connection]:
+        """Answer ``messages`` in a process of its own; yields the pipe that replies and the nodes' states come through.
+
+        ``others`` are such pipes of other workers, which this one closes: a pipe that anybody else holds never breaks.
+        """
         fork = multiprocessing.get_context("fork")
         receiving, sending = fork.Pipe(duplex=False)
-        process = fork.Process(target=self._work, args=(messages, end, sending), daemon=True)
+        process = fork.Process(target=self._work, args=(messages, end, sending, (*others, receiving)), daemon=True)
         process.start()
         sending.close()
         try:
@@ -135,13 +149,17 @@ class InProcessGrid(Grid):
             process.kill()
             process.join()
 
-    def _work(self, messages: Sequence[Message], end: float, replies: Connection) -> None:
+    def _work(self, messages: Sequence[Message], end: float, replies: Connection, inherited: Sequence[Connection]) -> None:
+        for pipe in inherited:
+            pipe.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
         torch.set_num_threads(1)  # the threads of PyTorch's pool did not come along
         _keep_freed_memory()
+        _seed_anew()
+        parent = multiprocessing.parent_process()
         for message in messages:
-            if time.monotonic() >= end:
-                return
+            if time.monotonic() >= end or parent is None or not parent.is_alive():
+                return  # nobody would take another reply, and its client would be charged
             reply = self._answer(message)
             replies.send((reply, self._contexts[message.metadata.dst_node_id].state))
 
@@ -151,6 +169,13 @@ class InProcessGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # whatever an app may raise
             return Message(Error(APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+def _seed_anew() -> None:
+    """Give this process other global random numbers than those that were forked beside it."""
+    random.seed()
+    np.random.seed()
+    torch.seed()
 
 
 def _keep_freed_memory() -> None:

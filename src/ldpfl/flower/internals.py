@@ -9,7 +9,7 @@ import copy
 import sys
 from types import FrameType
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.client.mod.utils import make_ffn
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -47,11 +47,20 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 
 def message_for_app(message: Message) -> Message:
-    """Return a copy of ``message`` that an app may change without changing what a reply to ``message`` says."""
+    """Return a copy of ``message`` that an app may change: neither what a reply says nor what others are sent changes with it.
+
+    The bytes of arrays are shared, and cannot be changed.
+    """
     own = copy.copy(message)
     own.__dict__["_metadata"] = copy.copy(message.metadata)
-    own.__dict__["_content"] = copy.copy(message.content)
+    own.__dict__["_content"] = RecordDict({name: _copied(record) for name, record in message.content.items()})
     return own
+
+
+def _copied(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+    if isinstance(record, ArrayRecord):
+        return ArrayRecord({name: copy.copy(array) for name, array in record.items()})
+    return copy.deepcopy(record)
 
 
 def set_message_id(message: Message, identifier: str) -> None:
