@@ -71,7 +71,10 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
     """
     _require(epsilon, delta)
     if epsilon >= 1:
-        raise ConfigError(f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}: lower it, or calibrate exactly")
+        raise ConfigError(
+            f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}: lower it, or calibrate exactly "
+            '(gaussian_sigma; noise.constant = "exact" where a schedule has it)'
+        )
     return sensitivity * sqrt(2 * log(1.25 / delta)) / epsilon
 
 
