@@ -49,14 +49,14 @@ class Watch:
 
     def look(self) -> None:
         """Tell what is new since the last time."""
-        participation = self._participation()
+        participation = self._participation()  # read first: the round that it tells of follows those that are told before it
+        for metrics in rounds_in(self.site)[self._done :]:
+            self._done += 1
+            self.observer.round_done(metrics["round"], metrics["clients"], metrics["accuracy"])
         if participation is not None and participation.begun > self._begun:
             self._begun = participation.begun
             asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)
             self.observer.asked(self._begun, tuple(sorted(asked)))
-        for metrics in rounds_in(self.site)[self._done :]:
-            self._done += 1
-            self.observer.round_done(metrics["round"], metrics["clients"], metrics["accuracy"])
 
     def _participation(self) -> Participation | None:
         path = self.site.run / PARTICIPATION

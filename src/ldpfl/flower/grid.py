@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import random
 import signal
@@ -154,6 +155,7 @@ class InProcessGrid(Grid):
             pipe.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
         torch.set_num_threads(1)  # the threads of PyTorch's pool did not come along
+        gc.freeze()  # what was there before the fork stays shared: a collection would write to it
         _keep_freed_memory()
         _seed_anew()
         parent = multiprocessing.parent_process()
