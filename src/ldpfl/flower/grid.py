@@ -7,9 +7,10 @@ import gc
 import multiprocessing
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from math import inf
 from multiprocessing.connection import Connection
@@ -25,6 +26,9 @@ from ldpfl.flower.internals import APP_RAISED, SERVER_NODE, Run, local_run, set_
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
+
+
+_PIPE_BYTES = 1 << 20
 
 
 class InProcessGrid(Grid):
@@ -140,6 +144,7 @@ class InProcessGrid(Grid):
         """
         fork = multiprocessing.get_context("fork")
         receiving, sending = fork.Pipe(duplex=False)
+        _widen(sending)
         process = fork.Process(target=self._work, args=(messages, end, sending, (*others, receiving)), daemon=True)
         process.start()
         sending.close()
@@ -171,6 +176,15 @@ class InProcessGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # whatever an app may raise
             return Message(Error(APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+def _widen(pipe: Connection) -> None:
+    """Let some replies wait in ``pipe``, so that a worker need not wait for another one's turn."""
+    if sys.platform == "linux":
+        from fcntl import F_SETPIPE_SZ, fcntl
+
+        with suppress(OSError):  # the user has too many of them
+            fcntl(pipe.fileno(), F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _seed_anew() -> None:
