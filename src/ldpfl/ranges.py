@@ -74,7 +74,8 @@ class LayerRanges:
         ends = list(accumulate(self.sizes))
         first, last = bisect_right(ends, start), bisect_left(ends, stop)
         if first == last:
-            return told[first].clone().expand(stop - start)
+            value = told[first].expand(stop - start)
+            return value.clone() if stop - start == 1 else value  # a single number could be written to
         counts = [min(stop, ends[layer]) - max(start, ends[layer] - self.sizes[layer]) for layer in range(first, last + 1)]
         return told[first : last + 1].repeat_interleave(torch.tensor(counts, dtype=torch.int64))
 

@@ -100,13 +100,13 @@ class Duchi(Mechanism):
         packed = np.zeros((clients, packed_size(dimension)), dtype=np.uint8)
         scratch = _Scratch(min(dimension, COORDINATE_BLOCK))
         half = self._half  # exact arithmetic: too slow to repeat for every client
-        slopes = half / ranges.radius
+        slopes, centered = half / ranges.radius, not bool(ranges.center.any())
         for start in range(0, dimension, COORDINATE_BLOCK):
             stop = min(start + COORDINATE_BLOCK, dimension)
             center, slope = ranges.spread(ranges.center, start, stop), ranges.spread(slopes, start, stop)
             for row in range(clients):
                 uniform = draw(source, row, stop - start)
-                bits = scratch.randomise(values[row, start:stop], center, slope, half, uniform)
+                bits = scratch.randomise(values[row, start:stop], None if centered else center, slope, half, uniform)
                 packed[row, start // 8 : packed_size(stop)] = np.packbits(bits, bitorder="little")
         return BitReports(packed, dimension)
 
@@ -180,11 +180,14 @@ class _Scratch:
         self._threshold = torch.empty(size, dtype=torch.int32)
         self._bits = np.empty(size, dtype=np.bool_)
 
-    def randomise(self, values: Tensor, center: Tensor, slope: Tensor, half: int, uniform: Tensor) -> NDArray[np.bool_]:
+    def randomise(self, values: Tensor, center: Tensor | None, slope: Tensor, half: int, uniform: Tensor) -> NDArray[np.bool_]:
         size = values.numel()
         scaled, threshold, bits = self._scaled[:size], self._threshold[:size], self._bits[:size]
         # The clamp in floating point makes the conversion safe, the one in integers makes epsilon exact.
-        scaled.copy_(values).sub_(center).mul_(slope).clamp_(-half, half).round_()
+        scaled.copy_(values)
+        if center is not None:  # None: all are 0, as of updates, and a pass over the weights is saved
+            scaled.sub_(center)
+        scaled.mul_(slope).clamp_(-half, half).round_()
         threshold.copy_(scaled).clamp_(-half, half)
         np.less(uniform.numpy(), threshold.numpy(), out=bits)  # four times as fast as torch.lt
         return bits
