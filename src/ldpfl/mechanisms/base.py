@@ -20,7 +20,7 @@ from ldpfl.ranges import LayerRanges
 if TYPE_CHECKING:
     from ldpfl.mechanisms.gaussian.schedule import PublicState
 
-COORDINATE_BLOCK = 1 << 16
+COORDINATE_BLOCK = 1 << 15
 """Coordinates handled at once: their working set stays inside a core's cache. Even, so that a seeded
 stream, which yields two 32-bit values a word, gives the same bits whatever the block size."""
 
