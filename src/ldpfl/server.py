@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.ranges import LayerRanges, RangeRule
 from ldpfl.shuffling import Aggregate, PartialPool, ReportPool
@@ -67,18 +68,14 @@ def advance(
         PrivacyError: no report, or reports of another model.
     """
     told = pool.aggregate(mechanism, state.ranges)
-    if not _is_finite(told.mean):
+    if not is_finite(told.mean):
         raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
     weights = told.mean if perturbed == "weights" else torch.add(state.weights, told.mean, alpha=learning_rate)
     if told.heard is not None:
         weights = torch.where(told.heard, weights, state.weights)
-    if not _is_finite(weights):
+    if not is_finite(weights):
         raise NotFiniteError(f"the weights after round {state.round + 1} are not finite; the round is dropped")
     return ServerState(state.round + 1, weights, _next_ranges(state.ranges, told, rule), state.weights)
-
-
-def _is_finite(vector: Tensor) -> bool:
-    return bool(torch.isfinite(torch.stack(vector.aminmax())).all())  # NaN propagates through both
 
 
 def _next_ranges(ranges: LayerRanges, told: Aggregate, rule: RangeRule) -> LayerRanges:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ldpfl.deploy.plan import Plan
     from ldpfl.deploy.site import Site
 
-_NEEDED = ("flwr", "cryptography", "httpx", "sqlalchemy", "starlette", "uvicorn")
+_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "uvicorn")
 
 app = typer.Typer(no_args_is_help=True, help="Deploy on Flower, with the relay.")
 

@@ -133,7 +133,7 @@ class InProcessGrid(Grid):
                     if time.monotonic() < end:
                         yield Message(Error(APP_RAISED, "the worker of this client has ended"), reply_to=message)
                     continue
-                self._contexts[message.metadata.dst_node_id].state = state
+                self._contexts[reply.metadata.src_node_id].state = state  # of an earlier client, if that one was late
                 yield reply
 
     @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,13 +18,12 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Gaussian, Mechanism
 from ldpfl.privacy.policy import Transport
 from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling.relay.terms import run_of
 
 RECORD = "ldpfl"
 """Name of both records."""
 
 VERSION = 1
-
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +89,7 @@ class RoundTerms:
                 raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
         if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["parameters-per-report"]) < 1:
             raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
-        if not _RUN.fullmatch(values["run"]):  # it becomes part of a path at the relay
-            raise ProtocolError("the server's terms name a run by something else than up to 64 letters, digits, dots, dashes, underscores")
+        run_of(values["run"])  # it becomes part of a path at the relay
         return cls(
             run=values["run"],
             round=values["round"],

@@ -161,6 +161,11 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
     return values
 
 
+def is_finite(vector: Tensor) -> bool:
+    """Tell whether no value is NaN or infinite; several times as fast as ``torch.isfinite`` on a long vector."""
+    return bool(torch.isfinite(torch.stack(vector.aminmax())).all())  # NaN propagates through both
+
+
 def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
     """Return ``values`` detached if their dtype and shape fit; for mechanisms that look only at a sample of them.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.base import is_finite
 
 BLOCK = 1 << 18
 """Weights converted to float64 at once (one layer of one client, if that is larger)."""
@@ -51,7 +52,7 @@ def require_finite(values: Tensor) -> Tensor:
     Raises:
         PrivacyError: one is NaN or infinite.
     """
-    if not bool(torch.isfinite(torch.stack(values.aminmax())).all()):  # NaN propagates through both
+    if not is_finite(values):
         raise PrivacyError("a client's weights contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
     return values
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.gaussian.layers import require_finite
 
 
@@ -40,7 +41,7 @@ class PublicState:
         for vector in (self.weights, self.previous):
             if vector is not None and vector.shape != (dimension,):
                 raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
-            if vector is not None and not bool(torch.isfinite(torch.stack(vector.aminmax())).all()):  # NaN propagates through both
+            if vector is not None and not is_finite(vector):
                 raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
 
 
