@@ -116,6 +116,31 @@ def test_a_worker_that_hangs_is_left_out_when_the_time_is_over() -> None:
     assert len(replies) == 2  # those of the other worker
 
 
+def test_what_a_late_node_keeps_is_its_own() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1:
+            time.sleep(1.5)
+        context.state["own"] = ConfigRecord({"node": context.node_id})
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, 4, workers=2)
+    nodes = grid.get_node_ids()
+    replies = iter(grid.send_and_receive(messages(grid), timeout=0.5))
+    came = [next(replies).metadata.src_node_id]
+    time.sleep(0.7)  # the time is over, and the second node still at work
+    came.append(next(replies).metadata.src_node_id)
+    time.sleep(1.5)  # now it has answered, where the fourth one's answer would be
+    came += [reply.metadata.src_node_id for reply in replies]
+    assert came == [nodes[0], nodes[2], nodes[1]]
+    assert [context.state.get("own") for context in grid._contexts.values()] == [
+        *(ConfigRecord({"node": node}) for node in nodes[:3]),
+        None,
+    ]
+
+
 def test_workers_do_not_share_global_random_numbers() -> None:
     app = ClientApp()
 
