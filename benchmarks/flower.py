@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,24 @@ os.environ |= {
 import numpy as np
 import psutil
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 from rich.table import Table
 
 from ldpfl.experiments.config import parse_config
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, Waiting
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
 
 
 class OpenNode:
     """Allows everything, and keeps no books."""
 
-    def admit(self, ask: Ask) -> None: ...
-
-    def charge(self, ask: Ask, sealed: bytes | None) -> None: ...
+    def admit(self, ask: Ask) -> float:
+        return inf
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         return payload
 
-    def upload(self, ask: Ask, sealed: bytes) -> None: ...
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None: ...
 
 
 def open_node(context: Context) -> OpenNode:
@@ -65,10 +64,8 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": trained}), reply_to=message)
 
 
-def client_app() -> ClientApp:
-    app = ClientApp(mods=[LdpMod(open_node)])
-    app.train()(train)
-    return app
+def client_app() -> LdpClientApp:
+    return LdpClientApp(train, node=open_node)
 
 
 def server_app(options: argparse.Namespace, figures: dict[str, Any]) -> ServerApp:

@@ -6,7 +6,19 @@ The command line prints it and exits with code 2.
 
 
 class LdpflError(Exception):
-    """Base of all errors that ldpfl raises on purpose."""
+    """Base of all errors that ldpfl raises on purpose.
+
+    A message may quote what a file or somebody else's machine says. It is one line of printable characters all the same: line
+    breaks and terminal codes are spelled out, so that they forge no line in a log and no colour on a screen.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with every character that is not printable spelled out, as in ``\\n`` or ``\\x1b``."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 class ConfigError(LdpflError):

@@ -48,7 +48,7 @@ def test_a_deployment_trains_privately_and_leaves_nothing(tiny_data: Path, tmp_p
     assert outcome.status == COMPLETED
     weights = outcome.result["weights"]
     records = -(-weights // 16)
-    assert [(event["round"], event["uploads"], event["dropped"]) for event in outcome.relayed.released] == [(1, 2, 0), (2, 2, 0)]
+    assert [(event["round"], event["uploads"], event["incomplete"]) for event in outcome.relayed.released] == [(1, 2, 0), (2, 2, 0)]
     assert {event["records_per_upload"] for event in outcome.relayed.terms} == {records}
     assert outcome.relayed.received == outcome.relayed.handed_out == ROUNDS * CLIENTS * records * 64
 

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-from flower_parts import app_behind, config_of, shift, start_arrays, start_vector
+from flower_parts import config_of, shift, start_arrays, start_vector
 from flwr.app import Context
 from numpy.typing import NDArray
 from relay_support import KillsItself, process
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ldpfl import LayerRanges
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, OperatorNode, RelayCollector
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, RelayCollector
 from ldpfl.mechanisms import create
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
@@ -181,6 +181,7 @@ class World:
             delta=0.0,
             rounds=10,
             smallest_cohort=3,
+            immediate_replies=True,
             aggregator_keys=(public_text(load_key(self.folder / _KEY)),),
         )
 
@@ -200,8 +201,10 @@ class World:
         return kind(self.policy, Budget(_budget(self.folder, client), self.policy), lambda: self.client(client))
 
     def grid(self) -> InProcessGrid:
-        mod = LdpMod(self.node, lambda ask, context: _bits(ask.terms.round, [int(context.node_config["partition-id"])]))
-        return InProcessGrid(app_behind(mod, shift), self.clients)
+        def bits(ask: Ask, context: Context) -> SeededStreams:
+            return _bits(ask.terms.round, [int(context.node_config["partition-id"])])
+
+        return InProcessGrid(LdpClientApp(shift, node=self.node, source=bits), self.clients)
 
     def run(self, rounds: int = 1, folder: RunFolder | None = None) -> Checkpoint:
         """Run a strategy, as a ServerApp does; with ``folder`` it goes on where it stopped."""

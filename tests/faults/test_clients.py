@@ -39,14 +39,14 @@ def assert_mean(weights: torch.Tensor, reference: torch.Tensor) -> None:
 class Twice(OperatorNode):
     """Sends its report again: under the same id, under another one, and sealed anew."""
 
-    def upload(self, ask: Ask, sealed: bytes) -> None:
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
         run, number = ask.terms.run, ask.terms.round
         with self.connect() as relay:
             for _ in range(2):
-                relay.upload(run, number, "upload-of-mine-0123456789", sealed)
+                relay.upload(run, number, "upload-of-mine-0123456789", sealed, within_s=within_s)
             for again in (sealed, sealed[::-1]):
                 with pytest.raises(RelayRefused, match="one a round is allowed"):
-                    relay.upload(run, number, "another-upload-0123456789", again)
+                    relay.upload(run, number, "another-upload-0123456789", again, within_s=within_s)
 
 
 def test_a_client_that_uploads_twice_counts_once(tmp_path: Path) -> None:
@@ -65,18 +65,18 @@ def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_
     class Late(OperatorNode):
         """Comes when four others have closed the round, and tries to upload all the same, to the round before as well."""
 
-        def admit(self, ask: Ask) -> None:
+        def admit(self, ask: Ask) -> float:
             for number in range(1, ask.terms.round + 1):
                 with self.connect() as relay:
                     blob = bytes(relay.round_status(ask.terms.run, number).terms.upload_bytes)
                     with pytest.raises(RelayRoundOver):
-                        relay.upload(ask.terms.run, number, f"late-upload-{number:012d}", blob)
+                        relay.upload(ask.terms.run, number, f"late-upload-{number:012d}", blob, within_s=60.0)
                 refused.append(number)
-            super().admit(ask)
+            return super().admit(ask)
 
     class Replays(OperatorNode):
-        def upload(self, ask: Ask, sealed: bytes) -> None:
-            super().upload(ask, earlier.setdefault(ask.terms.run, sealed))
+        def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
+            super().upload(ask, earlier.setdefault(ask.terms.run, sealed), within_s)
 
     with Relay(tmp_path) as relay:
         world = World.new(tmp_path, relay, min_clients=4)
@@ -185,17 +185,13 @@ def node_off_by(seconds: float) -> type[OperatorNode]:
     class Skewed(OperatorNode):
         """Does all that it does by a wrong clock."""
 
-        def admit(self, ask: Ask) -> None:
+        def admit(self, ask: Ask) -> float:
             with clock_off_by(seconds):
-                super().admit(ask)
+                return super().admit(ask)
 
-        def charge(self, ask: Ask, sealed: bytes | None) -> None:
+        def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
             with clock_off_by(seconds):
-                super().charge(ask, sealed)
-
-        def upload(self, ask: Ask, sealed: bytes) -> None:
-            with clock_off_by(seconds):
-                super().upload(ask, sealed)
+                super().upload(ask, sealed, within_s)
 
     return Skewed
 

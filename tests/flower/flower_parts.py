@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 # Flower reads these when it is first imported.
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.config import parse_config
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, RoundTerms
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.internals import local_run
 from ldpfl.privacy import Ledger
@@ -65,17 +66,15 @@ class OpenNode:
     steps: list[str] = field(default_factory=list)
     uploads: list[bytes] = field(default_factory=list)
 
-    def admit(self, ask: Ask) -> None:
+    def admit(self, ask: Ask) -> float:
         self._step("admit")
+        return inf
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         self._step("seal")
         return payload[::-1]
 
-    def charge(self, ask: Ask, sealed: bytes | None) -> None:
-        self._step("charge")
-
-    def upload(self, ask: Ask, sealed: bytes) -> None:
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
         self._step("upload")
         self.uploads.append(sealed)
 
@@ -85,13 +84,9 @@ class OpenNode:
             raise self.error
 
 
-def mod_of(node: OpenNode | None = None) -> LdpMod:
-    """A mod whose randomness is that of the simulator."""
-    used = node or OpenNode()
-    return LdpMod(
-        lambda context: used,
-        lambda ask, context: SeededStreams.for_clients(4, ask.terms.round, [int(context.node_config["partition-id"])]),
-    )
+def simulator_bits(ask: Ask, context: Context) -> SeededStreams:
+    """The random bits that the simulator gives to a client."""
+    return SeededStreams.for_clients(4, ask.terms.round, [int(context.node_config["partition-id"])])
 
 
 def shift(message: Message, context: Context) -> Message:
@@ -106,20 +101,13 @@ def shift(message: Message, context: Context) -> Message:
 Train = Callable[[Message, Context], Message]
 
 
-def app_of(train: Train = shift, node: OpenNode | None = None) -> ClientApp:
-    """A ClientApp that trains by ``train`` behind the mod; what it evaluates has no noise."""
-    app = ClientApp(mods=[mod_of(node)])
+def app_of(train: Train = shift, node: OpenNode | None = None) -> LdpClientApp:
+    """A private app that trains by ``train``, with the simulator's random bits; what it evaluates has no noise."""
+    app, used = ClientApp(), node or OpenNode()
     app.train()(train)
     app.evaluate()(train)
     app.query()(train)
-    return app
-
-
-def app_behind(mod: LdpMod, train: Train = shift) -> ClientApp:
-    """A ClientApp that trains by ``train`` behind ``mod``."""
-    app = ClientApp(mods=[mod])
-    app.train()(train)
-    return app
+    return LdpClientApp(app, node=lambda context: used, source=simulator_bits)
 
 
 def terms_of(**changes: object) -> RoundTerms:

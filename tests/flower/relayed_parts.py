@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flower_parts import app_behind, config_of, shift, start_arrays
+from flower_parts import config_of, shift, start_arrays
 from flwr.app import Context, Message
 
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, OperatorNode, RelayCollector
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, RelayCollector
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
@@ -75,7 +75,14 @@ class World:
         def connect() -> RelayClient:
             return RelayClient("http://127.0.0.1", self.tokens[f"client-{client}"], transport=self.wire, patience=Patience(2, 0.0, 0.0))
 
-        return OperatorNode(self.policy, Budget(path, self.policy), connect)
+        before_upload = self.before_upload
+
+        class Watched(OperatorNode):
+            def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
+                before_upload(client)
+                super().upload(ask, sealed, within_s)
+
+        return Watched(self.policy, Budget(path, self.policy), connect)
 
     def source(self, ask: Ask, context: Context) -> SeededStreams:
         self.asked.append(ask)
@@ -91,11 +98,7 @@ class World:
         return RelayCollector(relay, self.key, self.linked, self.min_clients, 30.0)
 
     def grid(self, train: Callable[[Message, Context], Message] = shift) -> InProcessGrid:
-        def step(message: Message, context: Context) -> Message:
-            self.before_upload(int(context.node_config["partition-id"]))
-            return train(message, context)
-
-        return InProcessGrid(app_behind(LdpMod(self.node, self.source), step), CLIENTS)
+        return InProcessGrid(LdpClientApp(train, node=self.node, source=self.source), CLIENTS)
 
     def run(self, rounds: int = 1, *, config: RunConfig | None = None, folder: RunFolder | None = None) -> Checkpoint:
         strategy = LdpStrategy(config or config_of(), collector=self.collector(), folder=folder)
@@ -118,6 +121,7 @@ def policy_of(**changes: object) -> Policy:
         "transports": ("relay",),
         "aggregator_keys": (base64.b64encode(KEY.public_key().public_bytes_raw()).decode(),),
         "parameters_per_report": 4,
+        "immediate_replies": True,
     }
     return Policy.model_validate({**settings, **changes})
 

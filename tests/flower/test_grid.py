@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flower_parts import app_of, instruction, shift
+from flower_parts import app_of, instruction, shift, terms_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ldpfl.errors import ConfigError
 from ldpfl.flower import InProcessGrid
 from ldpfl.flower.apps import server_app
+from ldpfl.flower.terms import digest_of
 
 
 def messages(grid: InProcessGrid) -> list[Message]:
@@ -181,7 +182,15 @@ for reply in grid.send_and_receive(messages(grid)):
 
 
 def test_workers_that_nobody_listens_to_any_more_are_ended() -> None:
-    grid = InProcessGrid(noting([]), 6, workers=2)
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] != 0:
+            time.sleep(600)  # so that both are still at work, however slow this process is
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, 6, workers=2)
     replies = grid.send_and_receive(messages(grid))
     next(iter(replies))
     assert len(multiprocessing.active_children()) == 2
@@ -237,7 +246,9 @@ def test_nodes_are_told_what_flower_s_simulation_tells_them() -> None:
         return shift(message, context)
 
     grid = InProcessGrid(app_of(train), 2, run_config={"lr": 0.1}, node_config={"data-dir": "/data"})
-    list(grid.send_and_receive(messages(grid)))
+    terms = terms_of(run_config=digest_of({"lr": 0.1}))
+    for node in grid.get_node_ids():
+        list(grid.send_and_receive([Message(instruction(terms).content, node, "train")]))
     assert told == [{"partition-id": i, "num-partitions": 2, "data-dir": "/data", "lr": 0.1} for i in (0, 1)]
     assert dict(grid.server_context().run_config) == {"lr": 0.1}
 

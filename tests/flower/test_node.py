@@ -6,13 +6,18 @@ import logging
 from pathlib import Path
 
 import pytest
-from flower_parts import app_behind, ask, config_of, instruction, shift, start_arrays, terms_of
+from flower_parts import ask, config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Context, Message
 
-from ldpfl.flower import InProcessGrid, LdpMod, LdpStrategy, RoundTerms, operator_node
-from ldpfl.flower.mod import DECLINED, FAILED
+from ldpfl.errors import ConfigError
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
+from ldpfl.flower.client_app import DECLINED
+from ldpfl.flower.node import read_token
+from ldpfl.flower.strategy import AllDeclined
+from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
+from ldpfl.privacy.policy import NotSetUp
 
 POLICY = {
     "mechanisms": '["duchi"]',
@@ -23,6 +28,7 @@ POLICY = {
     "rounds": "10",
     "smallest_cohort": "3",
     "transports": '["direct"]',
+    "immediate_replies": "true",
 }
 
 
@@ -48,13 +54,12 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None) -> Message:
     """What the first of three nodes answers, set up so."""
-    trained = LdpMod(operator_node)
     own = {name: str(path) for name, path in (("ldpfl-policy", policy), ("ldpfl-budget", budget)) if path is not None}
-    return ask(app_behind(trained), instruction(terms), node_config=own)
+    return ask(LdpClientApp(shift), instruction(terms), node_config=own)
 
 
 def declined(reply: Message) -> bool:
-    return reply.has_error() and reply.error.reason == DECLINED
+    return reply.has_error() and reply.error.reason in (DECLINED, NotSetUp.public)
 
 
 def test_what_policy_and_budget_allow_is_sent_and_charged(tmp_path: Path, budget: Path) -> None:
@@ -107,8 +112,8 @@ def test_the_lifetime_budget_ends_the_rounds_of_a_client(tmp_path: Path, budget:
 
 def test_the_run_s_config_which_is_the_server_s_sets_up_no_node(tmp_path: Path, budget: Path) -> None:
     settings = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(budget)}
-    grid = InProcessGrid(app_behind(LdpMod(operator_node)), 3, run_config=settings)
-    (reply,) = grid.send_and_receive([instruction()])
+    grid = InProcessGrid(LdpClientApp(shift), 3, run_config=settings)
+    (reply,) = grid.send_and_receive([instruction(terms_of(run_config=digest_of(settings)))])
     assert declined(reply)
 
 
@@ -117,8 +122,9 @@ def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Pa
     monkeypatch.setenv("LDPFL_POLICY", str(write_policy(tmp_path)))
     monkeypatch.setenv("LDPFL_BUDGET", str(tmp_path / "budgets"))
     strategy = LdpStrategy(config_of())
-    strategy.start(InProcessGrid(app_behind(LdpMod(operator_node)), 3), start_arrays(), 5)
-    assert [metrics.clients for metrics in strategy.checkpoint.history] == [3, 3, 3, 0, 0]
+    with pytest.raises(AllDeclined, match="round 4: none of 3 nodes takes part: 3 said 'declined'"):
+        strategy.start(InProcessGrid(LdpClientApp(shift), 3), start_arrays(), 5)
+    assert [metrics.clients for metrics in strategy.checkpoint.history] == [3, 3, 3, 0]
     files = sorted((tmp_path / "budgets").iterdir())
     assert [path.name for path in files] == ["client-0.sqlite", "client-1.sqlite", "client-2.sqlite"]
     assert all(len(read_charges(path)) == 3 for path in files)
@@ -127,7 +133,7 @@ def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Pa
 def test_a_folder_of_budgets_needs_a_partition_which_the_server_does_not_choose(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     (tmp_path / "budgets").mkdir()
     own = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(tmp_path / "budgets")}
-    grid = InProcessGrid(app_behind(LdpMod(operator_node)), 1, node_config=own)
+    grid = InProcessGrid(LdpClientApp(shift), 1, node_config=own)
     for context in grid._contexts.values():
         del context.node_config["partition-id"]
     (reply,) = grid.send_and_receive([instruction()])
@@ -136,12 +142,68 @@ def test_a_folder_of_budgets_needs_a_partition_which_the_server_does_not_choose(
     assert list((tmp_path / "budgets").iterdir()) == []
 
 
-def test_a_report_that_cannot_be_made_costs_nothing(tmp_path: Path, budget: Path) -> None:
+def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture) -> None:
     def train(message: Message, context: Context) -> Message:
         raise ValueError("no data")
 
-    app = app_behind(LdpMod(operator_node), train)
     own = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(budget)}
-    assert ask(app, node_config=own).error.reason == FAILED
+    replies = [ask(LdpClientApp(app), node_config=own).content.config_records["ldpfl"] for app in (train, shift)]
+    assert {name: type(value) for name, value in replies[0].items()} == {name: type(value) for name, value in replies[1].items()}
+    assert len({len(bytes(reply["report"])) for reply in replies}) == 1  # type: ignore[arg-type]
+    assert len(read_charges(budget)) == 2
+    assert "replaced: round 1 is reported as no change" in log.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "terms", "named"),
+    [
+        ({}, ["model.name=subprocess:getoutput"], "code that the server names"),
+        ({"models": '["torch.nn:Linear"]'}, ["model.name=torch.nn:Bilinear"], "code that the server names"),
+        (
+            {"models": '["torch.nn:Linear"]'},
+            ["model.name=torch.nn:Linear", "model.options.p=/etc"],
+            "option of the model is text",
+        ),
+        ({"models": '["no path"]'}, [], "package.module:Class"),
+    ],
+)
+def test_code_that_the_server_names_is_run_only_if_the_policy_names_it(
+    policy: dict[str, str], terms: list[str], named: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    assert declined(reply_of(write_policy(tmp_path, **policy), budget, terms_of(config=config_of(*terms))))
+    assert named in log.text
     assert read_charges(budget) == ()
-    assert ask(app_behind(LdpMod(operator_node), shift), node_config=own).has_content()
+
+
+def test_a_model_that_the_policy_names_may_be_asked_for(tmp_path: Path, budget: Path) -> None:
+    allowed = write_policy(tmp_path, models='["my_package.nets:MyNet"]')
+    asked = terms_of(config=config_of("model.name=my_package.nets:MyNet", "model.options.width=3"))
+    assert reply_of(allowed, budget, asked).has_content()
+
+
+def test_a_round_without_a_time_for_replies_is_declined_unless_the_policy_allows_it(
+    tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    assert declined(reply_of(write_policy(tmp_path, immediate_replies="false"), budget))
+    assert "how long it trained" in log.text
+    assert reply_of(write_policy(tmp_path, immediate_replies="false"), budget, terms_of(reply_s=2.0)).has_content()
+
+
+@pytest.mark.parametrize("what", ["policy", "budget"])
+def test_files_that_other_users_can_change_are_not_relied_on(
+    what: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    policy = write_policy(tmp_path)
+    (policy if what == "policy" else budget).chmod(0o666)
+    assert declined(reply_of(policy, budget))
+    assert "by other users" in log.text
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666])
+def test_a_token_that_other_users_can_read_is_not_used(mode: int, tmp_path: Path) -> None:
+    (tmp_path / "relay.token").write_text("token\n", encoding="ascii")
+    (tmp_path / "relay.token").chmod(mode)
+    with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
+        read_token(tmp_path / "relay.token")
+    (tmp_path / "relay.token").chmod(0o600)
+    assert read_token(tmp_path / "relay.token") == "token"

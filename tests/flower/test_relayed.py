@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flower_parts import app_behind, config_of, shift, start_arrays, start_vector
+from flower_parts import config_of, shift, simulator_bits, start_arrays, start_vector
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from relayed_parts import CLIENTS, World, policy_of, world_in
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpMod, LdpStrategy, RoundTerms
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.randomness import SeededStreams
 from ldpfl.shuffling.relay import Terms
 from ldpfl.simulation import Checkpoint
 
@@ -35,21 +35,22 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
     """The same rounds with reports in the replies, from the same random bits."""
 
     class Open:
-        def admit(self, ask: Ask) -> None: ...
-        def charge(self, ask: Ask, sealed: bytes | None) -> None: ...
+        def __init__(self, context: Context) -> None:
+            self._gone = context.node_config["partition-id"] in skip
+
+        def admit(self, ask: Ask) -> float:
+            if self._gone:
+                raise ValueError
+            return inf
+
         def seal(self, ask: Ask, payload: bytes) -> bytes:
             return payload
 
-        def upload(self, ask: Ask, sealed: bytes) -> None: ...
+        def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None: ...
 
-    def train(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] in skip:
-            raise ValueError
-        return shift(message, context)
-
-    mod = LdpMod(lambda context: Open(), lambda ask, c: SeededStreams.for_clients(4, ask.terms.round, [int(c.node_config["partition-id"])]))
     strategy = LdpStrategy(config)
-    strategy.start(InProcessGrid(app_behind(mod, train), CLIENTS), start_arrays(), rounds)
+    app = LdpClientApp(shift, node=Open, source=simulator_bits)
+    strategy.start(InProcessGrid(app, CLIENTS), start_arrays(), rounds)
     return strategy.checkpoint
 
 
@@ -78,7 +79,7 @@ def test_the_flower_reply_is_a_bare_acknowledgement_and_the_relay_forgets(world:
 
     collector = world.collector()
     strategy = LdpStrategy(config_of(), collector=collector)
-    strategy.start(Watched(app_behind(LdpMod(world.node, world.source)), CLIENTS), start_arrays(), 1, timeout=100.0)
+    strategy.start(Watched(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS), start_arrays(), 1, timeout=100.0)
     assert len(replies) == CLIENTS
     for reply in replies:
         assert list(reply.content) == ["ldpfl"]
@@ -164,14 +165,15 @@ def _tagged(message: Message, what: str) -> Message:
         terms = replace(terms, radius=(terms.radius[0] * (1 + 1e-9), *terms.radius[1:]))
     elif what == "config":
         terms = replace(terms, config=terms.config.model_copy(update={"description": "for you"}))
-    else:
+    elif what == "model":
         layout = layout_of(arrays)
         arrays = to_arrays(torch.nextafter(to_vector(arrays, layout), torch.tensor(1.0)), layout)
     content = RecordDict({"arrays": arrays, "config": own, "ldpfl": terms.to_record(), **others})
-    return Message(content, message.metadata.dst_node_id, message.metadata.message_type, group_id=message.metadata.group_id)
+    kind = "train.alt" if what == "type of message" else message.metadata.message_type
+    return Message(content, message.metadata.dst_node_id, kind, group_id=message.metadata.group_id)
 
 
-@pytest.mark.parametrize("what", ["ranges", "config", "model", "shapes", "settings of the app", "another record"])
+@pytest.mark.parametrize("what", ["ranges", "config", "model", "shapes", "settings of the app", "another record", "type of message"])
 def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what: str, world: World) -> None:
     class Tagging(LdpStrategy):
         def configure_train(self, *args: Any) -> list[Message]:

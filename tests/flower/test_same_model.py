@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import flower_parts  # noqa: F401  # switches Flower's telemetry off before it is imported
@@ -17,8 +18,8 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpMod
-from ldpfl.flower.apps import client_app_with, server_app
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
+from ldpfl.flower.apps import server_app, train
 from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import Checkpoint, simulate
 
@@ -46,14 +47,13 @@ def simulated(config: RunConfig, task: ImageTask) -> Checkpoint:
 class SimulatedNode:
     """Allows everything: a simulated client has nothing to lose."""
 
-    def admit(self, ask: Ask) -> None: ...
-
-    def charge(self, ask: Ask, sealed: bytes | None) -> None: ...
+    def admit(self, ask: Ask) -> float:
+        return inf
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         raise AssertionError("no relay here")
 
-    def upload(self, ask: Ask, sealed: bytes) -> None:
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
         raise AssertionError("no relay here")
 
 
@@ -63,7 +63,7 @@ def simulator_source(ask: Ask, context: Context) -> SeededStreams:
 
 def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
     """Run the recipes' own apps, with the simulator's random bits."""
-    app = client_app_with(LdpMod(lambda context: SimulatedNode(), simulator_source))
+    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
     grid = InProcessGrid(app, config.clients.count, run_config=settings, node_config={"data-dir": str(data)})
     server_app(grid, grid.server_context())
 

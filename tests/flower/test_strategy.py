@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, mod_of, shift, start_arrays, start_vector
+from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays, start_vector
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import InProcessGrid, LdpStrategy, Waiting
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, Waiting
+from ldpfl.flower.strategy import AllDeclined
+from ldpfl.privacy.policy import NotSetUp
 from ldpfl.simulation import Checkpoint
 
 CLIENTS = 10
@@ -135,12 +137,33 @@ def test_a_round_without_any_report_keeps_the_model_and_the_run_goes_on() -> Non
 
 
 def test_declining_nodes_are_left_out() -> None:
+    def node(context: Context) -> OpenNode:
+        return OpenNode(refuse="admit" if context.node_config["partition-id"] in (0, 1) else "")
+
+    app = LdpClientApp(shift, node=node, source=simulator_bits)
+    assert moved(run(InProcessGrid(app, CLIENTS))) == mean_of(range(2, CLIENTS))
+
+
+def test_nodes_whose_training_fails_report_no_change_and_count() -> None:
     def train(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] in (0, 1):
             raise ValueError("private")
         return shift(message, context)
 
-    assert moved(run(InProcessGrid(app_of(train), CLIENTS))) == mean_of(range(2, CLIENTS))
+    last = run(InProcessGrid(app_of(train), CLIENTS))
+    assert last.history[0].clients == CLIENTS
+    assert moved(last) == pytest.approx(sum(0.1 * (1 + client) for client in range(2, CLIENTS)) / CLIENTS, abs=1e-6)
+
+
+def test_a_run_in_which_no_node_takes_part_ends_and_says_what_they_wait_for(tmp_path: Path) -> None:
+    """It does not go on for all its rounds, and leave an untrained model as if it had been trained."""
+    folder = RunFolder(tmp_path / "run")
+    node = OpenNode(refuse="admit", error=NotSetUp("no policy is set up on this node"))
+    with pytest.raises(AllDeclined, match=r"10 said 'declined: this node has no policy and budget'.* policy init"):
+        run(InProcessGrid(app_of(node=node), CLIENTS), rounds=10, folder=folder)
+    assert node.steps == ["admit"] * CLIENTS
+    assert ledger_rounds(folder.ledger_path) == [1]
+    assert not folder.model_path.exists()
 
 
 def test_the_server_asks_a_fraction_and_charges_who_was_asked_most() -> None:
@@ -205,7 +228,7 @@ def test_a_round_in_which_the_server_was_killed_is_charged_and_not_repeated(tmp_
     assert before.state.round == 1
     node = OpenNode()
     last = run(InProcessGrid(app_of(node=node), CLIENTS), rounds=3, folder=folder)
-    assert node.steps.count("charge") == CLIENTS  # round 3 only
+    assert node.steps.count("admit") == CLIENTS  # round 3 only
     assert [entry.clients for entry in last.history] == [CLIENTS, 0, CLIENTS]
     assert [(event.round, event.cohort, event.joined) for event in last.ledger.events] == [(1, 10, 1), (2, 1, 2), (3, 10, 3)]
     assert moved(last) == pytest.approx(2 * 0.55, abs=1e-6)
@@ -375,4 +398,3 @@ def test_an_app_without_the_mod_gets_no_round() -> None:
     last = run(InProcessGrid(app, 2))
     assert last.history[0].clients == 0
     assert torch.equal(last.state.weights, start_vector())
-    assert mod_of() is not None

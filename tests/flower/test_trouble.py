@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from flower_parts import app_behind, config_of, instruction, shift, start_arrays, terms_of
+from flower_parts import config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Message
 from relayed_parts import CLIENTS, KEY, World, world_in
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import InProcessGrid, LdpMod, LdpStrategy, RelayCollector
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RelayCollector
 from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayRefused, RelayUnreachable, RoundStatus
 from ldpfl.shuffling.sealing import generate_key
 
@@ -122,7 +122,7 @@ def test_a_server_killed_while_it_opened_a_round_goes_on_with_other_nodes(
             return super().get_node_ids()[1:]
 
     strategy = LdpStrategy(config_of(), collector=world.collector(), folder=folder)
-    strategy.start(Fewer(app_behind(LdpMod(world.node, world.source)), CLIENTS), start_arrays(), 2, timeout=100.0)
+    strategy.start(Fewer(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS), start_arrays(), 2, timeout=100.0)
     assert [metrics.clients for metrics in strategy.checkpoint.history] == [0, CLIENTS - 1]
     assert [event.round for event in strategy.checkpoint.ledger.events] == [1, 2]
 
@@ -193,7 +193,7 @@ def test_a_round_that_is_over_at_the_relay_is_neither_trained_for_nor_charged(wo
 @pytest.mark.parametrize("run", ["../../admin/x?y=", "a/b", "", "r" * 65, "run\n"])
 def test_the_name_of_a_run_is_no_path_at_the_relay(run: str, world: World) -> None:
     terms = replace(terms_of(), run=run, transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS)
-    grid = InProcessGrid(app_behind(LdpMod(world.node), shift), CLIENTS)
+    grid = InProcessGrid(LdpClientApp(shift, node=world.node), CLIENTS)
     (reply,) = grid.send_and_receive([instruction(terms)])
     assert reply.error.reason == "failed"
     assert world.wire.replies == []
@@ -201,7 +201,7 @@ def test_the_name_of_a_run_is_no_path_at_the_relay(run: str, world: World) -> No
 
 def test_what_the_policy_refuses_is_not_asked_of_the_relay(world: World) -> None:
     terms = replace(terms_of(), config=config_of("mechanism.name=piecewise"), transport="relay", key=bytes(32), asked=CLIENTS)
-    grid = InProcessGrid(app_behind(LdpMod(world.node), shift), CLIENTS)
+    grid = InProcessGrid(LdpClientApp(shift, node=world.node), CLIENTS)
     (reply,) = grid.send_and_receive([instruction(terms)])
     assert reply.error.reason == "declined"
     assert world.wire.replies == []

@@ -24,9 +24,9 @@ from ldpfl.errors import BudgetExhausted, ConfigError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import Ledger, Release, RoundEvent, budget_file
 from ldpfl.privacy.accounting import account
-from ldpfl.privacy.budget import Budget, Charge
+from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
-from ldpfl.privacy.policy import Declined, Exhausted, Limit, Policy, Request, epsilon_of
+from ldpfl.privacy.policy import Declined, Exhausted, Limit, NotSetUp, Policy, Request, epsilon_of
 
 RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))  # type: ignore[arg-type]
 DUCHI, NOISE, NONE = mechanisms.create("duchi", epsilon=0.5), mechanisms.create("full-dp", epsilon=0.5), mechanisms.create("none")
@@ -72,7 +72,7 @@ def declined(call: Callable[[], object], named: str = "") -> str:
     message = str(caught.value)
     assert named in message
     assert len(message.splitlines()) == 1
-    assert caught.value.public == "declined"
+    assert caught.value.public == (NotSetUp.public if "there is no budget file" in str(caught.value) else "declined")
     return message
 
 
@@ -83,7 +83,7 @@ def test_what_is_spent_is_what_the_accountant_says(budget: Budget) -> None:
     plan: list[Mechanism] = [DUCHI, DUCHI, DUCHI, mechanisms.create("duchi", epsilon=1.0), NOISE, NOISE]
     ledger = Ledger()
     for number, mechanism in enumerate(plan, start=1):
-        assert budget.charge(request(number, mechanism)) == Charge(number, False)
+        assert budget.charge(request(number, mechanism)) == number
         ledger = ledger.charge(RoundEvent(number, mechanism.release(RANGES), 20, 20, number, channel="direct"))
         books, statement = read_books(budget.path), account(ledger, 1e-5).figures()
         assert books.spent(1e-5) == pytest.approx(statement["local"])
@@ -163,42 +163,21 @@ def test_rounds_left_of_what_costs_next_to_nothing_are_many(path: Path) -> None:
 
 
 def test_a_round_that_is_charged_again_is_a_new_release(budget: Budget) -> None:
-    assert [budget.charge(request(1)).number for _ in range(3)] == [1, 2, 3]
+    assert [budget.charge(request(1)) for _ in range(3)] == [1, 2, 3]
     assert read_books(budget.path).spent(0.0) == 15.0
-
-
-def test_the_very_same_sealed_bytes_are_one_release(budget: Budget) -> None:
-    assert budget.charge(request(1), b"first sealing") == Charge(1, False)
-    assert budget.charge(request(1), b"first sealing") == Charge(1, True)
-    assert budget.charge(request(1), b"second sealing") == Charge(2, False)
-    assert read_books(budget.path).charges == 2
-
-
-@pytest.mark.parametrize("other", [request(2), request(1, run="other"), request(1, mechanisms.create("duchi", epsilon=0.1))])
-def test_sealed_bytes_belong_to_one_round(other: Request, budget: Budget) -> None:
-    budget.charge(request(1), b"sealed")
-    declined(lambda: budget.charge(other, b"sealed"), "the same sealed bytes were charged as run mnist-1, round 1")
-    assert read_books(budget.path).charges == 1
-
-
-def test_bytes_that_are_not_sealed_identify_nothing(budget: Budget) -> None:
-    """Two rounds of randomised response may give equal bits, and tell more than one."""
-    declined(lambda: budget.charge(request(1, transport="direct", key=b""), b"\x01"), "not sealed for a relay")
-    assert read_books(budget.path).charges == 0
 
 
 # --- what the operator sets -------------------------------------------------------------------------------------------
 
 
 def test_a_lower_budget_stops_everything_and_a_higher_one_is_on_record(budget: Budget) -> None:
-    budget.charge(request(1), b"sealed")
+    budget.charge(request(1))
     set_limit(budget.path, 4.0)
-    for call in (lambda: budget.charge(request(2)), lambda: budget.charge(request(1), b"sealed"), lambda: budget.require(request(2))):
+    for call in (lambda: budget.charge(request(2)), lambda: budget.require(request(2))):
         with pytest.raises(Exhausted):
             call()
     set_limit(budget.path, 50.0, 1e-6)
-    assert budget.charge(request(1), b"sealed").repeated
-    assert not budget.charge(request(2)).repeated
+    assert budget.charge(request(2)) == 2
     books = read_books(budget.path)
     assert [grant.limit for grant in books.granted] == [Limit(1000.0), Limit(4.0), Limit(50.0, 1e-6)]
     assert all(abs((datetime.now(UTC) - datetime.fromisoformat(grant.at)).total_seconds()) < 600 for grant in books.granted)
@@ -329,7 +308,7 @@ def test_a_file_that_cannot_be_relied_on_lets_nothing_leave(name: str, budget: B
 def test_a_changed_byte_is_found_out_or_does_not_matter(budget: Budget) -> None:
     """One bit, in the file's header or in every eighth byte that is not 0: what is read must be what was spent."""
     for number in range(1, 4):
-        budget.charge(request(number), bytes([number]))
+        budget.charge(request(number))
     sound, generator = budget.path.read_bytes(), random.Random(5)
     true = read_books(budget.path)
     places = [place for place in range(len(sound)) if sound[place] and (generator.random() < 1 / 8 or place < 100)]
@@ -351,7 +330,7 @@ def test_a_changed_byte_is_found_out_or_does_not_matter(budget: Budget) -> None:
 def test_a_lost_page_is_found_out_wherever_it_is(path: Path) -> None:
     with budget_file.opened(path, write=True) as connection:
         for number in range(1, 201):
-            budget_file.add_charge(connection, request(number), budget_file.as_stored(DUCHI.release(RANGES)), bytes([number]))
+            budget_file.add_charge(connection, request(number), budget_file.as_stored(DUCHI.release(RANGES)))
     sound = path.read_bytes()
     assert len(sound) > 10 * 4096
     for start in range(0, len(sound), 4096):
@@ -408,7 +387,7 @@ def test_where_nothing_can_be_written_nothing_leaves(what: str, open_folder: Pat
                 set_limit(open_folder / "new", 1.0)
         assert read_books(path).charges == 1
         (open_folder if what == "folder" else path).chmod(0o700 if what == "folder" else 0o600)
-        assert budget.charge(request(2)) == Charge(2, False)
+        assert budget.charge(request(2)) == 2
 
 
 def test_a_full_disk_refuses_and_spoils_nothing(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,13 +403,13 @@ def test_a_full_disk_refuses_and_spoils_nothing(budget: Budget, monkeypatch: pyt
 
     def fill() -> None:
         for number in range(1, 1000):
-            charged.append(budget.charge(request(number, run=f"run-{number:090d}")).number)
+            charged.append(budget.charge(request(number, run=f"run-{number:090d}")))
 
     declined(fill, "database or disk is full")
     assert 0 < len(charged) < 200
     monkeypatch.undo()
     assert read_books(budget.path).charges == len(charged)
-    assert budget.charge(request(1)).number == len(charged) + 1
+    assert budget.charge(request(1)) == len(charged) + 1
 
 
 def test_a_file_that_was_not_finished_is_not_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +428,7 @@ def test_a_file_that_another_process_holds_is_waited_for_and_then_refused(budget
     declined(lambda: budget.charge(request(1)), "database is locked")
     other.execute("ROLLBACK")
     other.close()
-    assert budget.charge(request(1)).number == 1
+    assert budget.charge(request(1)) == 1
 
 
 # --- other processes, and their end -----------------------------------------------------------------------------------
@@ -586,7 +565,7 @@ def test_thousands_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypa
     release = budget_file.as_stored(DUCHI.release(RANGES))
     with budget_file.opened(path, write=True) as connection:
         for number in range(1, 3001):
-            budget_file.add_charge(connection, request(number), release, None)
+            budget_file.add_charge(connection, request(number), release)
     seen: list[list[tuple[Release, int]]] = []
 
     def counting(releases: Any, delta: float) -> float:

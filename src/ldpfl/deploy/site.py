@@ -21,6 +21,9 @@ from ldpfl.shuffling.sealing import generate_key, public_text, save_key
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
 
+REPLY_S = 20.0
+"""Seconds after its charge at which each node replies. A node that has not trained by then, on a busy machine, reports no change."""
+
 _NODES_WAIT_S = 120.0
 _REPLIES_WAIT_S = 180.0
 
@@ -181,6 +184,7 @@ def write_app(site: Site, plan: Plan) -> None:
         "linked": LINKED,
         "min-clients": plan.clients,
         "window-s": WINDOW_S,
+        "reply-s": REPLY_S,
     }
     tree = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},

@@ -1,4 +1,4 @@
-"""Flower: a client mod that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
+"""Flower: a wrapper of a ClientApp that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
 
 from ldpfl.errors import ConfigError
 
@@ -7,9 +7,10 @@ try:
 except ImportError as error:
     raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
 
+from ldpfl.flower.ask import Ask, Node
+from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
 from ldpfl.flower.grid import InProcessGrid
-from ldpfl.flower.mod import Ask, LdpMod, Node
 from ldpfl.flower.node import OperatorNode, operator_node
 from ldpfl.flower.relayed import RelayCollector, operator_relay
 from ldpfl.flower.strategy import LdpStrategy, Waiting
@@ -20,7 +21,7 @@ __all__ = [
     "Collector",
     "DirectCollector",
     "InProcessGrid",
-    "LdpMod",
+    "LdpClientApp",
     "LdpStrategy",
     "Node",
     "OperatorNode",

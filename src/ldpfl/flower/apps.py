@@ -1,12 +1,14 @@
 """A ready ServerApp and ClientApp that run ldpfl's recipes on Flower: ``ldpfl.flower.apps:server_app`` and ``:client_app``.
 
-Settings come from the run's config, the same for all:
+The server's settings come from the run's config. A client reads none of them there: what it trains is in the round's terms, which
+are the same for all.
 
 - ``ldpfl.recipe``: a recipe's name; ``ldpfl.set``: changes to it, ``key=value``, separated by semicolons.
 - ``ldpfl.out``: folder on the server for checkpoints and results, which a later run of the same config goes on with; empty for none.
 - ``ldpfl.nodes``: nodes that a round needs, 0 for all clients; ``ldpfl.wait-s``, ``ldpfl.timeout-s``: how long to wait for them,
   and for their replies.
-- ``ldpfl.device``: auto, cpu or cuda.
+- ``ldpfl.device``: where the server measures, auto, cpu or cuda.
+- ``ldpfl.reply-s``: seconds after which every client replies; 0, as soon as it can, is for simulations.
 - ``ldpfl.transport``: ``direct``, reports are in the replies; or ``relay``, with ``ldpfl.linked``, ``ldpfl.min-clients`` and
   ``ldpfl.window-s`` as in :class:`ldpfl.flower.relayed.RelayCollector`.
 
@@ -22,22 +24,22 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict, UserConfig
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ldpfl.data import ImageTask, load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.arrays import to_arrays, to_vector
+from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
-from ldpfl.flower.mod import LdpMod
-from ldpfl.flower.node import operator_node
+from ldpfl.flower.node import named
 from ldpfl.flower.relayed import operator_relay
-from ldpfl.flower.strategy import ARRAYS, CONFIG, LdpStrategy, Waiting
+from ldpfl.flower.strategy import ARRAYS, LdpStrategy, Waiting
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.server import ServerState
 from ldpfl.simulation import Checkpoint, Federation, train_clients
@@ -46,23 +48,25 @@ DATA_DIR = "data-dir"
 
 
 def train(message: Message, context: Context) -> Message:
-    """Train the node's client on its own part of the data, and return its weights: private, for ``LdpMod`` to protect."""
-    prepared = _prepared(context)
-    _require_same_config(prepared.config, RoundTerms.from_record(message.content.config_records[RECORD]).config)
+    """Train the node's client on its own part of the data, and return its weights: private, for ``LdpClientApp`` to protect.
+
+    Nothing of the run's config is read: the node's policy has judged the terms, and knows nothing of that one.
+    """
+    terms = RoundTerms.from_record(message.content.config_records[RECORD])
+    prepared = _prepare(terms.config.to_toml(), _data_dir(context), named(context, "device") or "cpu")
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
-    number = message.content.config_records[CONFIG]["server-round"]
-    if not isinstance(number, int):
-        raise ConfigError(f"server-round must be a whole number, got {number!r}")
-    state = ServerState(number - 1, weights, prepared.start.state.ranges)
+    state = ServerState(terms.round - 1, weights, prepared.start.state.ranges)
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
 
 
 def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
-    settings, prepared = context.run_config, _prepared(context)
+    settings = context.run_config
+    config = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", "")))
+    prepared = _prepare(config.to_toml(), _data_dir(context), _text(settings, "ldpfl.device", "cpu"))
     federation, start = prepared.federation, prepared.start
     out = _text(settings, "ldpfl.out", "")
     folder = RunFolder(Path(out)) if out else None
@@ -74,6 +78,8 @@ def serve(grid: Grid, context: Context) -> None:
         waiting=Waiting(nodes, _number(settings, "ldpfl.wait-s", 300.0)),
         accuracy=federation.rules.accuracy,
         origin=start.origin,
+        reply_s=_number(settings, "ldpfl.reply-s", 0.0),
+        run_config=settings,
     )
     initial = to_arrays(start.state.weights, federation.task.layout)
     strategy.start(grid, initial, timeout=_number(settings, "ldpfl.timeout-s", 3600.0))
@@ -82,17 +88,13 @@ def serve(grid: Grid, context: Context) -> None:
         folder.save_result(strategy.checkpoint, federation.task, result)
 
 
-def client_app_with(mod: LdpMod) -> ClientApp:
-    """Return the recipes' ClientApp behind ``mod``."""
-    app = ClientApp(mods=[mod])
-    app.train()(train)
-    return app
+def _data_dir(context: Context) -> Path | None:
+    folder = context.node_config.get(DATA_DIR)
+    return Path(str(folder)) if folder else None
 
 
-def _prepared(context: Context) -> _Prepared:
-    settings, folder = context.run_config, context.node_config.get(DATA_DIR)
-    recipe, changes = _text(settings, "ldpfl.recipe", DEFAULT), _text(settings, "ldpfl.set", "")
-    return _prepare(recipe, changes, Path(str(folder)) if folder else None, _text(settings, "ldpfl.device", "cpu"))
+def _changes(text: str) -> list[str]:
+    return [change.strip() for change in text.split(";") if change.strip()]
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,9 @@ class _Prepared:
 
 
 @lru_cache(maxsize=2)
-def _prepare(recipe: str, changes: str, data_dir: Path | None, device: str) -> _Prepared:
+def _prepare(text: str, data_dir: Path | None, device: str) -> _Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process."""
-    config = load_recipe(recipe, [change.strip() for change in changes.split(";") if change.strip()])
+    config = parse_config(text, (), origin="the round's terms")
     task = load(config.data.name, data_dir)
     federation, start = build(config, task, choose_device(device))
     return _Prepared(config, task, federation, start)
@@ -129,16 +131,6 @@ def _client(context: Context, clients: int) -> int:
     return partition
 
 
-def _require_same_config(own: RunConfig, asked: RunConfig) -> None:
-    """Refuse a run config, by which this node trains, that is not the one that all clients are asked for: a SuperLink may hand out others.
-
-    Raises:
-        ConfigError: they differ, otherwise than in the channel, which the strategy sets.
-    """
-    if own.model_copy(update={"shuffling": asked.shuffling}) != asked:
-        raise ConfigError("the run config on this node is not what the server asks all clients for")
-
-
 def _text(settings: UserConfig, key: str, default: str) -> str:
     return str(settings.get(key, default))
 
@@ -152,4 +144,4 @@ def _number(settings: UserConfig, key: str, default: float) -> float:
 
 server_app = ServerApp()
 server_app.main()(serve)
-client_app = client_app_with(LdpMod(operator_node))
+client_app = LdpClientApp("ldpfl.flower.apps:train")

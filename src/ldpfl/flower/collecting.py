@@ -73,8 +73,8 @@ class Collector(Protocol):
         """Return what clients are told of it: fields of ``RoundTerms``."""
         ...
 
-    def require_ready(self, round_: OpenRound) -> None:
-        """Raise if the round could not be opened now; called before anything is written down of it."""
+    def require_ready(self, round_: OpenRound, reply_s: float) -> None:
+        """Raise if the round could not be opened now, with replies after ``reply_s``; called before anything is written down of it."""
         ...
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
@@ -111,7 +111,7 @@ class DirectCollector:
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct"}
 
-    def require_ready(self, round_: OpenRound) -> None:
+    def require_ready(self, round_: OpenRound, reply_s: float) -> None:
         return
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError, printable
 from ldpfl.flower.collecting import OpenRound
+from ldpfl.flower.internals import REFUSED
 from ldpfl.flower.participation import Participation
 from ldpfl.flower.terms import RECORD, Answer
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.simulation import Checkpoint, ServerRules
+
+_LONGEST = 80
+"""Characters of what a node says of why it sent no report."""
 
 
 @dataclass
@@ -57,10 +62,26 @@ class Course:
         return self._round
 
 
-def answers_to(course: Course, replies: Iterable[Message]) -> tuple[list[Answer], list[str]]:
-    """Return one answer a node, in the order of the nodes' numbers, and why others were left out."""
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """What nodes replied.
+
+    Attributes:
+        answers: one a node, in the order of the nodes' numbers.
+        refused: why others were left out, a line each.
+        declined: what those said whose operators do not allow a report.
+    """
+
+    answers: list[Answer]
+    refused: list[str]
+    declined: Counter[str]
+
+
+def sorted_out(course: Course, replies: Iterable[Message]) -> Replies:
+    """Return which of ``replies`` answer the round that is under way."""
     answers: dict[int, Answer] = {}
-    refused = []
+    refused: list[str] = []
+    declined = Counter[str]()
     for reply in replies:
         node = reply.metadata.src_node_id
         try:
@@ -68,15 +89,17 @@ def answers_to(course: Course, replies: Iterable[Message]) -> tuple[list[Answer]
                 raise ProtocolError("a reply of a node that was not asked")
             if node in answers:
                 raise ProtocolError("a second reply of one node")
+            if reply.has_error() and reply.error.code == REFUSED:
+                declined[printable(str(reply.error.reason))[:_LONGEST]] += 1
             answers[node] = _answer(course.round, reply)
         except LdpflError as error:
             refused.append(str(error))
-    return [answers[node] for node in sorted(answers)], refused
+    return Replies([answers[node] for node in sorted(answers)], refused, declined)
 
 
 def _answer(round_: OpenRound, reply: Message) -> Answer:
     if reply.has_error():
-        raise ProtocolError(f"a node answered {str(reply.error.reason)[:80]!r}")
+        raise ProtocolError(f"a node answered {str(reply.error.reason)[:_LONGEST]!r}")
     answer = Answer.from_record(reply.content.config_records.get(RECORD))
     if (answer.run, answer.round) != (round_.run, round_.number):
         raise ProtocolError("a reply for another run or round")

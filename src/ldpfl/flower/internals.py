@@ -6,53 +6,33 @@ Flower promises nothing about these names. A new version of Flower needs a look 
 from __future__ import annotations
 
 import copy
-import sys
-from types import FrameType
+import time
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.client.mod.utils import make_ffn
-from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["APP_RAISED", "REFUSED", "SERVER_NODE", "Run", "is_outermost", "local_run", "message_for_app", "set_message_id"]
+__all__ = ["APP_RAISED", "REFUSED", "SERVER_NODE", "Run", "local_run", "message_for_app", "set_message_id"]
 
 APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
 SERVER_NODE = SUPERLINK_NODE_ID
 
-_CHAIN = make_ffn.__code__.co_filename
-"""The file whose functions call mods, one within the other."""
-
 _LOCAL_RUN = 1
-
-
-def is_outermost(mod: object) -> bool:
-    """Tell whether the caller, ``mod.__call__``, was called by a ClientApp whose first app-wide mod is ``mod``.
-
-    A ClientApp hands its message to a function of Flower's, which calls the first mod. So the call stack tells, and the app's list
-    tells that its other functions have the same mod around them.
-    """
-    link = _caller(sys._getframe(1))
-    handler = _caller(link)
-    if link is None or handler is None or link.f_code.co_filename != _CHAIN or handler.f_code is not ClientApp.__call__.__code__:
-        return False
-    mods = handler.f_locals["self"]._mods
-    return bool(mods) and mods[0] is mod
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    return None if frame is None else frame.f_back
+_TTL_S = 3600.0
 
 
 def message_for_app(message: Message) -> Message:
     """Return a copy of ``message`` that an app may change: neither what a reply says nor what others are sent changes with it.
 
-    The bytes of arrays are shared, and cannot be changed.
+    It carries nothing but what all clients are asked for: a message's own name, time and group, which could mark a client, are not
+    passed on. The bytes of arrays are shared, and cannot be changed.
     """
     own = copy.copy(message)
-    own.__dict__["_metadata"] = copy.copy(message.metadata)
+    metadata = copy.copy(message.metadata)
+    metadata.__dict__ |= {"_message_id": "", "_reply_to_message_id": "", "_group_id": "", "_created_at": time.time(), "_ttl": _TTL_S}
+    own.__dict__["_metadata"] = metadata
     own.__dict__["_content"] = RecordDict({name: _copied(record) for name, record in message.content.items()})
     return own
 

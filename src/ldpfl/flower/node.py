@@ -11,6 +11,7 @@ the message nor from the run's config or the node's number.
 | ``ldpfl-relay``       | ``LDPFL_RELAY``       | URL of the relay                                                        |
 | ``ldpfl-relay-token`` | ``LDPFL_RELAY_TOKEN`` | file with the client's token                                            |
 | ``ldpfl-relay-ca``    | ``LDPFL_RELAY_CA``    | file with the relay's certificate authority, if it has its own          |
+| ``ldpfl-device``      | ``LDPFL_DEVICE``      | where the recipes train: auto, cpu (if left out) or cuda                |
 
 A folder as budget is for simulations, where many clients share a machine and an environment: it holds one file for each
 ``partition-id``, made at need with the policy's lifetime budget.
@@ -22,23 +23,32 @@ import base64
 import os
 import secrets
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from flwr.app import Context
 
 from ldpfl.errors import ConfigError, ProtocolError
-from ldpfl.flower.mod import Ask
+from ldpfl.flower.ask import Ask
+from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import Declined, Policy, Request, read_policy
+from ldpfl.privacy.policy import Declined, NotSetUp, Policy, Request, read_policy
 from ldpfl.shuffling import ChunkPlan
-from ldpfl.shuffling.relay import RelayClient
+from ldpfl.shuffling.relay import RelayClient, RoundStatus
 from ldpfl.shuffling.relay import Terms as RelayTerms
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, read_public, seal
 
 Connect = Callable[[], RelayClient]
+
+_GRACE_S = 30.0
+"""Seconds after a round's window in which it may still wait for clients."""
+
+_WAITING_S = 600.0
+"""The same for a round that cannot end without all of them."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +65,29 @@ class OperatorNode:
     budget: Budget
     connect: Connect
 
-    def admit(self, ask: Ask) -> None:
-        """Check policy and budget, and for a relay that its round is open for these reports, and the same for all.
+    def admit(self, ask: Ask) -> float:
+        """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
+
+        Returns for how many seconds the report can be delivered: in a reply, as long as Flower takes it.
 
         Raises:
             Declined: the operator does not allow the release.
-            LdpflError: the relay does not answer, has another round, or takes no more uploads.
+            LdpflError: the relay does not answer, has another round, or takes no more uploads when this client may send.
         """
-        # First by what the server says, before anything of it is said to the relay.
-        self.budget.require(self._request(ask, ask.terms.asked))
-        if ask.terms.transport == "relay":
-            self.budget.require(self._request(ask, self._relay_cohort(ask)))
-
-    def charge(self, ask: Ask, sealed: bytes | None) -> None:
-        """Charge the budget; errors as for :meth:`admit`."""
-        cohort = self._relay_cohort(ask) if ask.terms.transport == "relay" else ask.terms.asked
-        self.budget.charge(self._request(ask, cohort), sealed)
+        model = ask.terms.config.model
+        try:
+            self.policy.check_training(model.name, model.options, ask.terms.reply_s)
+        except Declined as refusal:
+            raise self.budget.refused(refusal) from None
+        request = self._request(ask, ask.terms.asked)
+        if ask.terms.transport == "direct":
+            self.budget.charge(request)
+            return inf
+        self.budget.require(request)  # by what the server says, before anything of it is said to the relay
+        status = self._relay_round(ask)
+        asked = time.monotonic()
+        self.budget.charge(self._request(ask, status.terms.min_clients))
+        return _open_for(status) - (time.monotonic() - asked)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         """Cut ``payload`` into chunks and seal each to the aggregator's key, which the policy has allowed."""
@@ -79,13 +96,13 @@ class OperatorNode:
             plan.split(payload), read_public(base64.b64encode(terms.key).decode()), Binding(terms.run, terms.round, plan.fingerprint)
         )
 
-    def upload(self, ask: Ask, sealed: bytes) -> None:
-        """Upload to the operator's relay; goes on after breaks."""
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
+        """Upload to the operator's relay; goes on after breaks, as long as the round may be open."""
         with self.connect() as relay:
-            relay.upload(ask.terms.run, ask.terms.round, secrets.token_urlsafe(24), sealed)
+            relay.upload(ask.terms.run, ask.terms.round, secrets.token_urlsafe(24), sealed, within_s=within_s)
 
-    def _relay_cohort(self, ask: Ask) -> int:
-        """Return among how many clients the relay will mix the report at least."""
+    def _relay_round(self, ask: Ask) -> RoundStatus:
+        """Return what the relay says of the round, if the report can be uploaded when it is ready."""
         with self.connect() as relay:
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
@@ -93,8 +110,13 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        _require_fitting(status.terms, self._plan(ask))
-        return status.terms.min_clients
+        if not _waits_for_all(status.terms) and status.seconds_left < ask.terms.reply_s:
+            raise ProtocolError(
+                f"the relay's round closes in {status.seconds_left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
+                "must give its rounds a longer window; nothing was charged or sent"
+            )
+        _check_fitting(status.terms, self._plan(ask))
+        return status
 
     def _plan(self, ask: Ask) -> ChunkPlan:
         return ChunkPlan(ask.mechanism, ask.ranges, ask.terms.parameters_per_report, unprotected=self.policy.allow_unprotected)
@@ -146,8 +168,9 @@ def read_token(path: Path) -> str:
     """Return the relay's token in a file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or other users can read it.
     """
+    check_own(path, "the relay's token", ConfigError, secret=True)
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -167,11 +190,21 @@ def _path(context: Context, name: str) -> Path:
     value = named(context, name)
     if not value:
         variable = f"LDPFL_{name.upper().replace('-', '_')}"
-        raise Declined(f"no {name} is set up on this node: give ldpfl-{name} in its config, or {variable}; nothing was sent")
+        raise NotSetUp(f"no {name} is set up on this node: give ldpfl-{name} in its config, or {variable}; nothing was sent")
     return Path(value)
 
 
-def _require_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:
+def _waits_for_all(terms: RelayTerms) -> bool:
+    """Tell whether the relay keeps the round open until every client that was asked has uploaded, whatever its window."""
+    return terms.min_clients >= terms.max_uploads
+
+
+def _open_for(status: RoundStatus) -> float:
+    """Return for how long to try to upload: the relay says at once if a round is over, so rather longer."""
+    return status.seconds_left + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S)
+
+
+def _check_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:
     expected = (plan.plaintext_bytes + OVERHEAD, plan.chunks)
     if (terms.record_bytes, terms.records_per_upload) != expected:
         raise ProtocolError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.app import RecordDict
+from flwr.app import MessageType, RecordDict
 from pydantic import ValidationError
 
 from ldpfl.errors import ConfigError
@@ -64,14 +64,19 @@ class RelayCollector:
         public = self.key.public_key().public_bytes_raw()
         return {"transport": "relay", "key": public, "parameters_per_report": self.linked}
 
-    def require_ready(self, round_: OpenRound) -> None:
+    def require_ready(self, round_: OpenRound, reply_s: float) -> None:
         """Ask the relay for the round, which it should not know.
 
         Raises:
-            ConfigError: the round does not fit a relay: fewer clients are asked than it has to mix, for instance.
+            ConfigError: the round does not fit a relay: fewer clients are asked than it has to mix, for instance; or it is over
+                before clients reply.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
-        self._relay_terms(round_, "0" * 64)
+        terms = self._relay_terms(round_, "0" * 64)
+        if self.window_s <= reply_s and terms.min_clients < terms.max_uploads:
+            raise ConfigError(
+                f"the relay's window of {self.window_s:g} s is over before clients reply, after {reply_s:g} s: make it longer"
+            )
         self._status(round_)
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
@@ -80,7 +85,7 @@ class RelayCollector:
         Raises:
             ConfigError, RelayRefused, RelayUnreachable: as for :meth:`require_ready`; or it has other terms already.
         """
-        self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement_of(content)))
+        self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement_of(content, MessageType.TRAIN)))
 
     def _relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
         plan = self._plan(round_)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from math import nan
+from math import isfinite, nan
+from types import MappingProxyType
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError
+from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
-from ldpfl.flower.course import Course, answers_to
+from ldpfl.flower.course import Course, sorted_out
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.terms import RECORD, RoundTerms, deployable_mechanism
+from ldpfl.flower.terms import RECORD, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule
 from ldpfl.server import NotFiniteError
@@ -50,6 +52,10 @@ _POLL_S = 0.5
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+class AllDeclined(PrivacyError):
+    """Every node that replied has declined: their operators allow no such report, and another round would bring none either."""
+
+
 @dataclass(frozen=True)
 class Waiting:
     """How patient the server is.
@@ -68,7 +74,7 @@ class Waiting:
 
 
 class LdpStrategy(Strategy):
-    """Federated averaging of locally private reports, for ClientApps whose first mod is ``LdpMod``.
+    """Federated averaging of locally private reports, for ClientApps that are wrapped in ``LdpClientApp``.
 
     Every report counts the same. A reply that is an error, comes twice, or holds no valid report is left out; a round without any
     report keeps the model. After each round the folder holds a checkpoint; started again, the strategy goes on after it. A round
@@ -82,9 +88,14 @@ class LdpStrategy(Strategy):
         waiting: how many nodes a round needs, and how long to wait for them.
         accuracy: measures global weights (d,) after each round.
         origin: names the data, so that a run is not resumed on others.
+        reply_s: seconds after its charge at which every client replies, long enough for the slowest to train: one that has nothing
+            to report by then reports no change. With 0 each replies as soon as it can, and tells how long it trained: for
+            simulations; policies refuse it unless they say ``immediate_replies``.
+        run_config: that of the run, ``context.run_config``: clients take part only if theirs is the same.
 
     Raises:
-        ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret.
+        ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret; or
+            ``reply_s`` is no possible time.
     """
 
     def __init__(
@@ -96,12 +107,17 @@ class LdpStrategy(Strategy):
         waiting: Waiting = Waiting(),
         accuracy: Callable[[Tensor], float] = lambda weights: nan,
         origin: str = "",
+        reply_s: float = 0.0,
+        run_config: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
+        if not (isfinite(reply_s) and reply_s >= 0):
+            raise ConfigError(f"reply_s must be a number of seconds from 0 on, got {reply_s:g}")
         self._collector = collector or DirectCollector(config.seed)
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._accuracy, self._origin = folder, waiting, accuracy, origin
+        self._reply_s, self._run_config = float(reply_s), digest_of(run_config)
         self._course: Course | None = None
 
     def start(
@@ -123,7 +139,8 @@ class LdpStrategy(Strategy):
             evaluate_config: must be left out, because clients evaluate nothing.
 
         Raises:
-            LdpflError: the model, the config or the folder does not fit; too few nodes; or a mean that is not finite.
+            AllDeclined: no node takes part any more; the rounds before are kept.
+            LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
@@ -164,7 +181,7 @@ class LdpStrategy(Strategy):
             connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
         ]
         course.open_round(server_round, len(chosen))
-        self._collector.require_ready(course.round)
+        self._collector.require_ready(course.round, self._reply_s)
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
         self._charge_ahead(course, course.participation.ask(server_round, chosen, connected, self._collector_terms()))
         own = ConfigRecord({**config, "server-round": server_round})
@@ -178,10 +195,12 @@ class LdpStrategy(Strategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Take the round's reports and close it; returns the new model and how the round went."""
         course = self._started()
-        answers, refused = answers_to(course, replies)
-        received = self._collector.collect(course.round, answers)
-        received = replace(received, refused=(*refused, *received.refused))
+        sorted_ = sorted_out(course, replies)
+        received = self._collector.collect(course.round, sorted_.answers)
+        received = replace(received, refused=(*sorted_.refused, *received.refused))
         self._close(course, received)
+        if received.pool is None and sorted_.declined.total() == len(sorted_.refused) > 0:
+            raise _nobody(course, sorted_.declined)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -264,6 +283,8 @@ class LdpStrategy(Strategy):
             center=tuple(ranges.center.tolist()),
             radius=tuple(ranges.radius.tolist()),
             asked=course.round.asked,
+            reply_s=self._reply_s,
+            run_config=self._run_config,
             **self._collector.terms(),
         )
 
@@ -360,6 +381,14 @@ class LdpStrategy(Strategy):
         if self._course is None:
             raise ConfigError("the strategy was not started: call start()")
         return self._course
+
+
+def _nobody(course: Course, declined: Counter[str]) -> AllDeclined:
+    said = "; ".join(f"{times} said {reason!r}" for reason, times in declined.most_common())
+    return AllDeclined(
+        f"round {course.last.state.round}: none of {declined.total()} nodes takes part: {said}. Each waits for its operator, and its log "
+        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
+    )
 
 
 def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
 
@@ -23,7 +23,10 @@ from ldpfl.shuffling.relay.terms import run_of
 RECORD = "ldpfl"
 """Name of both records."""
 
-VERSION = 1
+VERSION = 2
+_LONGEST_REPLY_S = 7 * 24 * 3600.0
+_LONGEST_CONFIG = 1 << 16
+"""Characters of a config; the largest recipe has some 2,000."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,8 @@ class RoundTerms:
         transport: ``direct``, the report is in the Flower reply; ``relay``, it goes there sealed, and the reply acknowledges.
         key: the aggregator's public key, for ``relay``.
         parameters_per_report: units that stay together in the relay.
+        reply_s: seconds after the charge at which every client replies; 0 is as soon as it can, which tells how long it trained.
+        run_config: digest of the run config that every client has, see :func:`digest_of`.
     """
 
     run: str
@@ -52,6 +57,8 @@ class RoundTerms:
     transport: Transport = "direct"
     key: bytes = b""
     parameters_per_report: int = 1
+    reply_s: float = 0.0
+    run_config: str = field(default_factory=lambda: digest_of({}))
 
     def to_record(self) -> ConfigRecord:
         """Return the terms as Flower carries them."""
@@ -68,6 +75,8 @@ class RoundTerms:
                 "transport": self.transport,
                 "key": self.key,
                 "parameters-per-report": self.parameters_per_report,
+                "reply-s": self.reply_s,
+                "run-config": self.run_config,
             }
         )
 
@@ -89,6 +98,8 @@ class RoundTerms:
                 raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
         if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["parameters-per-report"]) < 1:
             raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
+        if not 0 <= values["reply-s"] <= _LONGEST_REPLY_S or len(values["config"]) > _LONGEST_CONFIG:
+            raise ProtocolError("the server's terms have no possible time for replies, or a config that is too long")
         run_of(values["run"])  # it becomes part of a path at the relay
         return cls(
             run=values["run"],
@@ -101,6 +112,8 @@ class RoundTerms:
             transport=values["transport"],
             key=values["key"],
             parameters_per_report=values["parameters-per-report"],
+            reply_s=values["reply-s"],
+            run_config=values["run-config"],
         )
 
     def ranges(self, layout: ParameterLayout) -> LayerRanges:
@@ -157,16 +170,21 @@ class Answer:
         return cls(run, number, report)
 
 
-def agreement_of(content: RecordDict) -> str:
-    """Return the SHA-256, in hex, over all that a message asks of a client: each record, its arrays' shapes and bytes included.
+def agreement_of(content: RecordDict, message_type: str) -> str:
+    """Return the SHA-256, in hex, over all that a message asks of a client: its type, and each record with its arrays' shapes and bytes.
 
     Whoever is asked for anything else than the others could be told apart by what it sends. So the relay keeps this, the same for
     all, and each client compares it with that of its own message.
     """
     digest = hashlib.sha256()
-    for part in _parts(content):
+    for part in (message_type.encode(), *_parts(content)):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
+
+
+def digest_of(run_config: Mapping[str, object]) -> str:
+    """Return the SHA-256, in hex, over a run config, which Flower hands to apps beside the message."""
+    return hashlib.sha256(repr(sorted(run_config.items())).encode()).hexdigest()
 
 
 def _parts(content: RecordDict) -> Iterator[bytes]:
@@ -223,4 +241,6 @@ _FIELDS: dict[str, type] = {
     "transport": str,
     "key": bytes,
     "parameters-per-report": int,
+    "reply-s": float,
+    "run-config": str,
 }

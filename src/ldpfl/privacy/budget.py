@@ -1,37 +1,23 @@
-"""A client's lifetime budget: charged, and on disk, before a report leaves."""
+"""A client's lifetime budget: charged, and on disk, before a client's data are touched."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, find_sealed, note_refusal, opened
+from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, note_refusal, opened
 from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
-
-
-@dataclass(frozen=True)
-class Charge:
-    """A release that is in the file and may now be sent.
-
-    Attributes:
-        number: of the charge, from 1.
-        repeated: whether these sealed bytes were charged before, so that nothing was added.
-    """
-
-    number: int
-    repeated: bool
 
 
 @dataclass(frozen=True)
 class Budget:
     """The lifetime budget in the file ``path``, under ``policy``: both limit what leaves, and the smaller one holds.
 
-    Safe with any number of processes and threads. Killed at any moment, it has counted every report that was sent, and at
-    most one more. No clock is relied on. Where the file is missing, damaged, newer, readable by others, or cannot be
+    Safe with any number of processes and threads. Killed at any moment, it has counted every report that was sent, and those
+    that were being made. No clock is relied on. Where the file is missing, damaged, newer, readable by others, or cannot be
     written, nothing may leave.
     """
 
@@ -39,7 +25,7 @@ class Budget:
     policy: Policy
 
     def require(self, request: Request) -> None:
-        """Return if ``request`` could be charged now; to ask before training.
+        """Return if ``request`` could be charged now; changes nothing.
 
         Raises:
             Declined: as :meth:`charge`.
@@ -49,34 +35,21 @@ class Budget:
             with opened(self.path) as connection:
                 self._require_room(request, books_in(connection), as_stored(request.release))
 
-    def charge(self, request: Request, sealed: bytes | None = None) -> Charge:
-        """Record a release durably; only after it returns may the report be sent.
+    def charge(self, request: Request) -> int:
+        """Record a release durably, and return its number; only after it returns may data be touched for it.
 
-        Every call is a new release, also for the same run and round: a second report, randomised anew, tells more. Only the very
-        bytes ``sealed`` to the aggregator's key that were charged before are not counted again. They differ from
-        one sealing to the next even if the report inside is the same, so equal bytes are one report.
+        Every call is a new release, also for the same run and round: a second report, randomised anew, tells more.
 
         Raises:
             Exhausted: the lifetime budget or the number of rounds does not allow it.
             Declined: the policy does not, or the file is not to be relied on.
         """
-        if sealed is not None and request.transport != "relay":
-            raise request.declined("bytes that were not sealed for a relay cannot be told from those of another report")
-        digest = None if sealed is None else hashlib.sha256(sealed).digest()
         release = as_stored(request.release)
         with self._noting_refusals():
             self.policy.check(request)
             with opened(self.path, write=True) as connection:
-                books = books_in(connection)
-                known = None if digest is None else find_sealed(connection, digest)
-                if known is None:
-                    self._require_room(request, books, release)
-                    return Charge(add_charge(connection, request, release, digest), False)
-                number, charged = known
-                if charged != (request.run, request.round, release):
-                    raise request.declined(f"the same sealed bytes were charged as run {charged[0]}, round {charged[1]}")
-                self._require_room(request, books, None)
-                return Charge(number, True)
+                self._require_room(request, books_in(connection), release)
+                return add_charge(connection, request, release)
 
     def refused(self, refusal: Declined) -> Declined:
         """Note a refusal for other reasons than policy and budget, where the file allows it, and return it to be raised."""
@@ -84,8 +57,8 @@ class Budget:
             note_refusal(connection, str(refusal))
         return refusal
 
-    def _require_room(self, request: Request, books: Books, new: Release | None) -> None:
-        charges = books.charges + (new is not None)
+    def _require_room(self, request: Request, books: Books, new: Release) -> None:
+        charges = books.charges + 1
         if charges > self.policy.rounds:
             raise request.declined(f"{charges} reports would exceed the policy's rounds = {self.policy.rounds}", Exhausted)
         if not request.protected:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import ConfigError
+from ldpfl.permissions import check_own
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
-from ldpfl.privacy.policy import Declined, Limit, Request, epsilon_of
+from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request, epsilon_of
 
 VERSION = 1
 _APPLICATION = 0x4C445042  # "LDPB"
@@ -31,6 +32,7 @@ _MOST_ROUNDS = 10**9
 _PATIENCE = 30.0
 """Seconds to wait for another process that is charging."""
 
+# ``sealed`` is always NULL: reports used to be charged after they were sealed, and files of that time are still good.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
@@ -207,15 +209,14 @@ def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.
 
 def _require_private(path: Path) -> None:
     try:
-        mode = path.stat().st_mode
+        regular = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
-        raise Declined(f"there is no budget file {path}: make it with ldpfl budget set; without one nothing leaves this client") from None
+        raise NotSetUp(f"there is no budget file {path}: make it with ldpfl budget set; without one nothing leaves this client") from None
     except OSError as error:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
-    if not stat.S_ISREG(mode):
+    if not regular:
         raise Declined(f"budget file {path} is not a file: nothing leaves this client")
-    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise Declined(f"budget file {path} is open to others than its owner: chmod 600 it; until then nothing leaves this client")
+    check_own(path, "nothing leaves this client: budget file", Declined, secret=True)
 
 
 def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
@@ -298,7 +299,7 @@ def as_stored(release: Release) -> Release:
     return _loaded(*_figures(release))
 
 
-def add_charge(connection: sqlite3.Connection, request: Request, release: Release, sealed: bytes | None) -> int:
+def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
     figures = _figures(release)
     connection.execute(
         "INSERT INTO releases (kind, mechanism, parameter, units, unit, count, digest) VALUES (?, ?, ?, ?, ?, 1, ?) "
@@ -308,19 +309,10 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
     (key,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
     asked = (request.cohort, request.transport, request.parameters_per_report)
     cursor = connection.execute(
-        "INSERT INTO charges (at, run, round, release, cohort, transport, parameters_per_report, sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (_now(), request.run, request.round, key, *asked, sealed),
+        "INSERT INTO charges (at, run, round, release, cohort, transport, parameters_per_report) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (_now(), request.run, request.round, key, *asked),
     )
     return int(cursor.lastrowid or 0)
-
-
-def find_sealed(connection: sqlite3.Connection, digest: bytes) -> tuple[int, tuple[str, int, Release]] | None:
-    """Return the number of the charge of these sealed bytes, and its run, round and release; None if they were not charged."""
-    row = connection.execute("SELECT id, run, round, release FROM charges WHERE sealed = ?", (digest,)).fetchone()
-    if row is None:
-        return None
-    number, run, round_, key = row
-    return number, (run, round_, _releases(connection)[key][0])
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
+from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.composition import local_epsilon
 from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
@@ -40,6 +41,12 @@ class Declined(PrivacyError):
     """
 
     public: ClassVar[str] = "declined"
+
+
+class NotSetUp(Declined):
+    """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
+
+    public: ClassVar[str] = "declined: this node has no policy and budget"
 
 
 class Exhausted(Declined, BudgetExhausted):
@@ -184,6 +191,12 @@ def _is_key(text: str) -> str:
     return text
 
 
+def _is_path(text: str) -> str:
+    if text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
+        raise ValueError("a model must be named package.module:Class")
+    return text
+
+
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -218,6 +231,10 @@ class Policy(BaseModel):
     """Public keys, base64, of the aggregators that reports may be sealed to."""
     parameters_per_report: Annotated[int, Field(ge=1)] = 1
     """Most units that may stay together in the relay."""
+    models: Annotated[tuple[Annotated[str, AfterValidator(_is_path)], ...], Field(strict=False)] = ()
+    """Import paths, ``package.module:Class``, of models that a server may name beside the built-in ones: this node runs their code."""
+    immediate_replies: bool = False
+    """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
 
     @property
     def lifetime(self) -> Limit:
@@ -233,6 +250,23 @@ class Policy(BaseModel):
         for kept, why in self._bounds(request):
             if not kept:
                 raise request.declined(why)
+
+    def check_training(self, model: str, options: Mapping[str, object], reply_s: float) -> None:
+        """Return if a client may train ``model`` with ``options`` and reply ``reply_s`` seconds after it began; 0 is as soon as it can.
+
+        Raises:
+            Declined: the model is code that this policy does not name, an option is text, which may be a path, or the time of the
+                reply would depend on the data.
+        """
+        if ":" in model and model not in self.models:
+            raise Declined(f"model {model!r} is code that the server names, and not among the policy's models; nothing was run or sent")
+        if any(isinstance(value, str) for value in options.values()):
+            raise Declined("an option of the model is text, which a server could use as a path; nothing was run or sent")
+        if reply_s == 0 and not self.immediate_replies:
+            raise Declined(
+                "the round states no time for replies, so when a client replies would tell how long it trained, "
+                "and immediate_replies is not set; nothing was sent"
+            )
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
         """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""
@@ -258,12 +292,15 @@ def read_policy(path: Path) -> Policy:
     """Read a policy file in TOML.
 
     Raises:
-        Declined: there is none, a key is unknown, or a value does not fit; one line, naming the key. Then nothing may leave.
+        Declined: there is none, other users can change it, a key is unknown, or a value does not fit; one line, naming the key. Then
+            nothing may leave.
     """
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_own(path, "nothing leaves this client: policy", Declined, secret=False)
+        tree = tomllib.loads(text)
     except FileNotFoundError:
-        raise Declined(f"there is no policy at {path}: without one nothing leaves this client") from None
+        raise NotSetUp(f"there is no policy at {path}: make one with ldpfl policy init; without one nothing leaves this client") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Declined(f"policy {path} cannot be read, so nothing leaves this client: {error}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from flower_parts import (
@@ -21,8 +27,8 @@ from flower_parts import (
     ask,
     config_of,
     instruction,
-    mod_of,
     shift,
+    simulator_bits,
     start_arrays,
     start_vector,
     terms_of,
@@ -32,10 +38,12 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
-from ldpfl.flower import InProcessGrid, LdpMod, LdpStrategy
+from ldpfl.errors import ConfigError
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.mod import DECLINED, FAILED, NOT_OUTERMOST
-from ldpfl.privacy.policy import Declined, Exhausted
+from ldpfl.flower.client_app import DECLINED, FAILED
+from ldpfl.flower.terms import VERSION
+from ldpfl.privacy.policy import Declined, Exhausted, NotSetUp
 from ldpfl.randomness import SecureSource
 
 
@@ -80,7 +88,7 @@ def test_the_report_is_what_the_mechanism_makes_of_the_update() -> None:
         ((start_vector() + 0.1) - start_vector())[None], ranges, SeededStreams.for_clients(4, 1, [0])
     )
     assert dict(reply.content.config_records["ldpfl"]) == {
-        "version": 1,
+        "version": VERSION,
         "run": "run",
         "round": 1,
         "report": next(iter(expected.payloads())),
@@ -115,30 +123,33 @@ def test_a_deployed_client_draws_from_the_secure_source(monkeypatch: pytest.Monk
             drawn.append(count)
             return super().int32(row, count)
 
-    monkeypatch.setattr("ldpfl.flower.mod.SecureSource", Watched)
+    monkeypatch.setattr("ldpfl.flower.client_app.SecureSource", Watched)
     node = OpenNode()
-    app = ClientApp(mods=[LdpMod(lambda context: node)])
-    app.train()(shift)
+    app = LdpClientApp(shift, node=lambda context: node)
     reports = {report_of(ask(app)) for _ in range(6)}
     assert drawn == [15] * 6
     assert len(reports) > 1
 
 
-def test_policy_and_budget_are_asked_in_order_and_before_anything_is_sent() -> None:
+def test_the_node_decides_and_charges_before_the_data_are_touched() -> None:
     node = OpenNode()
-    ask(app_of(node=node))
-    assert node.steps == ["admit", "charge"]
-    node = OpenNode()
-    reply = ask(app_of(node=node), instruction(terms_of(transport="relay", key=b"k" * 32)))
-    assert node.steps == ["admit", "seal", "charge", "upload"]
-    assert dict(reply.content.config_records["ldpfl"]) == {"version": 1, "run": "run", "round": 1}
+
+    def train(message: Message, context: Context) -> Message:
+        node.steps.append("train")
+        return shift(message, context)
+
+    ask(app_of(train, node))
+    assert node.steps == ["admit", "train"]
+    node.steps.clear()
+    reply = ask(app_of(train, node), instruction(terms_of(transport="relay", key=b"k" * 32)))
+    assert node.steps == ["admit", "train", "seal", "upload"]
+    assert dict(reply.content.config_records["ldpfl"]) == {"version": VERSION, "run": "run", "round": 1}
     assert len(node.uploads) == 1
 
 
-@pytest.mark.parametrize("step", ["admit", "charge"])
-@pytest.mark.parametrize("error", [Exhausted("1.5 of 1.5 are spent"), Declined("not among the mechanisms")])
+@pytest.mark.parametrize("error", [Exhausted("1.5 of 1.5 are spent"), Declined("not among the mechanisms"), NotSetUp("no policy")])
 def test_a_refusal_is_told_to_the_operator_and_to_the_server_as_declined(
-    step: str, error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    error: Declined, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     trained: list[str] = []
@@ -147,19 +158,19 @@ def test_a_refusal_is_told_to_the_operator_and_to_the_server_as_declined(
         trained.append("yes")
         return shift(message, context)
 
-    node = OpenNode(refuse=step, error=error)
+    node = OpenNode(refuse="admit", error=error)
     reply = ask(app_of(train, node), instruction(terms_of(transport="relay")))
-    assert refused(reply, DECLINED)
+    assert refused(reply, error.public)
     assert str(error) in caplog.text
     assert not node.uploads
-    assert trained == ([] if step == "admit" else ["yes"])  # what is not allowed is not even trained for
+    assert not trained  # what is not allowed is not even trained for
 
 
 def test_an_upload_that_fails_is_charged_and_tells_nothing() -> None:
     node = OpenNode(refuse="upload", error=RuntimeError("relay at 10.0.0.1 said no"))
     reply = ask(app_of(node=node), instruction(terms_of(transport="relay")))
     assert refused(reply, FAILED)
-    assert node.steps[-2:] == ["charge", "upload"]
+    assert node.steps == ["admit", "seal", "upload"]
 
 
 def no_node(context: Context) -> OpenNode:
@@ -167,9 +178,7 @@ def no_node(context: Context) -> OpenNode:
 
 
 def test_without_a_node_nothing_leaves() -> None:
-    app = ClientApp(mods=[LdpMod(no_node)])
-    app.train()(shift)
-    assert refused(ask(app), DECLINED)
+    assert refused(ask(LdpClientApp(shift, node=no_node)), DECLINED)
 
 
 BAD_REPLIES: dict[str, Callable[[Message], None]] = {
@@ -197,33 +206,201 @@ BAD_REPLIES: dict[str, Callable[[Message], None]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_REPLIES)
-def test_what_no_mechanism_can_protect_stops_the_report(case: str) -> None:
-    node = OpenNode()
-    reply = ask(app_of(with_reply(BAD_REPLIES[case]), node))
-    assert refused(reply, FAILED)
-    assert node.steps == ["admit"]  # nothing was sent, so nothing is charged
-
-
 def raising(message: Message, context: Context) -> Message:
     raise ValueError(f"loss was {SECRET}")
+
+
+def exiting(message: Message, context: Context) -> Message:
+    raise SystemExit(f"loss was {SECRET}")
 
 
 def answering_error(message: Message, context: Context) -> Message:
     return Message(Error(0, f"loss was {SECRET}"), reply_to=message)
 
 
-@pytest.mark.parametrize("train", [raising, answering_error])
+def staying(message: Message, context: Context) -> Message:
+    """Train to no change at all."""
+    return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+
+def with_lifespan(before: bool) -> ClientApp:
+    """An app whose lifespan fails, before or after training."""
+    app = ClientApp()
+    app.train()(shift)
+
+    @app.lifespan()
+    def lifespan(context: Context) -> Iterator[None]:
+        if before:
+            raise ValueError(f"PATIENT-4711 hba1c={SECRET}")
+        yield
+        raise ValueError(f"PATIENT-4711 hba1c={SECRET}")
+
+    return app
+
+
+FAILING: dict[str, ClientAppCallable] = {
+    **{case: with_reply(change) for case, change in BAD_REPLIES.items()},
+    "raises": raising,
+    "asks to exit": exiting,
+    "answers an error": answering_error,
+    "lifespan fails before": with_lifespan(True),
+    "lifespan fails after": with_lifespan(False),
+    "has no train function": ClientApp(),
+}
+TIMES = {"at once": 0.0, "at a stated time": 1.0}
+
+
+@pytest.mark.parametrize("perturbed", ["update", "weights"])
+@pytest.mark.parametrize("case", FAILING)
+def test_training_that_gives_nothing_to_report_is_reported_as_no_change(case: str, perturbed: str) -> None:
+    """The very bytes that a client sends whose training changes nothing, from the same random bits; and the node is not asked again."""
+    node = OpenNode()
+    terms = terms_of(config=config_of(f"mechanism.perturbed={perturbed}"))
+    failed = ask(LdpClientApp(FAILING[case], node=lambda context: node, source=simulator_bits), instruction(terms))
+    assert failed.content == ask(app_of(staying), instruction(terms)).content
+    assert node.steps == ["admit"]
+
+
+@pytest.mark.parametrize("case", ["NaN", "another shape", "raises", "asks to exit", "lifespan fails after"])
+@pytest.mark.parametrize("transport", ["direct", "relay"])
+def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
+    node = OpenNode()
+    terms = terms_of(reply_s=1.0, transport=transport)
+    failed = ask(LdpClientApp(FAILING[case], node=lambda context: node, source=simulator_bits), instruction(terms))
+    calm = OpenNode()
+    assert failed.content == ask(app_of(staying, calm), instruction(terms)).content
+    assert node.uploads == calm.uploads
+
+
+@pytest.mark.parametrize("when", TIMES)
+@pytest.mark.parametrize("case", ["raises", "asks to exit", "answers an error", "lifespan fails before", "lifespan fails after"])
 def test_an_app_that_fails_repeats_nothing_private(
-    train: Train, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    case: str, when: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    reply = ask(app_of(train))
-    assert refused(reply, FAILED)
+    app = LdpClientApp(FAILING[case], node=lambda context: OpenNode(), source=simulator_bits)
+    reply = ask(app, instruction(terms_of(reply_s=TIMES[when])))
     shown = caplog.text + "".join(capfd.readouterr()) + repr(reply)
     assert str(SECRET) not in shown
-    if train is raising:
-        assert "ValueError at test_mod.py" in caplog.text
+    assert "PATIENT" not in shown
+    assert "replaced: round 1 is reported as no change" in caplog.text
+    if case == "raises":
+        assert "ValueError at test_client_app.py" in caplog.text
+
+
+def oracle(message: Message, context: Context) -> Message:
+    """Train by a step that is not finite if, and only if, a private value is large: what a server's choice of weights can bring about."""
+    arrays = message.content.array_records["arrays"]
+    layout = layout_of(arrays)
+    gradient = to_vector(arrays, layout) * (3e38 if context.node_config["private"] else 1e-3)
+    return Message(RecordDict({"arrays": to_arrays(to_vector(arrays, layout) + gradient * 1e3, layout)}), reply_to=message)
+
+
+@pytest.mark.parametrize("transport", ["direct", "relay"])
+@pytest.mark.parametrize("when", TIMES)
+def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: str, when: str) -> None:
+    """The yes/no oracle: same steps, same form, same length, whatever the data; only the noise differs."""
+    seen = []
+    for private in (0, 1):
+        node = OpenNode()
+        app = LdpClientApp(oracle, node=lambda context, node=node: node)  # type: ignore[misc]
+        grid = InProcessGrid(app, 3, node_config={"private": private})
+        (reply,) = grid.send_and_receive([instruction(terms_of(transport=transport, reply_s=TIMES[when]))])
+        record = reply.content.config_records["ldpfl"]
+        lengths = [len(value) for value in (record.get("report", b""), *node.uploads) if isinstance(value, bytes)]
+        seen.append((node.steps, sorted(record), lengths, reply.has_error()))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g", "full-dp", "none"])
+def test_every_mechanism_can_report_no_change(name: str) -> None:
+    terms = terms_of(config=config_of(f"mechanism.name={name}", *(["ranges.radius=1.0"] if name == "full-dp" else [])))
+    lengths = {len(report_of(ask(app_of(train), instruction(terms)))) for train in (raising, shift)}
+    assert len(lengths) == 1
+
+
+def dying(message: Message, context: Context) -> Message:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def exiting_at_once(message: Message, context: Context) -> Message:
+    os._exit(3)
+
+
+def endless(message: Message, context: Context) -> Message:
+    while True:
+        time.sleep(0.01)
+
+
+def leaving_processes(message: Message, context: Context) -> Message:
+    """Start a process that outlives training, and tell its number in a file."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(str(context.node_config["file"])).write_text(str(child.pid), encoding="ascii")
+    return shift(message, context)
+
+
+@pytest.mark.parametrize("train", [dying, exiting_at_once, endless, shift])
+def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -> None:
+    began = time.monotonic()
+    reply = ask(app_of(train), instruction(terms_of(reply_s=1.0)))
+    assert time.monotonic() - began >= 1.0
+    expected = ask(app_of(shift if train is shift else staying), instruction(terms_of(reply_s=0.0)))
+    assert reply.content == expected.content
+
+
+def test_what_training_started_ends_with_it(tmp_path: Path) -> None:
+    app = LdpClientApp(leaving_processes, node=lambda context: OpenNode())
+    ask(app, instruction(terms_of(reply_s=3.0)), node_config={"file": str(tmp_path / "pid")})
+    number = int((tmp_path / "pid").read_text(encoding="ascii"))
+    for _ in range(1000):
+        if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.02)
+    raise AssertionError("a process is left over")
+
+
+def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an app does to its own process, by mistake or not, is not there when values are randomised."""
+
+    def spoiling(message: Message, context: Context) -> Message:
+        torch.set_default_dtype(torch.float64)
+        monkeypatch.setattr(SeededStreams, "int32", lambda *_: torch.zeros(1))
+        return shift(message, context)
+
+    assert ask(app_of(spoiling), instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
+
+
+def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app_of_a_user.py").write_text("raise ValueError('PATIENT-4711')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    app = LdpClientApp("app_of_a_user:app", node=lambda context: OpenNode(), source=simulator_bits)
+    assert ask(app, instruction(terms_of(reply_s=2.0))).content == ask(app_of(staying)).content
+    assert "app_of_a_user" not in sys.modules
+    path = LdpClientApp("flower_parts:shift", node=lambda context: OpenNode(), source=simulator_bits)
+    assert ask(path, instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
+
+
+def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
+    def train(message: Message, context: Context) -> Message:
+        rounds = int(context.state.metric_records["memory"]["rounds"]) if "memory" in context.state else 0  # type: ignore[arg-type]
+        if rounds == 1:
+            raise ValueError  # and what it changed before that is gone with it
+        context.state["memory"] = MetricRecord({"rounds": rounds + 1})
+        return shift(message, context)
+
+    grid = InProcessGrid(app_of(train), 1)
+    for _ in range(2):
+        list(grid.send_and_receive([instruction(terms_of(reply_s=1.0))]))
+    (context,) = grid._contexts.values()
+    assert context.state.metric_records["memory"]["rounds"] == 1
+
+
+def test_functions_belong_to_the_app_that_is_wrapped() -> None:
+    app = app_of()
+    for register in (app.train, app.evaluate, app.query, app.lifespan):
+        with pytest.raises(ConfigError, match="wraps an app"):
+            register()
 
 
 def tampering(message: Message, context: Context) -> Message:
@@ -250,53 +427,9 @@ def test_what_has_no_noise_is_not_answered(message_type: str) -> None:
     assert node.steps == []
 
 
-def forwarding(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    return call_next(message, context)
-
-
-class Lookalike(ClientApp):
-    """Not what Flower calls."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        return self._mods[0](message, context, shift)
-
-
-def not_outermost() -> dict[str, ClientApp]:
-    own = mod_of()
-    apps = {
-        "another mod first": ClientApp(mods=[forwarding, own]),
-        "inside another mod": ClientApp(mods=[lambda message, context, call_next: own(message, context, call_next)]),
-        "only around train": ClientApp(),
-        "around train, behind an app-wide one": ClientApp(mods=[forwarding]),
-        "called by other code": Lookalike(mods=[own]),
-    }
-    for name, app in apps.items():
-        app.train(mods=[own] if "around" in name else None)(shift)
-    return apps
-
-
-@pytest.mark.parametrize("case", not_outermost())
-def test_a_mod_that_is_not_outermost_says_so_and_sends_nothing(case: str) -> None:
-    assert refused(ask(not_outermost()[case]), NOT_OUTERMOST)
-
-
-def test_further_mods_run_inside() -> None:
-    seen: list[list[str]] = []
-
-    def watching(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        reply = call_next(message, context)
-        seen.append(list(reply.content))
-        return reply
-
-    app = ClientApp(mods=[mod_of(), watching])
-    app.train()(shift)
-    assert ask(app).has_content()
-    assert seen == [["arrays", "metrics"]]
-
-
 BAD_TERMS = {
     "no terms": lambda message: message.content.__delitem__("ldpfl"),
-    "another version": lambda message: message.content.config_records["ldpfl"].__setitem__("version", 2),
+    "another version": lambda message: message.content.config_records["ldpfl"].__setitem__("version", VERSION + 1),
     "unknown field": lambda message: message.content.config_records["ldpfl"].__setitem__("skip-noise", True),
     "missing field": lambda message: message.content.config_records["ldpfl"].__delitem__("radius"),
     "round 0": lambda message: message.content.config_records["ldpfl"].__setitem__("round", 0),
@@ -320,19 +453,30 @@ BAD_TERMS = {
     "a layer twice": lambda message: message.content.config_records["ldpfl"].__setitem__("layers", ["weight", "weight"]),
     "integer model": lambda message: message.content.array_records["arrays"].__setitem__("bias", Array(np.arange(3))),
     "0-d model": lambda message: message.content.array_records["arrays"].__setitem__("bias", Array(np.array(1, dtype=np.float32))),
+    "a model that is not finite": lambda message: message.content.array_records["arrays"].__setitem__(
+        "bias", Array(np.array([0, np.nan, 0], dtype=np.float32))
+    ),
+    "another run config than the node's": lambda message: message.content.config_records["ldpfl"].__setitem__("run-config", "0" * 64),
+    "no possible time": lambda message: message.content.config_records["ldpfl"].__setitem__("reply-s", float("nan")),
+    "a time below 0": lambda message: message.content.config_records["ldpfl"].__setitem__("reply-s", -1.0),
+    "an endless config": lambda message: message.content.config_records["ldpfl"].__setitem__("config", "#" * 100_000),
     "two models": lambda message: message.content.__setitem__("more", start_arrays()),
 }
 
 
 @pytest.mark.parametrize("case", BAD_TERMS)
 def test_terms_that_do_not_fit_are_refused_before_training(case: str) -> None:
+    trained: list[str] = []
+
     def train(message: Message, context: Context) -> Message:
-        raise AssertionError("trained")
+        trained.append("yes")
+        return shift(message, context)
 
     node = OpenNode()
     message = instruction()
     BAD_TERMS[case](message)
     reply = ask(app_of(train, node), message)
+    assert not trained
     assert refused(reply, FAILED)
     assert node.steps == []
 

@@ -1,0 +1,88 @@
+"""What a round asks of a client, and what the client's node has to say to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr.app import RecordDict
+
+from ldpfl.errors import ProtocolError
+from ldpfl.flower.arrays import layout_of, only_arrays, to_vector
+from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
+from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.base import is_finite
+from ldpfl.ranges import LayerRanges
+from ldpfl.server import ServerState
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What a round would release of this client, as the client itself makes it out.
+
+    Attributes:
+        mechanism: of this round, built here from the server's settings; all that is said of it follows from it.
+        ranges: public, issued by the server.
+        agreement: over all that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty where no relay compares it.
+    """
+
+    terms: RoundTerms
+    mechanism: Mechanism
+    ranges: LayerRanges
+    agreement: str
+
+
+class Node(Protocol):
+    """What the node's operator has set up. Whatever it raises, nothing leaves; ``Declined`` says that the operator does not allow it."""
+
+    def admit(self, ask: Ask) -> float:
+        """Decide on the release, and record durably that it is made: from here on a report leaves, whatever the data do.
+
+        Called once a round, before the data are touched. Returns for how many seconds from now the report can be delivered.
+        """
+        ...
+
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        """Make ``payload`` ready for the relay."""
+        ...
+
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
+        """Send ``sealed`` to the relay, trying for ``within_s`` seconds."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a message asks, and the layers and the state of the server that it tells: all of it public."""
+
+    ask: Ask
+    layout: ParameterLayout
+    state: ServerState
+
+
+def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked:
+    """Read a message; ``run_config`` is the digest of the node's own.
+
+    Raises:
+        LdpflError: it is no round of ``LdpStrategy``, does not fit together, or names another run config than the node's.
+    """
+    records = content.config_records
+    if RECORD not in records:
+        raise ProtocolError(f"the server's message holds no record {RECORD!r}: its strategy must be LdpStrategy")
+    terms = RoundTerms.from_record(records[RECORD])
+    if terms.run_config != run_config:
+        raise ProtocolError(
+            "the run config on this node is not the one that the server asks all clients for: "
+            "its strategy needs LdpStrategy(..., run_config=context.run_config)"
+        )
+    arrays = only_arrays(content, allowed=tuple(records))
+    layout = layout_of(arrays, terms.layers)
+    ranges = terms.ranges(layout)
+    state = ServerState(terms.round - 1, to_vector(arrays, layout), ranges)
+    if not is_finite(state.weights):
+        raise ProtocolError("the server's model is not finite")
+    mechanism = terms.mechanism(ranges).in_round(state.public())
+    mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    agreement = agreement_of(content, message_type) if terms.transport == "relay" else ""
+    return Asked(Ask(terms, mechanism, ranges, agreement), layout, state)

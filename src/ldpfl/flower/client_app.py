@@ -1,0 +1,182 @@
+"""The client's end: a wrapper of a Flower ClientApp, out of which nothing but a randomised report comes."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import pkgutil
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.flower import apart
+from ldpfl.flower.arrays import only_arrays, to_vector
+from ldpfl.flower.ask import Ask, Asked, Node, read_asked
+from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app
+from ldpfl.flower.node import operator_node
+from ldpfl.flower.terms import RECORD, Answer, digest_of
+from ldpfl.layout import ParameterLayout
+from ldpfl.privacy.policy import Declined
+from ldpfl.randomness import RandomSource, SecureSource
+from ldpfl.server import client_values
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+DECLINED, FAILED = Declined.public, "failed"
+"""What a server is told when there is no report: the client would not, or it could not. Neither depends on data."""
+
+_FOR_TRAINING = 0.95
+"""Part of the time for a reply in which the report has to be ready; the rest is for taking it and ending its process."""
+
+
+class LdpClientApp(ClientApp):
+    """A locally private ClientApp around another one: ``app = LdpClientApp("my_package.training:app")``.
+
+    What the app trains, or its change since the broadcast, goes through the mechanism that the server names and the node's policy
+    allows. All else that the app does or returns, metrics included, stays on the node. Only ``train`` messages are answered.
+
+    Whether it takes part is decided, and the lifetime budget charged, from public facts before the app is called. From then on
+    exactly one report leaves. Training that fails, is not finite or takes too long is replaced by the broadcast itself, which is no
+    change; only the node's log says so. If the round states ``reply_s``, the reply leaves so many seconds after the charge, whatever
+    happens: the app runs in a process of its own, which is ended then, and the report is made in another one that no line of the app
+    has run in.
+
+    Guarantee: that of the mechanism for each round's report. Whether a client takes part is not hidden. Assumes that the node
+    runs this wrapper: whoever chooses the code on a node can leave it out.
+
+    Args:
+        app: the app, or any function of a message and a context; or its import path, ``package.module:name``. A path is imported in
+            the app's process, so that nothing of it runs anywhere else, and it may use all of PyTorch's threads; an object gets one.
+        node: returns, for a context, what the node's operator set up.
+        source: where the random bits come from, for a test; by default the operating system's secure source.
+    """
+
+    def __init__(
+        self,
+        app: ClientAppCallable | str,
+        *,
+        node: Callable[[Context], Node] = operator_node,
+        source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
+    ) -> None:
+        super().__init__()
+        self._app, self._node, self._source = app, node, source
+        self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer ``message`` with a report, or with an error that does not depend on data."""
+        try:
+            answer = self._answer(message, context)
+        except Declined as refusal:
+            LOGGER.warning("declined: %s", refusal)
+            return Message(Error(REFUSED, refusal.public), reply_to=message)
+        except (Exception, SystemExit) as error:
+            LOGGER.error("failed: %s", apart.place_of(error))
+            return Message(Error(APP_RAISED, FAILED), reply_to=message)
+        return Message(RecordDict({RECORD: answer.to_record()}), reply_to=message)
+
+    def train(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: functions belong to the app that is wrapped.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("LdpClientApp wraps an app: register functions, mods and lifespan with that one, and give it to LdpClientApp")
+
+    evaluate = query = lifespan = train
+
+    def _answer(self, message: Message, context: Context) -> Answer:
+        category = message.metadata.message_type.partition(".")[0]
+        if category != "train":
+            raise Declined(f"a message of type {category!r} asks for what has no noise; only train is answered")
+        asked = self._asked(message, context)
+        ask, terms, node = asked.ask, asked.ask.terms, self._node(context)
+        deliverable_s = node.admit(ask)
+        admitted = time.monotonic()
+        if terms.reply_s:
+            report = self._apart(asked, node, message, context, admitted + terms.reply_s)
+        else:
+            report = self._at_once(asked, node, message, context)
+        if terms.transport == "direct":
+            return Answer(terms.run, terms.round, report)
+        node.upload(ask, report, admitted + deliverable_s - time.monotonic())
+        return Answer(terms.run, terms.round)
+
+    def _asked(self, message: Message, context: Context) -> Asked:
+        """Read a message. Clients of one process get the same content: it is read for the first of them."""
+        own = (message.metadata.message_type, digest_of(context.run_config))
+        if self._last is None or self._last[0] is not message.content or self._last[1] != own:
+            self._last = message.content, own, read_asked(message.content, *own)
+        return self._last[2]
+
+    def _at_once(self, asked: Asked, node: Node, message: Message, context: Context) -> bytes:
+        """Return the report as soon as it is made, in this process: for simulations."""
+        try:
+            trained = _trained(self._resolved()(message_for_app(message), context), asked.layout)
+            return self._report(asked, node, context, trained)
+        except (Exception, SystemExit) as error:
+            _log_replaced(asked, apart.place_of(error))
+            return self._report(asked, node, context, asked.state.weights.clone())
+
+    def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
+        """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change."""
+        with apart.one_thread() as threads:
+            report = self._report(asked, node, context, asked.state.weights.clone())
+            allowed = threads if isinstance(self._app, str) else 1
+            limit = end - (1 - _FOR_TRAINING) * asked.ask.terms.reply_s
+            with apart.start(lambda: self._report_apart(asked, node, message, context, allowed), leader=True) as child:
+                outcome = child.outcome(limit)
+            if outcome.value is None:
+                _log_replaced(asked, outcome.trouble)
+            else:
+                report, state = pickle.loads(outcome.value)
+                context.state = pickle.loads(state)
+        time.sleep(max(0.0, end - time.monotonic()))
+        return report
+
+    def _report_apart(self, asked: Asked, node: Node, message: Message, context: Context, threads: int) -> bytes:
+        """Return the report and the app's state: the app runs in yet another process, so that nothing of it is where noise is added."""
+
+        def train() -> bytes:
+            torch.set_num_threads(threads)
+            trained = _trained(self._resolved()(message_for_app(message), context), asked.layout)
+            return pickle.dumps((trained.numpy().tobytes(), pickle.dumps(context.state)))
+
+        with apart.start(train, leader=False) as child:
+            outcome = child.outcome()
+        if outcome.value is None:
+            raise PrivacyError(outcome.trouble)
+        values, state = pickle.loads(outcome.value)
+        trained = torch.from_numpy(np.frombuffer(bytearray(values), dtype=np.float32))
+        return pickle.dumps((self._report(asked, node, context, trained), state))
+
+    def _report(self, asked: Asked, node: Node, context: Context, trained: Tensor) -> bytes:
+        """Return what leaves for ``trained`` weights (d,), which are PRIVATE and changed."""
+        ask = asked.ask
+        values = client_values(trained[None], asked.state, ask.terms.config.mechanism.perturbed)
+        payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, self._source(ask, context)).payloads()))
+        return payload if ask.terms.transport == "direct" else node.seal(ask, payload)
+
+    def _resolved(self) -> ClientAppCallable:
+        if not isinstance(self._app, str):
+            return self._app
+        app: ClientAppCallable = pkgutil.resolve_name(self._app)
+        return app
+
+
+def _trained(reply: Message, layout: ParameterLayout) -> Tensor:
+    """Return the app's arrays (d,) float32: PRIVATE. Its metrics are left behind here."""
+    if reply.has_error():
+        raise PrivacyError("the app replied with an error")
+    return to_vector(only_arrays(reply.content), layout)
+
+
+def _log_replaced(asked: Asked, trouble: str) -> None:
+    LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", asked.ask.terms.round, trouble)
