@@ -9,7 +9,7 @@ from pathlib import Path
 import tomli_w
 
 from ldpfl.deploy.certificates import Authority, node_key, write_private
-from ldpfl.deploy.plan import LINKED, RECIPE, Plan
+from ldpfl.deploy.plan import LINKED, RECIPE, REPLY_S, Plan
 from ldpfl.errors import ConfigError
 from ldpfl.files import write_text
 from ldpfl.privacy.budget_file import set_limit
@@ -20,9 +20,6 @@ from ldpfl.shuffling.sealing import generate_key, public_text, save_key
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
-
-REPLY_S = 20.0
-"""Seconds after its charge at which each node replies. A node that has not trained by then, on a busy machine, reports no change."""
 
 _NODES_WAIT_S = 120.0
 _REPLIES_WAIT_S = 180.0

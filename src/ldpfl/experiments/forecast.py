@@ -29,7 +29,7 @@ def planned_ledger(config: RunConfig) -> Ledger:
         raise ConfigError(
             f"what {config.mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger"
         )
-    weights, ranges = _start(config)
+    weights, ranges = start_of(config)
     mechanism = mechanism_of(config, ranges, smallest=1)
     clients, lowest = config.clients.count, lowest_probability(config)
     joined = np.zeros(clients, dtype=np.int64)
@@ -50,12 +50,16 @@ def check_fit(config: RunConfig) -> None:
         ConfigError, PrivacyError: they do not.
     """
     lowest_probability(config)
-    _, ranges = _start(config)
+    _, ranges = start_of(config)
     mechanism_of(config, ranges, smallest=1).payload_bits(ranges)
 
 
-def _start(config: RunConfig) -> tuple[Tensor, LayerRanges]:
-    """Return some initial weights of the model, and the ranges of the first round."""
+def start_of(config: RunConfig) -> tuple[Tensor, LayerRanges]:
+    """Return some initial weights of the model, and the ranges of the first round.
+
+    Raises:
+        ConfigError: the data set or the model is unknown, or they do not fit.
+    """
     shape, classes = image_shape(config.data.name)
     module = models.create(config.model.name, shape, classes, seed=0, options=config.model.options)
     layout = ParameterLayout.from_module(module)

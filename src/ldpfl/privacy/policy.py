@@ -207,7 +207,7 @@ class Policy(BaseModel):
     A bound holds for what the client itself would release. ``cohort`` alone rests on what the relay or the server says.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     mechanisms: Names = ()
     """Names of the mechanisms that may be used."""

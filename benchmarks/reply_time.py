@@ -1,0 +1,106 @@
+"""What the time of a reply still tells about training, when rounds state a time for replies: python benchmarks/reply_time.py
+
+A client trains for a moment, for most of the time, for ever, to weights that are not finite, to an exception, or to the end of its
+process: in turn, so that the machine's moods are the same for all. For each way, the milliseconds by which replies come after the
+stated time, and how often an observer who has seen half of the replies tells the other half from those of a short training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from math import inf
+
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from ldpfl.experiments.config import parse_config
+from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, RoundTerms
+
+CONFIG = parse_config("[mechanism]\nperturbed = 'update'\n", (), origin="benchmark")
+WAYS = ("short", "long", "endless", "not finite", "exception", "process ends")
+WEIGHTS = 21_840
+
+
+class OpenNode:
+    """Allows everything."""
+
+    def admit(self, ask: Ask) -> float:
+        return inf
+
+    def seal(self, ask: Ask, payload: bytes) -> bytes:
+        return payload
+
+    def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None: ...
+
+
+def train(message: Message, context: Context) -> Message:
+    way, arrays = context.node_config["way"], message.content.array_records["arrays"]
+    value = 0.01
+    if way in ("long", "endless"):
+        end = time.monotonic() + (0.7 * float(context.node_config["reply-s"]) if way == "long" else inf)
+        while time.monotonic() < end:
+            torch.ones(100, 100) @ torch.ones(100, 100)
+    elif way == "not finite":
+        value = inf
+    elif way == "exception":
+        raise ValueError
+    elif way == "process ends":
+        os._exit(1)
+    trained = {name: Array(array.numpy() + np.float32(value)) for name, array in arrays.items()}
+    return Message(RecordDict({"arrays": ArrayRecord(trained)}), reply_to=message)
+
+
+def late_ms(way: str, seconds: float) -> float:
+    """Return by how many milliseconds a reply comes after its time."""
+    app = LdpClientApp(train, node=lambda context: OpenNode())
+    grid = InProcessGrid(app, 1, node_config={"way": way, "reply-s": seconds})
+    terms = RoundTerms("run", 1, CONFIG, ("w",), (0.0,), (0.1,), asked=1, reply_s=seconds)
+    content = {"arrays": ArrayRecord({"w": Array(np.zeros(WEIGHTS, np.float32))}), "config": ConfigRecord(), "ldpfl": terms.to_record()}
+    message = Message(RecordDict(content), grid.get_node_ids()[0], "train")
+    began = time.monotonic()
+    (reply,) = grid.send_and_receive([message])
+    taken = time.monotonic() - began
+    if reply.has_error():
+        raise RuntimeError(reply.error.reason)
+    return (taken - seconds) * 1000
+
+
+def told_apart(ours: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Return the share of second halves that the best threshold of the first halves tells right; 0.5 is chance."""
+    half = len(ours) // 2
+    cuts = np.concatenate((ours[:half], others[:half]))
+    right = [np.mean((ours[:half] > cut).astype(float)) + np.mean((others[:half] <= cut).astype(float)) for cut in cuts]
+    best = max(range(len(cuts)), key=lambda i: abs(right[i] - 1))
+    later = (float(np.mean(ours[half:] > cuts[best])) + float(np.mean(others[half:] <= cuts[best]))) / 2
+    return later if right[best] >= 1 else 1 - later
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replies", type=int, default=100, help="of each way")
+    parser.add_argument("--reply-s", type=float, default=1.0)
+    options = parser.parse_args()
+    late: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in track(range(options.replies * len(WAYS)), "replies"):
+        way = WAYS[number % len(WAYS)]
+        late[way].append(late_ms(way, options.reply_s))
+    table = Table(title=f"replies at {options.reply_s:g} s, {options.replies} of each way, {WEIGHTS:,} weights")
+    for heading in ("training", "late by, ms: median", "90 % below", "largest", "told from short"):
+        table.add_column(heading, justify="right" if heading != "training" else "left")
+    for way, values in late.items():
+        told = "" if way == "short" else f"{told_apart(np.array(values), np.array(late['short'])):.0%}"
+        table.add_row(way, *(f"{figure:.2f}" for figure in (np.median(values), np.quantile(values, 0.9), max(values))), told)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Commands about a client's policy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ldpfl.errors import ConfigError
+from ldpfl.files import write_text
+from ldpfl.privacy.budget_file import set_limit
+from ldpfl.privacy.policy import Policy
+from ldpfl.report.privacy import number
+
+app = typer.Typer(no_args_is_help=True, help="What a client's operator allows to leave.")
+
+
+@app.callback()
+def _policy() -> None:
+    """What a client's operator allows to leave."""
+
+
+@app.command()
+def init(
+    of: Annotated[str, typer.Argument(metavar="APP", help="Folder of a Flower app; or a recipe, or a config file.")],
+    out: Annotated[Path, typer.Option(help="New policy file.")] = Path("policy.toml"),
+    budget: Annotated[Path, typer.Option(help="Budget file; made if there is none.")] = Path("budget.sqlite"),
+    key: Annotated[list[str] | None, typer.Option(help="Public key of an aggregator; for reports over a relay.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Config of a ServerApp of its own.")] = None,
+    layers: Annotated[str, typer.Option(help="Values in each of the model's arrays, as 500,10: for a model of its own.")] = "",
+) -> None:
+    """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
+    if find_spec("flwr") is None:
+        raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
+    from ldpfl.flower.fitting import fitting_policy, offer_of, policy_text, ranges_for
+
+    offer = offer_of(of, config)
+    if offer.transport == "relay" and not key:
+        raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
+    if out.exists():
+        raise ConfigError(f"{out} exists and is left as it is: give another --out")
+    policy = fitting_policy(offer, ranges_for(offer.config, _sizes(layers)), key or ())
+    write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
+    known = budget.exists()
+    if not known:
+        set_limit(budget, policy.lifetime_epsilon, policy.delta)
+    _print(policy, out, budget, known=known)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--layers takes whole numbers, as in 500,10, not {text!r}")
+    return tuple(map(int, parts))
+
+
+def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
+    console = Console()
+    left = f"{budget} was there and is left as it is" if known else f"{budget} holds the budget"
+    console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
+    console.print(
+        Text(
+            f"They allow {policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever keeps them "
+            f"all learns of this client at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
+        ),
+        soft_wrap=True,
+    )
+    console.print(Text("This is what the app asks for, and no advice: lower it, or decline.", style="yellow"), soft_wrap=True)
+    if policy.immediate_replies:
+        said = "The app states no time for replies, so when this client replies tells how long it trained: allowed by immediate_replies."
+        console.print(Text(said, style="yellow"), soft_wrap=True)
+    console.print(
+        Text(f"For the SuperNode: --node-config \"ldpfl-policy='{out.absolute()}' ldpfl-budget='{budget.absolute()}'\""), soft_wrap=True
+    )

@@ -1,0 +1,154 @@
+"""The policy that allows just what an app asks of a client, for an operator to read, judge and change."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.config import read_config
+from ldpfl.experiments.forecast import start_of
+from ldpfl.experiments.recipes import DEFAULT
+from ldpfl.flower.terms import deployable_mechanism
+from ldpfl.mechanisms.gaussian import PublicState
+from ldpfl.privacy.events import UnprotectedRelease
+from ldpfl.privacy.policy import Policy, Transport, epsilon_of, unit_epsilon
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling.sealing import read_public
+
+_DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What an app is going to ask of its clients.
+
+    Attributes:
+        cohort: fewest clients among which a report is mixed; over no relay, those that are asked.
+        linked: units that stay together in the relay.
+        reply_s: seconds after which clients reply; 0 is as soon as they can.
+    """
+
+    config: RunConfig
+    transport: Transport
+    cohort: int
+    linked: int = 1
+    reply_s: float = 0.0
+
+
+def offer_of(path: str, config: Path | None = None) -> Offer:
+    """Return what the Flower app in the folder ``path`` asks; ``config`` is that of a ServerApp of its own.
+
+    ``path`` may also name a recipe, or a config file. Nothing of the app is run.
+
+    Raises:
+        ConfigError: it cannot be read, or does not say what it asks.
+    """
+    project = Path(path) / "pyproject.toml"
+    if project.is_file():
+        settings = _app_settings(project)
+        if config is None and not settings:
+            raise ConfigError(
+                f"{project} has no [tool.flwr.app.config.ldpfl], by which the recipes' apps are set: for a ServerApp of its own give "
+                "the config that it uses, with --config"
+            )
+        return _offer(read_config(config) if config else _recipe(settings), settings)
+    if config is not None:
+        raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
+    return _offer(read_config(Path(path)) if path.endswith(".toml") else load_recipe(path), {})
+
+
+def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
+    """Return the policy that allows all rounds of ``offer`` for a model of the layers of ``ranges``, and hardly more.
+
+    Raises:
+        ConfigError: nothing would be protected, or a key is none.
+    """
+    config = offer.config
+    mechanism, weights = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension)
+    # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
+    public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, config.training.rounds + 1))
+    releases = [mechanism.in_round(state).release(ranges) for state in public]
+    if any(isinstance(release, UnprotectedRelease) for release in releases):
+        raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: there is no policy that fits it")
+    for key in keys:
+        read_public(key)
+    delta = Policy().delta
+    return Policy(
+        mechanisms=(releases[0].mechanism,),
+        epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
+        epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
+        lifetime_epsilon=_rounded_up(epsilon_of(Counter(releases).items(), delta)),
+        rounds=config.training.rounds,
+        smallest_cohort=offer.cohort,
+        transports=(offer.transport,),
+        aggregator_keys=tuple(keys),
+        parameters_per_report=offer.linked,
+        models=(config.model.name,) if ":" in config.model.name else (),
+        immediate_replies=offer.reply_s == 0,
+    )
+
+
+def policy_text(policy: Policy, title: str) -> str:
+    """Return ``policy`` as a file, with what each setting means above it."""
+    lines = [f"# {title}", "# What is not stated here is not allowed. docs/budget.md says more."]
+    for name, value in policy.model_dump(mode="json").items():
+        lines += [
+            "",
+            *(f"# {line}" for line in (Policy.model_fields[name].description or "").splitlines()),
+            tomli_w.dumps({name: value}).strip(),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def ranges_for(config: RunConfig, layers: Sequence[int]) -> LayerRanges:
+    """Return ranges of the model of ``config``, or for arrays of ``layers`` values each, where the app has a model of its own.
+
+    Raises:
+        ConfigError: the model is code, which is not run for this, and ``layers`` is empty; or it does not fit the data.
+    """
+    if layers:
+        return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
+    if ":" in config.model.name:
+        raise ConfigError(f"model {config.model.name!r} is code, which is not run for this: give the sizes of its arrays, with --layers")
+    return start_of(config)[1]
+
+
+def _app_settings(project: Path) -> Mapping[str, Any]:
+    try:
+        tree: Any = tomllib.loads(project.read_text(encoding="utf-8"))
+        settings: Mapping[str, Any] = tree["tool"]["flwr"]["app"].get("config", {}).get("ldpfl", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{project} cannot be read: {error}") from None
+    except (KeyError, AttributeError, TypeError):
+        raise ConfigError(f"{project} is no Flower app: it has no [tool.flwr.app]") from None
+    return settings
+
+
+def _recipe(settings: Mapping[str, Any]) -> RunConfig:
+    changes = [change.strip() for change in str(settings.get("set", "")).split(";") if change.strip()]
+    return load_recipe(str(settings.get("recipe", DEFAULT)), changes)
+
+
+def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
+    asked = max(1, round(config.clients.count * config.clients.fraction))
+    if settings.get("transport", "direct") == "direct":
+        return Offer(config, "direct", asked, reply_s=float(settings.get("reply-s", 0.0)))
+    return Offer(config, "relay", int(settings.get("min-clients", 2)), int(settings.get("linked", 1)), float(settings.get("reply-s", 0.0)))
+
+
+def _rounded_up(value: float) -> float:
+    """Return ``value`` or a little more, with three digits: bounds that a person reads."""
+    if value <= 0:
+        return value
+    step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
+    return max(value, ceil(value / step) * step)

@@ -1,0 +1,102 @@
+"""``ldpfl policy init``: what an app asks becomes a policy and a budget under which a node takes part in just that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flower_parts import config_of, shift, start_arrays
+
+from conftest import CommandLine
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
+from ldpfl.flower.strategy import AllDeclined
+from ldpfl.privacy.budget_file import read_books
+from ldpfl.privacy.policy import read_policy
+from ldpfl.shuffling.sealing import generate_key, public_text
+
+APP = """
+[project]
+name = "app"
+version = "1.0"
+[tool.flwr.app]
+publisher = "somebody"
+[tool.flwr.app.config.ldpfl]
+recipe = "quickstart"
+"""
+
+
+@pytest.fixture
+def app(ldpfl: CommandLine) -> Path:
+    """A Flower app whose modules end everything that imports them, in the folder that commands run in."""
+    folder = Path("app")
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    (folder / "pyproject.toml").write_text(APP, encoding="utf-8")
+    return folder
+
+
+def test_a_node_set_up_by_it_takes_part_in_the_whole_run_and_in_no_more(app: Path, ldpfl: CommandLine) -> None:
+    config = config_of("training.rounds=3", "clients.count=2")
+    Path("config.toml").write_text(config.to_toml(), encoding="utf-8")
+    own = {}
+    for client in range(2):
+        files = ("--out", f"{client}.toml", "--budget", f"{client}.sqlite")
+        shown = ldpfl("policy", "init", app, "--config", "config.toml", "--layers", "12, 3", *files)
+        assert f"{client}.toml holds the policy; {client}.sqlite holds the budget" in shown.out
+        assert "3 reports of duchi (direct)" in shown.out
+        own[client] = {"ldpfl-policy": f"{client}.toml", "ldpfl-budget": f"{client}.sqlite"}
+    grid = InProcessGrid(LdpClientApp(shift), 2)
+    for client, context in enumerate(grid._contexts.values()):
+        context.node_config.update(own[client])
+    strategy = LdpStrategy(config)
+    strategy.start(grid, start_arrays(), 3)
+    assert [metrics.clients for metrics in strategy.checkpoint.history] == [2, 2, 2]
+    for other in (config, config_of("mechanism.epsilon=2.1", "clients.count=2")):
+        with pytest.raises(AllDeclined):
+            LdpStrategy(other).start(grid, start_arrays(), 1)
+
+
+def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: CommandLine) -> None:
+    key = public_text(generate_key())
+    settings = 'set = "training.rounds=7; mechanism.epsilon=0.5"\ntransport = "relay"\nlinked = 4\nmin-clients = 30\nreply-s = 60\n'
+    (app / "pyproject.toml").write_text(APP + settings, encoding="utf-8")
+    assert "sealed to the aggregator's key" in ldpfl.refused("policy", "init", app)
+    shown = ldpfl("policy", "init", app, "--key", key)
+    assert "immediate_replies" not in shown.out
+    policy = read_policy(Path("policy.toml"))
+    assert (policy.epsilon_per_unit, policy.rounds, policy.smallest_cohort, policy.parameters_per_report) == (0.5, 7, 30, 4)
+    assert (policy.transports, policy.aggregator_keys, policy.immediate_replies) == (("relay",), (key,), False)
+    assert read_books(Path("budget.sqlite")).limit.epsilon == policy.lifetime_epsilon
+    assert "# Most reports that the client ever sends.\nrounds = 7\n" in Path("policy.toml").read_text(encoding="utf-8")
+
+
+def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
+    Path("own.toml").write_text(config_of("model.name=nowhere:Net").to_toml(), encoding="utf-8")
+    assert "give the sizes of its arrays, with --layers" in ldpfl.refused("policy", "init", "own.toml")
+    ldpfl("policy", "init", "own.toml", "--layers", "12,3")
+    assert read_policy(Path("policy.toml")).models == ("nowhere:Net",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("quickstar",), "did you mean 'quickstart'?"),
+        (("app", "--layers", "12.5"), "--layers takes whole numbers"),
+        (("quickstart", "--config", "x.toml"), "--config goes with a Flower app"),
+        (("quickstart", "--out", "there.toml"), "there.toml exists and is left as it is"),
+        (("none.toml",), "protects nothing"),
+        (("bad",), "is no Flower app"),
+        (("without",), "for a ServerApp of its own give the config that it uses, with --config"),
+        (("quickstart", "--key", "abc"), "a public key must be 32 bytes"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(arguments: tuple[str, ...], named: str, app: Path, ldpfl: CommandLine) -> None:
+    Path("there.toml").write_text("mine", encoding="utf-8")
+    Path("none.toml").write_text(config_of("mechanism.name=none").to_toml(), encoding="utf-8")
+    for name, text in (("bad", "[project]\n"), ("without", "[tool.flwr.app]\npublisher = 'x'\n")):
+        Path(name).mkdir()
+        (Path(name) / "pyproject.toml").write_text(text, encoding="utf-8")
+    before = sorted(Path().iterdir())
+    assert named in ldpfl.refused("policy", "init", *arguments)
+    assert sorted(Path().iterdir()) == before
+    assert Path("there.toml").read_text(encoding="utf-8") == "mine"
