@@ -278,6 +278,7 @@ def test_an_app_that_fails_repeats_nothing_private(
     case: str, when: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.DEBUG)  # of every logger there is
     app = LdpClientApp(FAILING[case], node=lambda context: OpenNode(), source=simulator_bits)
     reply = ask(app, instruction(terms_of(reply_s=TIMES[when])))
     shown = caplog.text + "".join(capfd.readouterr()) + repr(reply)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -20,8 +21,9 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.strategy import AllDeclined
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.shuffling.relay import Terms
+from ldpfl.shuffling.relay import RelayRoundOver, Terms
 from ldpfl.simulation import Checkpoint
 
 
@@ -134,10 +136,48 @@ def test_clients_decline_what_their_policy_does_not_allow_of_a_relay(
     world.policy = policy_of(**changes)
     for name, value in asked.items():
         setattr(world, name, value)
-    last = world.run()
-    assert last.history[0].clients == 0
+    with pytest.raises(AllDeclined):
+        world.run()
     assert world.charges() == [0] * CLIENTS
     assert not [method for method, _ in world.wire.replies if method in ("POST", "PATCH")]
+
+
+def failing(message: Message, context: Context) -> Message:
+    raise ValueError
+
+
+@pytest.mark.parametrize("reply_s", [0.0, 0.5])
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_what_the_relay_is_asked_does_not_depend_on_training(cancelled: bool, reply_s: float, world: World) -> None:
+    """Also where the aggregator ends the round while clients train, to count how often those ask that could not finish."""
+    seen = []
+    for train in (shift, failing):
+
+        def step(message: Message, context: Context, train: Any = train) -> Message:
+            if cancelled:  # by the aggregator, at this very moment
+                terms = message.content.config_records["ldpfl"]
+                world.collector().relay.cancel(str(terms["run"]), int(terms["round"]))  # type: ignore[arg-type]
+            reply: Message = train(message, context)
+            return reply
+
+        world.wire.replies.clear()
+        replies: list[bool] = []
+
+        class Watched(InProcessGrid):
+            def send_and_receive(self, messages, *, timeout=None, told=replies):  # type: ignore[no-untyped-def]
+                for reply in super().send_and_receive(messages, timeout=timeout):
+                    told.append(reply.has_error())
+                    yield reply
+
+        grid = Watched(LdpClientApp(step, node=world.node, source=world.source), CLIENTS)
+        with suppress(RelayRoundOver):  # what an aggregator gets that cancels its own round
+            LdpStrategy(config_of(), collector=world.collector(), reply_s=reply_s).start(grid, start_arrays(), 1, timeout=100.0)
+        seen.append((world.wire.replies[:], replies, world.charges()))
+    (asked, errors, charges), (asked_too, errors_too, charges_too) = seen
+    assert asked == asked_too
+    assert errors == errors_too == [cancelled] * CLIENTS
+    assert charges == ([1, *[0] * (CLIENTS - 1)] if cancelled else [1] * CLIENTS)  # after a cancelled round no other client begins
+    assert charges_too == [2 * charge for charge in charges]
 
 
 def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

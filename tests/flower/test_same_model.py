@@ -61,10 +61,15 @@ def simulator_source(ask: Ask, context: Context) -> SeededStreams:
     return SeededStreams.for_clients(ask.terms.config.seed, ask.terms.round, [int(context.node_config["partition-id"])])
 
 
-def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
-    """Run the recipes' own apps, with the simulator's random bits."""
+def grid_of(settings: UserConfig, config: RunConfig, data: Path) -> InProcessGrid:
+    """The recipes' own client app, with the simulator's random bits."""
     app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
-    grid = InProcessGrid(app, config.clients.count, run_config=settings, node_config={"data-dir": str(data)})
+    return InProcessGrid(app, config.clients.count, run_config=settings, node_config={"data-dir": str(data)})
+
+
+def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
+    """Run the recipes' own apps."""
+    grid = grid_of(settings, config, data)
     server_app(grid, grid.server_context())
 
 
@@ -105,3 +110,20 @@ def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_pa
         assert RunFolder(tmp_path / "run").model_path.exists()
         assert RunFolder(tmp_path / "run").config().shuffling.channel == "direct"
         assert np.isfinite(result["accuracy"])
+
+
+def test_a_client_without_data_reports_as_any_other(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(TINY_TOML, ["training.rounds=1"], origin="test")
+    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    grid = grid_of({"ldpfl.recipe": "empty", "ldpfl.out": str(tmp_path / "run")}, config, tiny_data)
+    first, second, third, *_ = grid._contexts.values()
+    first.node_config["data-dir"] = str(tmp_path / "nothing-here")
+    second.node_config["partition-id"] = 10**6
+    (tmp_path / "spoilt").mkdir()
+    (tmp_path / "spoilt" / "train.parquet").write_bytes(b"spoilt")
+    third.node_config["data-dir"] = str(tmp_path / "spoilt")
+    server_app(grid, grid.server_context())
+    result = RunFolder(tmp_path / "run").result()
+    assert result is not None
+    assert result["clients_per_round"] == config.clients.count

@@ -1,14 +1,10 @@
-"""The client: ldpfl's own, for its recipes. Its only mod lets nothing but a private report leave.
+"""The client: ldpfl's own, for its recipes. Nothing but a private report comes out of it.
 
-For a model and training of your own, write a Flower app as usual, and put the mod first:
+For a model and training of your own, write a Flower ClientApp as usual, and wrap it by its import path:
 
-    from flwr.clientapp import ClientApp
-    from ldpfl.flower import LdpMod, operator_node
+    from ldpfl.flower import LdpClientApp
 
-    app = ClientApp(mods=[LdpMod(operator_node)])
-
-    @app.train()
-    def train(message, context): ...  # returns the trained arrays under the names that came
+    app = LdpClientApp("my_app.training:app")
 """
 
 from ldpfl.flower.apps import client_app as app

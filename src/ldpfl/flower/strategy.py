@@ -196,10 +196,10 @@ class LdpStrategy(Strategy):
         """Take the round's reports and close it; returns the new model and how the round went."""
         course = self._started()
         sorted_ = sorted_out(course, replies)
-        received = self._collector.collect(course.round, sorted_.answers)
-        received = replace(received, refused=(*sorted_.refused, *received.refused))
-        self._close(course, received)
-        if received.pool is None and sorted_.declined.total() == len(sorted_.refused) > 0:
+        nobody = sorted_.declined.total() == course.round.asked
+        received = Received(None) if nobody else self._collector.collect(course.round, sorted_.answers)
+        self._close(course, replace(received, refused=(*sorted_.refused, *received.refused)))
+        if nobody:
             raise _nobody(course, sorted_.declined)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
 
