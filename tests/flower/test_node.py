@@ -190,9 +190,7 @@ def test_a_round_without_a_time_for_replies_is_declined_unless_the_policy_allows
 
 
 @pytest.mark.parametrize("what", ["policy", "budget"])
-def test_files_that_other_users_can_change_are_not_relied_on(
-    what: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_others_can_change_are_not_relied_on(what: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture) -> None:
     policy = write_policy(tmp_path)
     (policy if what == "policy" else budget).chmod(0o666)
     assert declined(reply_of(policy, budget))

@@ -42,6 +42,9 @@ def demo(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the quickstart.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="runs/deploy-demo-TIME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    reply_s: Annotated[
+        float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
+    ] = 20,
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
@@ -51,7 +54,7 @@ def demo(
     from ldpfl.deploy.plan import plan
     from ldpfl.deploy.site import Site
 
-    what = plan(clients, rounds, set_ or (), data_dir)
+    what = plan(clients, rounds, set_ or (), data_dir, reply_s)
     site = Site.make(out or _default_folder(), what.clients)
     try:
         _run(what, site)

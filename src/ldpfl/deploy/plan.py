@@ -33,12 +33,14 @@ class Plan:
         changes: to the recipe ``RECIPE``, as ``key=value``.
         policy: what each node allows; the aggregator's key is still missing in it.
         data_dir: folder with data sets, if they are not found otherwise.
+        reply_s: seconds after its charge at which each node replies.
     """
 
     config: RunConfig
     changes: tuple[str, ...]
     policy: Policy
     data_dir: Path | None
+    reply_s: float
 
     @property
     def clients(self) -> int:
@@ -49,7 +51,7 @@ class Plan:
         return self.config.training.rounds
 
 
-def plan(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: Path | None = None) -> Plan:
+def plan(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: Path | None = None, reply_s: float = REPLY_S) -> Plan:
     """Return the plan for ``clients`` nodes and so many ``rounds`` of the quickstart, changed by ``key=value``.
 
     Loads the data once, so that a mistake is found here, and the nodes find them decoded.
@@ -64,10 +66,10 @@ def plan(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: Path 
     config = load_recipe(RECIPE, every)
     if config.clients.count < _FEWEST or config.clients.fraction != 1:
         raise ConfigError(f"the demo asks all of at least {_FEWEST} clients in each round; leave clients.fraction at 1")
-    return Plan(config, every, _policy(config, data_dir), None if data_dir is None else data_dir.absolute())
+    return Plan(config, every, _policy(config, data_dir, reply_s), None if data_dir is None else data_dir.absolute(), reply_s)
 
 
-def _policy(config: RunConfig, data_dir: Path | None) -> Policy:
+def _policy(config: RunConfig, data_dir: Path | None, reply_s: float) -> Policy:
     """Return the policy that allows what ``config`` releases, and hardly more."""
     _, start = build(config, load(config.data.name, data_dir), choose_device("cpu"))
-    return fitting_policy(Offer(config, "relay", config.clients.count, LINKED, REPLY_S), start.state.ranges)
+    return fitting_policy(Offer(config, "relay", config.clients.count, LINKED, reply_s), start.state.ranges)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,11 +46,16 @@ class Watch:
     site: Site
     names: Mapping[int, str]
     observer: Observer
+    _replaced: Counter[str] = field(default_factory=Counter)
     _begun: int = 0
     _done: int = 0
 
     def look(self) -> None:
         """Tell what is new since the last time."""
+        for node in self.site.nodes:
+            for reason in islice(replacements(node), self._replaced[node.name], None):
+                self._replaced[node.name] += 1
+                self.observer.step(f"{node.name}: {reason}")
         participation = self._participation()  # read first: the round that it tells of follows those that are told before it
         for metrics in rounds_in(self.site)[self._done :]:
             self._done += 1
@@ -74,14 +81,22 @@ def rounds_in(site: Site) -> list[dict[str, Any]]:
 
 def refusals(node: NodeSite) -> Iterator[str]:
     """Yield why a node sent no report, as its own log says it: that holds no private value."""
-    for line in _lines(node.log):
-        refused = _REFUSED.match(without_colour(line))
-        if refused is not None:
-            yield refused[1]
+    return _logged(node, _REFUSED)
+
+
+def replacements(node: NodeSite) -> Iterator[str]:
+    """Yield why a node reported no change, as its own log says it."""
+    return _logged(node, _REPLACED)
+
+
+def _logged(node: NodeSite, pattern: re.Pattern[str]) -> Iterator[str]:
+    found = (pattern.match(without_colour(line)) for line in _lines(node.log))
+    return (match[1] for match in found if match is not None)
 
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
-_REFUSED = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed|replaced): .*)")
+_REFUSED = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed): .*)")
+_REPLACED = re.compile(r"ERROR\s*:\s*replaced: (.*)")

@@ -9,7 +9,7 @@ from pathlib import Path
 import tomli_w
 
 from ldpfl.deploy.certificates import Authority, node_key, write_private
-from ldpfl.deploy.plan import LINKED, RECIPE, REPLY_S, Plan
+from ldpfl.deploy.plan import LINKED, RECIPE, Plan
 from ldpfl.errors import ConfigError
 from ldpfl.files import write_text
 from ldpfl.privacy.budget_file import set_limit
@@ -181,7 +181,7 @@ def write_app(site: Site, plan: Plan) -> None:
         "linked": LINKED,
         "min-clients": plan.clients,
         "window-s": WINDOW_S,
-        "reply-s": REPLY_S,
+        "reply-s": plan.reply_s,
     }
     tree = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
