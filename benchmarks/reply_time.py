@@ -16,7 +16,7 @@ os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -64,7 +64,11 @@ def late_ms(way: str, seconds: float) -> float:
     app = LdpClientApp(train, node=lambda context: OpenNode())
     grid = InProcessGrid(app, 1, node_config={"way": way, "reply-s": seconds})
     terms = RoundTerms("run", 1, CONFIG, ("w",), (0.0,), (0.1,), asked=1, reply_s=seconds)
-    content = {"arrays": ArrayRecord({"w": Array(np.zeros(WEIGHTS, np.float32))}), "config": ConfigRecord(), "ldpfl": terms.to_record()}
+    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        "arrays": ArrayRecord({"w": Array(np.zeros(WEIGHTS, np.float32))}),
+        "config": ConfigRecord(),
+        "ldpfl": terms.to_record(),
+    }
     message = Message(RecordDict(content), grid.get_node_ids()[0], "train")
     began = time.monotonic()
     (reply,) = grid.send_and_receive([message])

@@ -1,43 +1,143 @@
-"""Write files so that a crash leaves the old content or the new, never a part."""
+"""Write files so that a crash leaves the old content or the new, never a part, and say plainly what the system refuses."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from ldpfl.errors import LdpflError
 
 _SUFFIX = ".partial"
+_LEFTOVERS = (f".*{_SUFFIX}", ".tmp??????")
+"""What a killed process leaves: our own temporary files, and those that safetensors makes beside them."""
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""What the system says, by number, where a file cannot be written whatever it is: never of one that is read."""
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+class WriteError(LdpflError):
+    """The system refuses to write a file or folder: the disk is full or read-only, for instance. What stood there before still does.
+
+    Attributes:
+        reason: what the system says, without the path.
+        remedy: what to do about it, such as "make room".
+    """
+
+    def __init__(self, message: str, reason: str, remedy: str) -> None:
+        super().__init__(message)
+        self.reason, self.remedy = reason, remedy
+
+    @classmethod
+    def of(cls, path: Path, number: int | None, reason: str) -> WriteError:
+        """Return the error for ``path``, given the system's error number, if there is one, and its words."""
+        match number:
+            case errno.ENOSPC:
+                return cls(f"no space left on the device of {path.parent}", reason, "make room")
+            case errno.EDQUOT:
+                return cls(f"no space left for this user on the device of {path.parent}: the quota is used up", reason, "make room")
+            case errno.EFBIG:
+                return cls(f"{path} would become larger than this system or user allows", reason, "allow larger files (ulimit -f)")
+            case errno.EROFS:
+                return cls(f"{path.parent} is on a read-only file system", reason, "make it writable")
+        return cls(f"{path} cannot be written: {reason}", reason, "mend that")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the errors of the system, while ``path`` is written, into :class:`WriteError`."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError.of(path, error.errno, error.strerror or str(error)) from error
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))  # its text alone tells of the system
+        if found is None:
+            raise
+        number = int(found[1])
+        raise WriteError.of(path, number, os.strerror(number)) from error
 
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success, flush it to disk and put it in place of ``path``."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Yield a temporary path beside ``path``; on success, flush it to disk and put it in place of ``path``.
+
+    Raises:
+        WriteError: the system refuses it, be it in the body; ``path`` is as it was.
+    """
+    with writing(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+            with temporary.open("rb+") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder ``path`` and those above it, unless it is there.
+
+    Raises:
+        WriteError: the system refuses it.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half written in ``folder``; no other process may be writing there."""
-    for leftover in folder.glob(f".*{_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+    for pattern in _LEFTOVERS:
+        for leftover in folder.glob(pattern):
+            leftover.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically."""
+    """Write ``text`` to ``path`` atomically; errors as in :func:`replace_atomically`."""
     with replace_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def finite(value: Any) -> Any:
+    """Return ``value`` with None for every number in it that is not finite: JSON knows neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return ``value`` as JSON that every reader takes; see :func:`finite`."""
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
+
+
+def from_json(text: str) -> Any:
+    """Read JSON; the bare NaN and infinities that earlier versions wrote read as None.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=lambda name: None)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _umask() -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from ldpfl.deploy.progress import Watch, refusals
 from ldpfl.deploy.site import Site
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.strategy import PARTICIPATION
 
 
 class Heard:
@@ -42,12 +42,12 @@ def test_each_step_is_told_once(site: Site) -> None:
     watch.look()
     assert heard.told == []
     first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
-    first.save(site.run / PARTICIPATION)
+    first.save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
     assert heard.told == [(1, "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "accuracy": 0.5}) + "\n", encoding="utf-8")
-    first.ask(2, [7, 9], [7, 9], {}).save(site.run / PARTICIPATION)
+    first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
     assert sorted(heard.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]

@@ -12,6 +12,7 @@ from conftest import TINY_TOML
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.files import WriteError
 
 
 def config_of(*overrides: str) -> RunConfig:
@@ -66,7 +67,7 @@ def test_a_file_in_the_folder_s_place_is_left_alone(folder: RunFolder) -> None:
     for resume in (False, True):
         with pytest.raises(ConfigError):
             folder.open(config_of(), resume=resume)
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(WriteError, match="cannot be written"):
         RunFolder(folder.path / "below").open(config_of(), resume=False)
     assert folder.path.read_text(encoding="utf-8") == "a file"
 

@@ -419,11 +419,16 @@ def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> 
         runner(other, Watch()).run(config, folder, resume=True, twin=False)
 
 
-def test_a_twin_that_fails_does_not_cost_the_run_its_result(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("no folder", encoding="utf-8")
-    monkeypatch.setattr("ldpfl.experiments.runner.cache_dir", lambda: tmp_path / "file")
-    watch = Watch()
+def test_a_twin_that_fails_does_not_cost_the_run_its_result(tiny_data: Path, tmp_path: Path) -> None:
+    class NoTwin(Watch):
+        def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+            super().started(label, rounds, done)
+            if label == "noise-free twin":
+                raise PrivacyError("training went to NaN")
+
+    watch = NoTwin()
     result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"))
     assert result["noise_free_accuracy"] is None
-    assert len(watch.warnings) == 1
+    assert watch.warnings == ["no noise-free twin to compare with: training went to NaN"]
+    assert watch.labels == ["private", "noise-free twin"]  # and it is not tried again without a cache
     assert RunFolder(tmp_path / "run").result() == result

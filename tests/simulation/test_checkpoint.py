@@ -10,6 +10,7 @@ import torch
 
 from ldpfl import LayerRanges
 from ldpfl.errors import DataError
+from ldpfl.files import WriteError
 from ldpfl.server import ServerState
 from ldpfl.simulation import Checkpoint, RoundMetrics
 
@@ -62,7 +63,7 @@ def test_a_failed_save_keeps_the_older_one(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(WriteError, match="no space left"):
         example(2).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

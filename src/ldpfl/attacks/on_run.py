@@ -27,6 +27,7 @@ from ldpfl.data import Images, ImageTask, load
 from ldpfl.data.loading import cache_dir
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError, DataError
+from ldpfl.experiments import run_folder
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
@@ -250,6 +251,8 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
         ConfigError: there is no run, or it is not finished.
     """
     config = config_of(folder)
+    if folder.kind() is run_folder.Kind.OWN_APP:
+        raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be attacked")
     last, result = folder.checkpoint(), folder.result()
     if last is None or result is None:
         done = last.state.round if last else 0

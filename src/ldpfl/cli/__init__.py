@@ -12,7 +12,7 @@ import click
 import typer
 
 from ldpfl import __version__
-from ldpfl.cli import attacks, budget, deploy, privacy, relay, runs
+from ldpfl.cli import attacks, budget, deploy, policy, privacy, relay, runs
 from ldpfl.cli.runs import INTERRUPTED
 from ldpfl.errors import LdpflError
 
@@ -75,5 +75,6 @@ for command in (runs.run, runs.sweep, runs.recipes, runs.show, privacy.plan, pri
     app.command()(command)
 app.add_typer(attacks.app, name="attack")
 app.add_typer(budget.app, name="budget")
+app.add_typer(policy.app, name="policy")
 app.add_typer(relay.app, name="relay")
 app.add_typer(deploy.app, name="deploy")

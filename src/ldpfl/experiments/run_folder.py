@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import copy
-import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
 from ldpfl.errors import ConfigError, DataError, LdpflError
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.files import remove_leftovers, replace_atomically, write_text
+from ldpfl.files import from_json, make_folder, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
 from ldpfl.simulation import Checkpoint, LocalTask
 
 
+class Kind(StrEnum):
+    """What made a run, and so what can go on with it."""
+
+    SIMULATION = "simulation"
+    READY_APP = "ready app on Flower"
+    """``ldpfl.flower.apps``: the config tells all, data and model too."""
+    OWN_APP = "own app on Flower"
+    """Somebody's ServerApp around ``LdpStrategy``: its data and model are its own, whatever the config says."""
+
+    @property
+    def on_flower(self) -> bool:
+        """Whether it is no simulation."""
+        return self is not Kind.SIMULATION
+
+
 def _is_ours(name: str) -> bool:
-    """Tell whether a file is the lock, or what a killed process left of the first config."""
-    return name == _LOCK or name.startswith(".config.toml.")
+    """Tell whether a file is the lock, or what a killed process left of the first files."""
+    return name in (_LOCK, _KIND) or name.startswith((f".{_KIND}.", ".config.toml."))
+
+
+def _used(config: RunConfig) -> dict[str, Any]:
+    """Return the settings without those that an app of one's own does not use, unless it set them itself."""
+    tree = config.model_dump()
+    for name, keys in _NOT_ON_FLOWER.items():
+        section = getattr(config, name)
+        for key in keys or list(tree[name]):
+            if key not in section.model_fields_set:
+                del tree[name][key]
+    return {name: value for name, value in tree.items() if value != {}}
 
 
 @dataclass(frozen=True)
@@ -30,7 +58,10 @@ class RunFolder:
     """Names and writes the files of one run; each is replaced atomically.
 
     ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` (after each round), ``metrics.jsonl`` and
-    ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``result.json`` and ``curve.svg``.
+    ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``result.json`` and ``curve.svg``. On Flower,
+    ``kind.txt`` and ``participation.json`` as well; an app of one's own has its model elsewhere and writes no result.
+
+    All that write raise :class:`ldpfl.files.WriteError` where the system refuses it.
     """
 
     path: Path
@@ -63,24 +94,42 @@ class RunFolder:
     def curve_path(self) -> Path:
         return self.path / "curve.svg"
 
-    def open(self, config: RunConfig, *, resume: bool) -> None:
+    @property
+    def participation_path(self) -> Path:
+        """Which nodes were asked; written on Flower only."""
+        return self.path / "participation.json"
+
+    @property
+    def stopped_path(self) -> Path:
+        """Why a sweep gave the run up."""
+        return self.path / "stopped.txt"
+
+    def open(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Make the folder ready for ``config``; with ``resume``, one that was never begun is begun.
 
-        Raises:
-            ConfigError: the folder holds something else, or a run of another config; nothing is written then.
-        """
-        self.check(config, resume=resume)
-        if resume and self.config_path.exists():
-            return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.config_path, config.to_toml())
-        except OSError as error:
-            raise ConfigError(f"output folder {self.path} cannot be written: {error}") from error
+        Args:
+            kind: what is about to run; recorded if it is not a simulation.
 
-    def check(self, config: RunConfig, *, resume: bool) -> None:
+        Raises:
+            ConfigError: the folder holds something else, or a run of another config or kind; nothing is written then.
+        """
+        self.check(config, resume=resume, kind=kind)
+        make_folder(self.path)
+        begun = self.config_path.exists()
+        # First of all: where a config stands, nobody may take a folder of Flower's for a simulation's.
+        if kind is not None and kind.on_flower and not (begun and self._kind_path.exists()):
+            write_text(self._kind_path, f"{kind}\n")
+        if not begun:
+            if kind is Kind.SIMULATION:  # of one on Flower that did not come as far as its config
+                self._kind_path.unlink(missing_ok=True)
+            write_text(self.config_path, _OWN_CONFIG + tomli_w.dumps(_used(config)) if kind is Kind.OWN_APP else config.to_toml())
+
+    def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Do what :meth:`open` checks, and touch nothing."""
         if resume and self.config_path.exists():
+            found = self.kind()
+            if kind is not None and kind.on_flower != found.on_flower and (found.on_flower or self.checkpoint_path.exists()):
+                raise ConfigError(f"{self.path} holds a run of this kind: {found}; a {kind} cannot go on with it")
             differences = self.config().differences(config)
             if differences:
                 raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
@@ -96,41 +145,98 @@ class RunFolder:
         Raises:
             ConfigError: another process is at work in it.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
+        with writing(self.path / _LOCK):
             lock = FileLock(self.path / _LOCK)
-            lock.acquire(timeout=-1 if wait else 0)
-        except Timeout:
-            raise ConfigError(f"another process is working in {self.path}") from None
-        except OSError as error:
-            raise ConfigError(f"folder {self.path} cannot be written: {error}") from error
+            try:
+                lock.acquire(timeout=-1 if wait else 0)
+            except Timeout:
+                raise ConfigError(f"another process is working in {self.path}") from None
         try:
-            remove_leftovers(self.path)
+            with writing(self.path):
+                remove_leftovers(self.path)
             yield
         finally:
             lock.release()
 
     def config(self) -> RunConfig:
-        """Return the config that the run was started with."""
+        """Return the config that the run was started with; of an app of one's own, what it did not use has the default.
+
+        Raises:
+            ConfigError: there is no run, or its config is damaged.
+        """
+        if (self.path / SWEEP).exists():
+            raise ConfigError(f"{self.path} is the folder of a sweep: give one of its runs, {self.path / 'runs'}/*")
         if not self.config_path.exists():
             raise ConfigError(f"{self.path} holds no run: {self.config_path.name} is missing")
-        return read_config(self.config_path)
+        config = read_config(self.config_path)
+        if not config.model_fields_set:  # all that is left of the file after a power cut, perhaps; to train the defaults is no answer
+            raise ConfigError(f"{self.config_path} is damaged: it holds no setting")
+        return config
+
+    def kind(self) -> Kind:
+        """Return what made the run.
+
+        A folder that does not say so was made by the simulator, or on Flower before this was recorded. Then it tells who was
+        asked, and if it was the ready app, holds a result or an origin that only this app gives.
+
+        Raises:
+            DataError: a file that tells is damaged.
+        """
+        recorded = self._recorded_kind()
+        if recorded is not None:
+            return recorded
+        if not self.participation_path.exists():
+            return Kind.SIMULATION
+        if self.result_path.exists():
+            return Kind.READY_APP
+        last = self.checkpoint()
+        return Kind.READY_APP if last and _READY_ORIGIN.fullmatch(last.origin) else Kind.OWN_APP
+
+    @property
+    def _kind_path(self) -> Path:
+        return self.path / _KIND
+
+    def _recorded_kind(self) -> Kind | None:
+        try:
+            return Kind(self._kind_path.read_text(encoding="utf-8").strip())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self._kind_path} is damaged: expected one of {', '.join(Kind)}") from error
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if a round was finished."""
         return Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
 
     def result(self) -> dict[str, Any] | None:
-        """Return the figures of a finished run, if it is finished."""
+        """Return the figures of a finished run, if it is finished; None stands for a figure that is not a finite number.
+
+        Raises:
+            DataError: the file is damaged.
+        """
         if not self.result_path.exists():
             return None
         try:
-            result = json.loads(self.result_path.read_text(encoding="utf-8"))
+            result = from_json(self.result_path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.result_path} is damaged: {error}") from error
+            raise DataError(f"{self.result_path} is damaged: {error}; remove it, and finish the run again") from error
         if not isinstance(result, dict) or not result.keys() >= _REQUIRED:
-            raise DataError(f"{self.result_path} is damaged: it lacks figures of a finished run; remove it and give --resume")
+            raise DataError(f"{self.result_path} is damaged: it lacks figures of a finished run; remove it, and finish the run again")
         return result
+
+    def stopped(self) -> str | None:
+        """Return why a sweep gave the run up, if it did.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if not self.stopped_path.exists():
+            return None
+        try:
+            return self.stopped_path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.stopped_path} is damaged: {error}; remove it, and start the sweep again") from error
 
     def checkpoint_or(self, start: Checkpoint) -> Checkpoint:
         """Return the last checkpoint, or ``start`` if no round was finished.
@@ -157,9 +263,11 @@ class RunFolder:
     def clear(self) -> None:
         """Remove the files of the run, so that it begins anew."""
         for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
-            path.unlink(missing_ok=True)
+            with writing(path):
+                path.unlink(missing_ok=True)
         for path in (self.model_path, self.curve_path):
-            path.unlink(missing_ok=True)
+            with writing(path):
+                path.unlink(missing_ok=True)
 
     def save_round(self, checkpoint: Checkpoint) -> None:
         """Record a finished round. The checkpoint comes first: metrics and ledger can be written again from it."""
@@ -181,12 +289,24 @@ class RunFolder:
         tensors = {name: value.detach().clone() for name, value in module.state_dict().items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
-        write_text(self.result_path, json.dumps(result, indent=2) + "\n")
+        write_text(self.result_path, to_json(result, indent=2) + "\n")
 
     def _save_metrics(self, checkpoint: Checkpoint) -> None:
-        lines = (json.dumps(metrics.reproducible()) + "\n" for metrics in checkpoint.history)
+        lines = (to_json(metrics.reproducible()) + "\n" for metrics in checkpoint.history)
         write_text(self.metrics_path, "".join(lines))
 
 
-_LOCK = ".lock"
+_LOCK, _KIND = ".lock", "kind.txt"
+SWEEP = "sweep.json"
+"""What the folder of a sweep holds instead of a run."""
+
+_READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
+_NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
+    "data": (),
+    "model": (),
+    "clients": ("count",),
+    "training": ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm"),
+}
+"""Settings that the strategy does not use: sections, and of some only these keys."""
+_OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are not told here.\n"
 _REQUIRED = {"name", "seed", "accuracy", "accuracy_per_round", "noise_free_accuracy", "privacy", "layers", "seconds", "device"}

@@ -12,12 +12,13 @@ import torch
 
 import ldpfl
 from ldpfl.data import ImageTask, load
-from ldpfl.data.loading import cache_dir
+from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import MechanismConfig, NoiseConfig, PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
 from ldpfl.experiments.result import summarise
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.files import WriteError, writing
 from ldpfl.server import Perturbed
 from ldpfl.simulation import Checkpoint, Federation, RoundMetrics, simulate
 
@@ -56,29 +57,31 @@ class Runner:
 
         Raises:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
+            WriteError: the folder cannot be written; finished rounds are kept.
         """
-        task = load(config.data.name, self.data_dir)
+        task = load(config.data.name, self.data_dir, self.observer.warn)
         federation, start = build(config, task, self.device)
         private = config.mechanism.name != "none"
         wants_twin = twin and private
-        folder.check(config, resume=resume)
+        folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
-            folder.open(config, resume=resume)
+            folder.open(config, resume=resume, kind=Kind.SIMULATION)
             finished = folder.result() if resume else None
             if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_twin):
                 return finished
-            last = self._rounds(federation, folder.checkpoint_or(start), config, folder, "private" if private else "not private")
+            reached, label = folder.checkpoint_or(start), "private" if private else "not private"
+            last = self._rounds(federation, reached, config.training.rounds, folder.save_round, label)
             reference = self._twin_or_none(config, task) if wants_twin else None
             result = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, result)
             folder.save_result(last, federation.task, result)
         return result
 
-    def _rounds(self, federation: Federation, start: Checkpoint, config: RunConfig, folder: RunFolder, label: str) -> Checkpoint:
-        self.observer.started(label, config.training.rounds, start.history)
+    def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
+        self.observer.started(label, rounds, start.history)
         last = start
-        for last in simulate(federation, start, config.training.rounds, self.observer.clients_done):
-            folder.save_round(last)
+        for last in simulate(federation, start, rounds, self.observer.clients_done):
+            save(last)
             self.observer.round_done(last.history[-1])
         return last
 
@@ -89,19 +92,34 @@ class Runner:
 
         Raises:
             LdpflError: the config, the data, the model or the cache folder does not fit.
+            WriteError: the cache folder cannot be written, and the twin is not there.
         """
-        return self._twin(config, load(config.data.name, self.data_dir))[0]
+        twin = self._twin(config, load(config.data.name, self.data_dir, self.observer.warn))
+        try:
+            self._cached(twin)
+        except WriteError as error:
+            hint = f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
+            raise WriteError(f"{error}: the noise-free twin is kept in the cache; {hint}", error.reason, error.remedy) from error
+        return twin.folder
 
     def _twin_or_none(self, config: RunConfig, task: ImageTask) -> list[float] | None:
         """Return the twin's accuracy after each round. A twin that fails must not cost the finished run its result."""
         try:
-            return list(self._twin(config, task)[1]["accuracy_per_round"])
-        except (LdpflError, OSError) as error:
+            return self._twin_accuracy(self._twin(config, task))
+        except LdpflError as error:
             self.observer.warn(f"no noise-free twin to compare with: {error}")
             return None
 
-    def _twin(self, config: RunConfig, task: ImageTask) -> tuple[RunFolder, dict[str, Any]]:
-        """Return the twin's folder and result.
+    def _twin_accuracy(self, twin: _Twin) -> list[float]:
+        try:
+            return list(self._cached(twin)["accuracy_per_round"])
+        except WriteError as error:
+            self.observer.warn(without_cache(error))
+        last = self._rounds(twin.federation, twin.reached(), twin.config.training.rounds, lambda checkpoint: None, _TWIN)
+        return [metrics.accuracy for metrics in last.history]
+
+    def _twin(self, config: RunConfig, task: ImageTask) -> _Twin:
+        """Return the twin, and where it lies.
 
         The key is the config, the data, the device, the versions and the initial model. The code of a model that is
         named by import path is not part of it: such a twin is run anew each time.
@@ -111,16 +129,60 @@ class Runner:
         initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
         facts = (twin.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
         folder = RunFolder(cache_dir() / "twins" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
-        with folder.locked(wait=True):
-            if ":" in config.model.name or folder.is_damaged():
-                folder.clear()
-            result = folder.result()
-            if result is None:
-                folder.open(twin, resume=True)
-                last = self._rounds(federation, folder.checkpoint_or(start), twin, folder, "noise-free twin")
-                result = summarise(twin, federation, task, last, None)
-                folder.save_result(last, federation.task, result)
-        return folder, result
+        return _Twin(twin, task, federation, start, folder)
+
+    def _cached(self, twin: _Twin) -> dict[str, Any]:
+        """Return the twin's result from its folder, and run it there if it is not finished.
+
+        Raises:
+            WriteError: it is not finished, and the folder cannot be written.
+        """
+        folder = twin.folder
+        with writing(folder.path):  # looking into it may be forbidden as well
+            # Without a lock, for a cache may be read-only: the result is the last file of a run, and comes all at once.
+            finished = twin.kept()
+            if finished is not None:
+                return finished
+            with folder.locked(wait=True):
+                if twin.by_import_path or folder.is_damaged():
+                    folder.clear()
+                result = folder.result()
+                if result is None:
+                    folder.open(twin.config, resume=True, kind=Kind.SIMULATION)
+                    rounds = twin.config.training.rounds
+                    last = self._rounds(twin.federation, folder.checkpoint_or(twin.start), rounds, folder.save_round, _TWIN)
+                    result = summarise(twin.config, twin.federation, twin.task, last, None)
+                    folder.save_result(last, twin.federation.task, result)
+        return result
+
+
+_TWIN = "noise-free twin"
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """The same training without noise, and its folder in the cache."""
+
+    config: RunConfig
+    task: ImageTask
+    federation: Federation
+    start: Checkpoint
+    folder: RunFolder
+
+    @property
+    def by_import_path(self) -> bool:
+        return ":" in self.config.model.name
+
+    def kept(self) -> dict[str, Any] | None:
+        """Return the result in the folder, if it can be trusted."""
+        return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
+
+    def reached(self) -> Checkpoint:
+        """Return the last checkpoint in the folder, or the start if none can be had."""
+        try:
+            return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
+        except (LdpflError, OSError):
+            return self.start
 
 
 def noise_free(config: RunConfig) -> RunConfig:

@@ -17,17 +17,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import ldpfl
-from ldpfl.errors import ConfigError, LdpflError, PrivacyError
+from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.experiments.runner import Runner
-from ldpfl.files import write_text
+from ldpfl.files import make_folder, write_text
 from ldpfl.privacy.accounting import account
 from ldpfl.suggestions import did_you_mean
 
 Setting = bool | int | float | str
+_OVERRIDES = "overrides"
 
 
 class SweepConfig(BaseModel):
@@ -156,13 +157,14 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     if finished is not None:
         _require_same_version(finished["versions"], folder)
         return finished
-    stopped = folder.path / "stopped.txt"
-    if not stopped.exists():
+    stopped = folder.stopped()
+    if stopped is None:
         try:
             return runner.run(cell.config, folder, resume=True, twin=False)
         except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
-            write_text(stopped, str(error))
-    return {"stopped": stopped.read_text(encoding="utf-8"), **_figures_until_stopped(cell, folder)}
+            stopped = str(error)
+            write_text(folder.stopped_path, stopped)
+    return {"stopped": stopped, **_figures_until_stopped(cell, folder)}
 
 
 def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None:
@@ -170,12 +172,31 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None
 
     Raises:
         ConfigError: it holds another sweep, or the same one with other overrides.
+        WriteError: it cannot be written.
     """
-    path, text = out / "sweep.json", json.dumps({**sweep.model_dump(), "overrides": list(overrides)}, indent=1)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    path, text = out / SWEEP, json.dumps({**sweep.model_dump(), _OVERRIDES: list(overrides)}, indent=1)
+    if not path.exists():
+        make_folder(out)
+        write_text(path, text)
+    elif path.read_bytes() != text.encode():
         raise ConfigError(f"{out} holds another sweep, or this one with other settings: give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
+
+
+def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
+    """Return the sweep that :func:`open_folder` wrote down in ``out``, and its overrides; None if there is none.
+
+    Raises:
+        DataError: what stands there is damaged.
+    """
+    path = out / SWEEP
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        overrides = [str(override) for override in tree.pop(_OVERRIDES)]
+        return SweepConfig.model_validate(tree), overrides
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
 
 
 def _require_same_version(versions: dict[str, str], folder: RunFolder) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from math import inf, sqrt
+from math import inf, nan, sqrt
 from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep import Cell, Setting
+from ldpfl.files import from_json
 
 Point = tuple[tuple[str, Setting], ...]
 Result = dict[str, Any]
@@ -123,13 +123,13 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
     path, charged = folder.metrics_path, result["noise"]["paper_epsilon_per_round"]
     damaged = DataError(f"{path} is damaged: it lacks rounds of a finished run; remove {folder.path} and start the sweep again")
     try:
-        noise = [json.loads(line)["noise"] for line in path.read_text(encoding="utf-8").splitlines()]
-        norms = [figures["norm"] if figures else 0.0 for figures in noise]
+        noise = [from_json(line)["noise"] for line in path.read_text(encoding="utf-8").splitlines()]
+        norms = [_known(figures["norm"]) if figures else 0.0 for figures in noise]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise damaged from error
     if len(noise) != result["rounds"] or sum(map(bool, noise)) != len(charged):
         raise damaged
-    left = iter(charged)
+    left = iter([_known(epsilon) for epsilon in charged])
     return tuple(accumulate(norms)), tuple(accumulate(next(left) if figures else 0.0 for figures in noise))
 
 
@@ -152,8 +152,13 @@ def _noise(results: Sequence[Result]) -> dict[str, float]:
     found = [result["noise"] for result in results if "noise" in result]
     if not found:
         return {}
-    means = {name: statistics.fmean(noise[name] for noise in found) for name in ("norm", "protected_fraction", "paper_epsilon")}
-    return {**means, "norm_deviation": _deviation([noise["norm"] for noise in found])}
+    means = {name: statistics.fmean(_known(noise[name]) for noise in found) for name in ("norm", "protected_fraction", "paper_epsilon")}
+    return {**means, "norm_deviation": _deviation([_known(noise["norm"]) for noise in found])}
+
+
+def _known(figure: float | None) -> float:
+    """Return a figure of a file, where None stands for one that is not a finite number."""
+    return nan if figure is None else figure
 
 
 def _deviation(values: Sequence[float]) -> float:

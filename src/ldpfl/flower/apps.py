@@ -33,13 +33,13 @@ from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.result import summarise
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.node import named
 from ldpfl.flower.relayed import operator_relay
-from ldpfl.flower.strategy import ARRAYS, LdpStrategy, Waiting
+from ldpfl.flower.strategy import ARRAYS, AllDeclined, LdpStrategy, Waiting
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.server import ServerState
 from ldpfl.simulation import Checkpoint, Federation, train_clients
@@ -80,9 +80,20 @@ def serve(grid: Grid, context: Context) -> None:
         origin=start.origin,
         reply_s=_number(settings, "ldpfl.reply-s", 0.0),
         run_config=settings,
+        kind=Kind.READY_APP,
     )
     initial = to_arrays(start.state.weights, federation.task.layout)
-    strategy.start(grid, initial, timeout=_number(settings, "ldpfl.timeout-s", 3600.0))
+    try:
+        strategy.start(grid, initial, timeout=_number(settings, "ldpfl.timeout-s", 3600.0))
+    except AllDeclined:
+        if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
+            _keep_result(strategy, prepared, folder)
+        raise
+    _keep_result(strategy, prepared, folder)
+
+
+def _keep_result(strategy: LdpStrategy, prepared: _Prepared, folder: RunFolder | None) -> None:
+    federation = prepared.federation
     if folder is not None:
         result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
         folder.save_result(strategy.checkpoint, federation.task, result)

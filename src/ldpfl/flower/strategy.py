@@ -19,7 +19,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, sorted_out
@@ -44,8 +44,6 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 
 ARRAYS, CONFIG = "arrays", "config"
 """Names of the records that apps find in a message, as with Flower's FedAvg."""
-
-PARTICIPATION = "participation.json"
 
 _POLL_S = 0.5
 
@@ -92,6 +90,7 @@ class LdpStrategy(Strategy):
             to report by then reports no change. With 0 each replies as soon as it can, and tells how long it trained: for
             simulations; policies refuse it unless they say ``immediate_replies``.
         run_config: that of the run, ``context.run_config``: clients take part only if theirs is the same.
+        kind: what the run folder says that it holds.
 
     Raises:
         ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret; or
@@ -109,6 +108,7 @@ class LdpStrategy(Strategy):
         origin: str = "",
         reply_s: float = 0.0,
         run_config: Mapping[str, object] = MappingProxyType({}),
+        kind: Kind = Kind.OWN_APP,
     ) -> None:
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
@@ -117,7 +117,7 @@ class LdpStrategy(Strategy):
         self._collector = collector or DirectCollector(config.seed)
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._accuracy, self._origin = folder, waiting, accuracy, origin
-        self._reply_s, self._run_config = float(reply_s), digest_of(run_config)
+        self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._course: Course | None = None
 
     def start(
@@ -242,14 +242,15 @@ class LdpStrategy(Strategy):
         checkpoint = initial_checkpoint(weights, ranges, f"{self._origin} on Flower")
         participation = Participation()
         if self._folder is not None:
-            self._folder.open(self.config, resume=True)
+            self._folder.open(self.config, resume=True, kind=self._kind)
             checkpoint = self._folder.checkpoint_or(checkpoint)
             if checkpoint.state.ranges.sizes != layout.sizes:
                 raise ConfigError(f"{self._folder.path} holds a run of another model, so it cannot be resumed")
-            participation = Participation.load(self._folder.path / PARTICIPATION)
+            asked = self._folder.participation_path
+            participation = Participation.load(asked)
             if participation.begun < checkpoint.state.round:
                 raise DataError(
-                    f"{self._folder.path} holds round {checkpoint.state.round}, but {PARTICIPATION} in it does not say who was asked: "
+                    f"{self._folder.path} holds round {checkpoint.state.round}, but {asked.name} in it does not say who was asked: "
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
             if participation.begun > checkpoint.state.round:
@@ -354,13 +355,14 @@ class LdpStrategy(Strategy):
         self._collector.done(course.run, course.round.number)
         course.last = checkpoint
         metrics = checkpoint.history[-1]
-        LOGGER.info("round %d: %d reports, accuracy %.4f", metrics.round, metrics.clients, metrics.accuracy)
+        measured = f", accuracy {metrics.accuracy:.4f}" if isfinite(metrics.accuracy) else ""
+        LOGGER.info("round %d: %d reports%s", metrics.round, metrics.clients, measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
         """Write down who is asked, and the round as if no report came: the ledger must not lack it if the server stops for good."""
         course.participation = participation
         if self._folder is not None:
-            participation.save(self._folder.path / PARTICIPATION)
+            participation.save(self._folder.participation_path)
             self._folder.save_ledger(course.last.ledger.charge(self._idle_event(course)))
 
     def _collector_terms(self) -> dict[str, str | int]:

@@ -39,10 +39,13 @@ class _SecondsLeft(ProgressColumn):
 class ProgressDisplay:
     """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round, or nothing."""
 
-    def __init__(self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None) -> None:
-        """``check`` is called with every step, and may raise to end the run."""
+    def __init__(
+        self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None, said: set[str] | None = None
+    ) -> None:
+        """``check`` is called with every step, and may raise to end the run; warnings that are in ``said`` are not repeated."""
         self._console = console
         self._check = check
+        self._said = set() if said is None else said
         self._lines = lines and not console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -81,7 +84,9 @@ class ProgressDisplay:
         self._progress.update(self._task, completed=self._finished + 0.999 * done / total)
 
     def warn(self, message: str) -> None:
-        self._console.print(Text(message, style="yellow"), soft_wrap=True)
+        if message not in self._said:  # what cannot be kept for later is often several things, for one reason
+            self._said.add(message)
+            self._console.print(Text(message, style="yellow"), soft_wrap=True)
 
     def round_done(self, metrics: RoundMetrics) -> None:
         self._check()
@@ -95,13 +100,13 @@ class ProgressDisplay:
 
 
 def result_table(result: dict[str, Any]) -> Table:
-    """Return the closing table: accuracy, privacy, communication, time."""
+    """Return the closing table: accuracy, privacy, communication, time; "-" where a figure is not known."""
     table = Table(title=Text(f"{result['name']}, seed {result['seed']}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row(f"accuracy ({result['evaluated_on']} images)", f"{result['accuracy']:.2%}")
+    table.add_row(f"accuracy ({result['evaluated_on']} images)", _share(result["accuracy"]))
     twin = result["noise_free_accuracy"]
-    if twin is not None:
+    if twin is not None and result["accuracy"] is not None:
         table.add_row("noise-free twin", f"{twin:.2%}  (noise costs {100 * (twin - result['accuracy']):.2f} points)")
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", "[red]none: values leave as they are[/red]")
@@ -112,9 +117,9 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
     if "noise" in result:
         noise = result["noise"]
-        table.add_row("noise, L2 norms added up", f"{noise['norm']:,.4g}")
+        table.add_row("noise, L2 norms added up", _number(noise["norm"], ",.4g"))
         table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
-        table.add_row("epsilon as papers add it up", f"{noise['paper_epsilon']:.4g}: what holds is below")
+        table.add_row("epsilon as papers add it up", f"{_number(noise['paper_epsilon'])}: what holds is below")
     table.add_row("time", f"{result['seconds']:.1f} s on {result['device']}")
     return table
 
@@ -187,12 +192,16 @@ def layer_table(result: dict[str, Any]) -> Table:
     for heading in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
         table.add_column(heading, justify="right")
     for name, layer in result["layers"].items():
-        radius, clipped = [f"{layer['radius']:.4g}"] * ranged, [_share(layer["clipped_fraction"])] * ranged
-        table.add_row(Text(name), f"{layer['weights']:,}", *radius, f"{layer['noise_std']:.4g}", *clipped)
+        radius, clipped = [_number(layer["radius"])] * ranged, [_share(layer["clipped_fraction"])] * ranged
+        table.add_row(Text(name), f"{layer['weights']:,}", *radius, _number(layer["noise_std"]), *clipped)
     if ranged:
         table.caption = "* known to a simulation only; a server never sees it"
         table.caption_justify = "left"
     return table
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _share(fraction: float | None) -> str:

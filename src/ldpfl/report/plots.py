@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ _FORMATS = ("svg", "png", "pdf")
 
 
 def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
-    """Draw accuracy against rounds, beside the noise-free twin where there is one."""
+    """Draw accuracy against rounds, beside the noise-free twin where there is one; nothing where it was not measured."""
     with _figure(path, "svg") as (axes,):
         from matplotlib.ticker import MaxNLocator
 
@@ -31,7 +31,8 @@ def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
         twin = result["noise_free_accuracy_per_round"]
         if twin:
             axes.plot(rounds, [100 * a for a in twin], color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
-        axes.plot(rounds, [100 * a for a in result["accuracy_per_round"]], color="tab:blue", marker="o", markersize=4, label=_label(result))
+        accuracy = [nan if a is None else 100 * a for a in result["accuracy_per_round"]]
+        axes.plot(rounds, accuracy, color="tab:blue", marker="o", markersize=4, label=_label(result))
         axes.set_xlabel("round")
         axes.set_ylabel(f"accuracy on the {result['evaluated_on']} images (%)")
         axes.set_title(f"{result['name']}, n = {result['clients']}, seed {result['seed']}")

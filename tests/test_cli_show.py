@@ -1,0 +1,316 @@
+"""What ``ldpfl show`` says of a folder is true of what made it, and the command that it prints works."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import CommandLine
+from ldpfl import ConfigError, DataError, LayerRanges
+from ldpfl.experiments import RunConfig, Runner, read_config
+from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.simulation import Checkpoint, RoundMetrics, initial_checkpoint
+from test_cli import StopAfterFirst, content
+from test_cli_sweep import SWEEP
+
+OWN_SETTINGS = """
+name = "mine"
+[training]
+rounds = 2
+[mechanism]
+epsilon = 2.0
+perturbed = "update"
+"""
+READY_ORIGIN = "mnist 0123456789abcdef on cpu on Flower"
+
+
+def own_config(*overrides: str) -> RunConfig:
+    return parse_config(OWN_SETTINGS, overrides, origin="test")
+
+
+def after_a_round(origin: str, accuracy: float = nan) -> Checkpoint:
+    """What a server has that measures no accuracy."""
+    ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (4,))
+    start = initial_checkpoint(torch.zeros(4), ranges, origin)
+    metrics = RoundMetrics(1, accuracy, 3, 1, {}, {"weight": 0.1}, {"weight": 1.0}, 0.5)
+    return replace(start, state=replace(start.state, round=1), history=(metrics,))
+
+
+def flower_folder(path: Path, kind: Kind | None, origin: str = " on Flower", *, accuracy: float = nan) -> RunFolder:
+    """A run of one round as the strategy leaves it; without ``kind``, as it did before kinds were recorded."""
+    folder = RunFolder(path)
+    folder.open(own_config(), resume=True, kind=kind)
+    (path / "participation.json").write_text("{}", encoding="utf-8")
+    folder.save_round(after_a_round(origin, accuracy))
+    return folder
+
+
+def hint(output: str) -> list[str]:
+    """Return the command that the line "... with: " names."""
+    (line,) = [line for line in output.splitlines() if "with: ldpfl " in line]
+    return shlex.split(line.partition("with: ldpfl ")[2])
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of before"])
+def test_an_own_app_on_flower_is_shown_as_one(recorded: bool, ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "own", Kind.OWN_APP if recorded else None)
+    assert folder.kind() is Kind.OWN_APP
+    outcome = ldpfl("show", folder.path)
+    assert outcome.code == 0
+    assert "own app on Flower, 1 rounds done (2 in its config)" in outcome.out
+    assert f"ldpfl ledger {folder.path}" in outcome.out
+    for word in ("ldpfl run", "mnist", "cnn", "nan", "accuracy"):
+        assert word not in outcome.out.lower(), word
+    figures = json.loads(ldpfl("show", folder.path, "--json").out)
+    assert (figures["kind"], figures["finished"]) == ("own app on Flower", None)
+
+
+def test_the_config_of_an_own_app_names_no_data_and_model_but_its_own(tmp_path: Path) -> None:
+    flower_folder(tmp_path / "own", Kind.OWN_APP)
+    text = (tmp_path / "own" / "config.toml").read_text(encoding="utf-8")
+    for word in ("mnist", "two-layer-cnn", "[data]", "[model]", "count", "batch_size"):
+        assert word not in text, word
+    for word in ("epsilon = 2.0", "rounds = 2", "fraction", "radius"):
+        assert word in text, word
+    told = RunFolder(tmp_path / "told")
+    told.open(own_config("data.name=cifar10", "clients.count=7"), resume=False, kind=Kind.OWN_APP)
+    text = told.config_path.read_text(encoding="utf-8")
+    assert 'name = "cifar10"' in text
+    assert "count = 7" in text
+    assert "evaluate_on" not in text
+
+
+@pytest.mark.parametrize("kind", [Kind.OWN_APP, Kind.READY_APP, None])
+def test_a_run_on_flower_goes_on_there_and_not_in_the_simulator(kind: Kind | None, ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "run", kind)
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match="simulation cannot go on with it"):
+        folder.open(own_config(), resume=True, kind=Kind.SIMULATION)
+    folder.open(own_config(), resume=True)  # by a strategy that does not say what it is
+    assert content(folder.path) == before
+    folder.open(own_config(), resume=True, kind=kind or Kind.OWN_APP)
+    with pytest.raises(ConfigError, match=r"training\.rounds: 2 -> 9"):
+        folder.open(own_config("training.rounds=9"), resume=True, kind=kind)
+    assert (folder.path / "config.toml").read_bytes() == before["config.toml"]
+
+
+def test_run_refuses_a_folder_of_flower_s_by_its_kind(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "run", Kind.OWN_APP)
+    before = content(folder.path)
+    line = ldpfl.refused("run", "--resume", "--out", folder.path, "--set", "data.name=mnist-5k", "--set", "model.name=logistic-regression")
+    assert "own app on Flower" in line
+    assert content(folder.path) == before
+
+
+def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
+    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-twin").code == 0
+    folder = RunFolder(Path("run"))
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match="this kind: simulation"):
+        folder.open(folder.config(), resume=True, kind=Kind.READY_APP)
+    assert content(folder.path) == before
+    assert folder.kind() is Kind.SIMULATION
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of before"])
+def test_the_ready_app_is_gone_on_with_by_flower(recorded: bool, ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "ready", Kind.READY_APP if recorded else None, READY_ORIGIN, accuracy=0.25)
+    out = ldpfl("show", folder.path).out
+    assert "not finished (ready app on Flower), 1 of 2 rounds done, accuracy 25.00%" in out
+    assert "flwr run" in out
+    assert "ldpfl run" not in out
+    assert 'name = "mnist"' in folder.config_path.read_text(encoding="utf-8")
+
+
+def test_a_kind_of_an_own_app_whose_origin_is_the_user_s_is_not_taken_for_the_ready_one(tmp_path: Path) -> None:
+    assert flower_folder(tmp_path / "own", None, "hospital data on Flower").kind() is Kind.OWN_APP
+
+
+def test_killed_before_its_config_a_folder_may_be_used_for_either(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    (folder.path / "kind.txt").write_text("own app on Flower\n", encoding="utf-8")
+    folder.open(own_config(), resume=False, kind=Kind.SIMULATION)
+    assert folder.kind() is Kind.SIMULATION
+    assert content(folder.path) == {"config.toml": own_config().to_toml().encode()}
+
+
+def test_a_damaged_kind_is_refused_by_name(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "run", Kind.READY_APP)
+    (folder.path / "kind.txt").write_bytes(b"\xff\x00")
+    assert "kind.txt is damaged" in ldpfl.refused("show", folder.path)
+
+
+def test_metrics_are_json_for_every_reader(tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "own", Kind.OWN_APP)
+    (line,) = folder.metrics_path.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["accuracy"] is None
+    last = folder.checkpoint()
+    assert last is not None
+    assert last.history[0].accuracy != last.history[0].accuracy  # what goes on from here goes on as before
+
+
+def unmeasured(value: Any) -> Any:
+    """Return a result as one would have it whose server measures nothing, and whose noise has no bound."""
+    layers = {name: {**layer, "noise_std": float("inf")} for name, layer in value["layers"].items()}
+    noise = {"norm": float("inf"), "protected_fraction": 1.0, "paper_epsilon": nan, "paper_epsilon_per_round": [nan]}
+    return {**value, "accuracy": nan, "accuracy_per_round": [nan, nan, nan], "layers": layers, "noise": noise}
+
+
+def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
+    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-twin", "--json").out)
+    folder = RunFolder(Path("run"))
+    folder.result_path.write_text(json.dumps(unmeasured(result)), encoding="utf-8")
+    outcome = ldpfl("show", "run")
+    assert outcome.code == 0, outcome.err
+    assert "nan" not in outcome.out
+    shown = json.loads(ldpfl("show", "run", "--json").out, parse_constant=pytest.fail)
+    assert shown["accuracy"] is None
+    draw_accuracy_curve(Path("curve.svg"), shown)
+    assert "<svg" in Path("curve.svg").read_text(encoding="utf-8")
+
+
+def test_a_result_is_written_as_strict_json(config_file: Path, tiny_data: Path, ldpfl: CommandLine) -> None:
+    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-twin", "--json").out)
+    folder, last = RunFolder(Path("run")), RunFolder(Path("run")).checkpoint()
+    assert last is not None
+
+    class Task:
+        module = torch.nn.Linear(1, 1)
+        layout = type("Layout", (), {"unflatten": staticmethod(lambda weights: {})})
+
+    folder.save_result(last, Task, unmeasured(result))  # type: ignore[arg-type]
+    assert json.loads(folder.result_path.read_text(encoding="utf-8"), parse_constant=pytest.fail)["accuracy"] is None
+
+
+@pytest.fixture
+def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
+    """A simulation after its first round, in a folder whose name a shell would split."""
+    folder, direct = RunFolder(tmp_path / "my runs; one"), read_config(config_file, ["shuffling.channel=direct"])
+    with pytest.raises(KeyboardInterrupt):
+        Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_accuracy_curve).run(direct, folder, twin=False)
+    return folder.path
+
+
+def test_the_command_for_a_simulation_works_as_it_is_printed(
+    ldpfl: CommandLine, unfinished: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ldpfl("show", unfinished).out
+    assert "1 of 3 rounds done" in out
+    assert "--data-dir that it was begun with" in out
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    out = ldpfl("show", unfinished).out
+    assert "--data-dir" not in out
+    outcome = ldpfl(*hint(out))
+    assert outcome.code == 0, outcome.err
+    assert "go on" not in ldpfl("show", unfinished).out
+
+
+def test_the_command_for_a_simulation_names_the_device_where_another_would_be_taken(
+    ldpfl: CommandLine, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert hint(ldpfl("show", unfinished).out)[-2:] == ["--device", "cpu"]
+
+
+def test_a_sweep_is_shown_with_the_command_that_goes_on(ldpfl: CommandLine, tiny_data: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "tiny.toml", tmp_path / "my sweep"
+    file.write_text(SWEEP, encoding="utf-8")
+    settings = ["--set", "shuffling.channel=direct", "--set", 'name="a b"']
+    assert ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out, *settings).code == 0
+    finished = sorted((out / "runs").rglob("result.json"))
+    for path in finished[1:]:
+        path.unlink()
+    shown = ldpfl("show", out)
+    assert shown.code == 0
+    assert f"tiny: a sweep, 1 of {len(finished)} runs finished" in shown.out
+    command = hint(shown.out)
+    assert command == ["sweep", "FILE.toml", *settings, "--out", str(out)]
+    assert ldpfl(*[file if part == "FILE.toml" else part for part in command], "--data-dir", tiny_data).code == 0
+    figures = json.loads(ldpfl("show", out, "--json").out)
+    assert (figures["finished"], figures["runs_done"]) == (True, len(finished))
+    for command in (["ledger"], ["run", "--resume", "--out"], ["audit"]):
+        assert f"give one of its runs, {out}/runs/*" in ldpfl.refused(*command, out)
+
+
+def test_a_run_that_a_sweep_gave_up_says_why_and_offers_no_command(ldpfl: CommandLine, unfinished: Path) -> None:
+    (unfinished / "stopped.txt").write_text("round 2 stopped: NaN", encoding="utf-8")
+    out = ldpfl("show", unfinished).out
+    assert "given up: round 2 stopped: NaN" in out
+    assert "ldpfl run" not in out
+    assert json.loads(ldpfl("show", unfinished, "--json").out)["stopped"] == "round 2 stopped: NaN"
+
+
+DAMAGES = {
+    "half": lambda whole: whole[: len(whole) // 2],
+    "empty": lambda whole: b"",
+    "garbage": lambda whole: bytes(range(128, 256)) * 20,
+    "nested": lambda whole: b"[" * 100_000,
+    "a folder": None,
+}
+FILES = ("checkpoint.safetensors", "config.toml", "ledger.json", "metrics.jsonl", "result.json", ".lock")
+FILES_OF_OTHERS = ("participation.json", "stopped.txt")
+
+
+def test_whatever_is_damaged_is_one_line(ldpfl: CommandLine, tiny_data: Path, unfinished: Path, config_file: Path) -> None:
+    """In a finished and an unfinished run; and what is left of a config may not be taken for a run of the defaults."""
+    shared = ["--data-dir", str(tiny_data), "--no-twin", "--json"]
+    assert ldpfl("run", config_file, *shared, "--out", "finished", "--set", "shuffling.channel=direct").code == 0
+    commands = (["show"], ["show", "--json"], ["ledger"], ["run", "--resume", *shared, "--out"])
+    for run in (unfinished, Path("finished")):
+        whole = content(run)
+        for name, damage, command in itertools.product(FILES + FILES_OF_OTHERS, DAMAGES, commands):
+            spoil(run / name, damage)
+            outcome = ldpfl(*command, run)
+            where = f"{name}, {damage}, {command}: {outcome.err}"
+            assert "unexpected" not in outcome.err, where
+            assert outcome.code == 0 or (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), where
+            if name == "config.toml":
+                assert (outcome.code, "config.toml" in outcome.err) == (2, True), where
+            restore(run, whole)
+
+
+def spoil(path: Path, damage: str) -> None:
+    change, whole = DAMAGES[damage], path.read_bytes() if path.exists() else b""
+    path.unlink(missing_ok=True)
+    if change is None:
+        path.mkdir()
+    else:
+        path.write_bytes(change(whole))
+
+
+def restore(run: Path, whole: dict[str, bytes]) -> None:
+    for path in run.iterdir():
+        path.rmdir() if path.is_dir() else path.unlink()
+    for name, text in whole.items():
+        (run / name).write_bytes(text)
+
+
+def test_a_damaged_sweep_is_one_line(ldpfl: CommandLine, tiny_data: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "tiny.toml", tmp_path / "s"
+    file.write_text(SWEEP.replace("[0, 1]", "[0]"), encoding="utf-8")
+    sweep: list[str | Path] = ["sweep", file, "--data-dir", tiny_data, "--out", out, "--set", "shuffling.channel=direct"]
+    assert ldpfl(*sweep).code == 0
+    whole = content(out)
+    for damage in DAMAGES:
+        spoil(out / "sweep.json", damage)
+        assert "sweep" in ldpfl.refused("show", out)
+        assert str(out) in ldpfl.refused(*sweep)
+        (out / "sweep.json").rmdir() if damage == "a folder" else None
+        (out / "sweep.json").write_bytes(whole["sweep.json"])
+
+
+def test_a_sweep_whose_reason_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "stopped.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"stopped\.txt is damaged"):
+        RunFolder(tmp_path).stopped()

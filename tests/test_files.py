@@ -1,0 +1,107 @@
+"""A file that the system refuses is left as it was, and the error says why and what to do; JSON is strict."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from ldpfl.files import WriteError, from_json, make_folder, remove_leftovers, replace_atomically, to_json, write_text
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let this process write no file larger than ``size`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+REFUSALS = {
+    errno.ENOSPC: ("no space left on the device of", "make room"),
+    errno.EDQUOT: ("quota", "make room"),
+    errno.EFBIG: ("larger than", "ulimit -f"),
+    errno.EROFS: ("read-only file system", "make it writable"),
+    errno.EACCES: ("cannot be written: Permission denied", "mend that"),
+}
+
+
+@pytest.mark.parametrize(("number", "expected"), REFUSALS.items())
+def test_what_the_system_refuses_is_one_line_and_changes_nothing(number: int, expected: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write_text(path, "old")
+
+    def refused(temporary: Path) -> None:
+        temporary.write_text("half of it", encoding="utf-8")
+        raise OSError(number, "Permission denied")
+
+    with pytest.raises(WriteError, match=expected[0]) as caught, replace_atomically(path) as temporary:
+        refused(temporary)
+    assert str(tmp_path) in str(caught.value)
+    assert expected[1] in caught.value.remedy
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_that_do_not_fit_are_refused_like_text(tmp_path: Path) -> None:
+    """Their library has an error class of its own, which tells of the system in its text only."""
+    path = tmp_path / "model.safetensors"
+    with replace_atomically(path) as temporary:
+        save_file({"weights": torch.ones(10)}, temporary)
+    before = path.read_bytes()
+    with (
+        files_up_to(20_000),
+        pytest.raises(WriteError, match=r"model\.safetensors would become larger"),
+        replace_atomically(path) as temporary,
+    ):
+        save_file({"weights": torch.ones(10_000)}, temporary)
+    with files_up_to(20_000), pytest.raises(WriteError, match="larger"):
+        write_text(tmp_path / "text", "x" * 30_000)
+    with pytest.raises(SafetensorError, match="header"), replace_atomically(path):  # no fault of the disk
+        raise SafetensorError("invalid header")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_file_s_place_is_named_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(WriteError, match=r"/metrics\.jsonl cannot be written: Is a directory"):
+        write_text(tmp_path / "metrics.jsonl", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="Not a directory"):
+        make_folder(tmp_path / "file" / "below")
+
+
+def test_what_a_killed_process_left_is_removed_whoever_named_it(tmp_path: Path) -> None:
+    for name in (".model.safetensors.k3x9_a1b.partial", ".tmpAb12Cd"):  # the second is made by safetensors
+        (tmp_path / name).touch()
+    (tmp_path / "tmpfile").touch()
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tmpfile"]
+
+
+def test_json_is_strict_and_the_json_of_before_can_be_read() -> None:
+    value = {"a": nan, "b": [1.5, -inf, (inf, 2)], "c": "NaN", "d": True}
+    text = to_json(value)
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [1.5, None, [None, 2]], "c": "NaN", "d": True}
+    assert from_json(json.dumps(value)) == from_json(text)
+    finite = {"a": [1, 2.5, None], "b": {"c": 1e300}}
+    assert to_json(finite, indent=2) == json.dumps(finite, indent=2)
+    with pytest.raises(ValueError, match="too deeply"):
+        from_json("[" * 100_000)
