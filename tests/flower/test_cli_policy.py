@@ -8,8 +8,7 @@ import pytest
 from flower_parts import config_of, shift, start_arrays
 
 from conftest import CommandLine
-from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
-from ldpfl.flower.strategy import AllDeclined
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
 from ldpfl.shuffling.sealing import generate_key, public_text

@@ -10,10 +10,9 @@ from flower_parts import ask, config_of, instruction, shift, start_arrays, terms
 from flwr.app import Context, Message
 
 from ldpfl.errors import ConfigError
-from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.node import read_token
-from ldpfl.flower.strategy import AllDeclined
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit

@@ -19,9 +19,8 @@ from relayed_parts import CLIENTS, World, policy_of, world_in
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
+from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.strategy import AllDeclined
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.shuffling.relay import RelayRoundOver, Terms
 from ldpfl.simulation import Checkpoint

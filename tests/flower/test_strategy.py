@@ -15,8 +15,7 @@ from flwr.clientapp import ClientApp
 
 from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, Waiting
-from ldpfl.flower.strategy import AllDeclined
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
 from ldpfl.privacy.policy import NotSetUp
 from ldpfl.simulation import Checkpoint
 

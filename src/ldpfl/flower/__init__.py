@@ -10,13 +10,15 @@ except ImportError as error:
 from ldpfl.flower.ask import Ask, Node
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
+from ldpfl.flower.course import AllDeclined, Waiting
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.node import OperatorNode, operator_node
 from ldpfl.flower.relayed import RelayCollector, operator_relay
-from ldpfl.flower.strategy import LdpStrategy, Waiting
+from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.flower.terms import RoundTerms
 
 __all__ = [
+    "AllDeclined",
     "Ask",
     "Collector",
     "DirectCollector",

@@ -37,9 +37,10 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
+from ldpfl.flower.course import AllDeclined, Waiting
 from ldpfl.flower.node import named
 from ldpfl.flower.relayed import operator_relay
-from ldpfl.flower.strategy import ARRAYS, AllDeclined, LdpStrategy, Waiting
+from ldpfl.flower.strategy import ARRAYS, LdpStrategy
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.server import ServerState
 from ldpfl.simulation import Checkpoint, Federation, train_clients

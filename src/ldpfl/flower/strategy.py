@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, nan
 from types import MappingProxyType
 
@@ -16,13 +15,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError
+from ldpfl.errors import ConfigError, DataError, LdpflError
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
-from ldpfl.flower.course import Course, sorted_out
+from ldpfl.flower.course import AllDeclined, Course, Waiting, sorted_out
 from ldpfl.flower.participation import Participation
 from ldpfl.flower.terms import RECORD, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
@@ -48,27 +47,6 @@ ARRAYS, CONFIG = "arrays", "config"
 _POLL_S = 0.5
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class AllDeclined(PrivacyError):
-    """Every node that replied has declined: their operators allow no such report, and another round would bring none either."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """How patient the server is.
-
-    Attributes:
-        nodes: a round begins when so many nodes are connected.
-        seconds: longest wait for them.
-    """
-
-    nodes: int = 1
-    seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or not self.seconds >= 0:
-            raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
 
 
 class LdpStrategy(Strategy):
@@ -103,7 +81,7 @@ class LdpStrategy(Strategy):
         *,
         collector: Collector | None = None,
         folder: RunFolder | None = None,
-        waiting: Waiting = Waiting(),
+        waiting: Waiting = Waiting(),  # noqa: B008  (frozen)
         accuracy: Callable[[Tensor], float] = lambda weights: nan,
         origin: str = "",
         reply_s: float = 0.0,
@@ -200,7 +178,7 @@ class LdpStrategy(Strategy):
         received = Received(None) if nobody else self._collector.collect(course.round, sorted_.answers)
         self._close(course, replace(received, refused=(*sorted_.refused, *received.refused)))
         if nobody:
-            raise _nobody(course, sorted_.declined)
+            raise AllDeclined.of(course.last.state.round, sorted_.declined)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -383,14 +361,6 @@ class LdpStrategy(Strategy):
         if self._course is None:
             raise ConfigError("the strategy was not started: call start()")
         return self._course
-
-
-def _nobody(course: Course, declined: Counter[str]) -> AllDeclined:
-    said = "; ".join(f"{times} said {reason!r}" for reason, times in declined.most_common())
-    return AllDeclined(
-        f"round {course.last.state.round}: none of {declined.total()} nodes takes part: {said}. Each waits for its operator, and its log "
-        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
-    )
 
 
 def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> None:
