@@ -1,10 +1,14 @@
 """Time and memory of a relay process that takes 100 uploads of 21,840 sealed reports, mixes them and hands them out.
 
     python benchmarks/relay.py [--uploads 100] [--records 21840] [--record-bytes 64] [--threads 8] [--store PATH_OR_URL]
+    python benchmarks/relay.py --crowd 500 [--records 1] [--window 150] [--away 40] [--store PATH]
 
 The relay is a process of its own, reached over loopback by several client threads of this one. Its size includes
 PyTorch's libraries, which the package loads. Records are random bytes, as sealed ones are; that all of them come back
 is checked by the sum of their hashes. Peak memory is the kernel's, which needs Linux.
+
+With ``--crowd`` so many clients upload at the same moment, each from a thread of its own and with the round's window as its
+patience, and the relay is killed in the middle and comes back after ``--away`` seconds; what counts is how many are lost.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -28,14 +32,14 @@ from ldpfl.shuffling.relay import RelayAggregator, RelayClient, Terms
 from ldpfl.shuffling.relay.schema import open_engine
 from ldpfl.shuffling.relay.tokens import Role, Tokens
 
-SERVER = [sys.executable, "-c", "from ldpfl.cli.relay import app; app()", "serve", "--port", "0"]
+SERVER = [sys.executable, "-c", "from ldpfl.cli.relay import app; app()", "serve"]
 RUN = "benchmark"
 
 
 @contextmanager
-def relay(store: str) -> Iterator[tuple[int, str]]:
+def relay(store: str, port: int = 0) -> Iterator[tuple[int, str]]:
     """Start a relay; yield its process id and URL."""
-    process = subprocess.Popen([*SERVER, "--store", store], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*SERVER, "--port", str(port), "--store", store], stderr=subprocess.PIPE, text=True)
     try:
         if process.stderr is None:
             raise RuntimeError("the relay has no output")
@@ -64,9 +68,62 @@ def main() -> None:
     parser.add_argument("--record-bytes", type=int, default=64)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--store", default="", help="a new SQLite file in a temporary folder if left out")
+    parser.add_argument("--crowd", type=int, default=0, help="instead, so many clients that upload at once")
+    parser.add_argument("--window", type=float, default=150.0, help="seconds that their round is open")
+    parser.add_argument("--away", type=float, default=0.0, help="seconds that the relay is away")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(options, options.store or str(Path(folder) / "relay.db"))
+        (crowd if options.crowd else measure)(options, options.store or str(Path(folder) / "relay.db"))
+
+
+def tokens_in(store: str, number: int, count: int) -> tuple[list[str], str]:
+    """Return tokens of so many clients, and of an aggregator."""
+    engine = open_engine(store)
+    known = Tokens(engine)
+    clients = [known.add(f"client-{number}-{index}", Role.CLIENT) for index in range(count)]
+    aggregator = known.add(f"server-{number}", Role.AGGREGATOR)
+    engine.dispose()
+    return clients, aggregator
+
+
+def crowd(options: argparse.Namespace, store: str) -> None:
+    """Let all clients of a round upload at once, and print how many were lost and when the last one was through."""
+    number, count = int(time.time()) % 10**9, options.crowd
+    size = options.records * options.record_bytes
+    clients, token = tokens_in(store, number, count)
+    terms = Terms(
+        record_bytes=options.record_bytes,
+        records_per_upload=options.records,
+        min_clients=1,
+        closes_in_s=options.window,
+        max_uploads=count,
+        agreement="0" * 64,
+    )
+    came: list[float] = []
+    with ExitStack() as stack:
+        running = stack.enter_context(ExitStack())
+        _, url = running.enter_context(relay(store))
+        aggregator = stack.enter_context(RelayAggregator(url, token))
+        aggregator.open_round(RUN, number, terms)
+        began = time.monotonic()
+
+        def upload(index: int) -> None:
+            with RelayClient(url, clients[index]) as client:
+                client.upload(RUN, number, f"{index:032x}", os.urandom(size), within_s=options.window - (time.monotonic() - began))
+            came.append(time.monotonic() - began)
+
+        with ThreadPoolExecutor(count) as pool:
+            uploads = [pool.submit(upload, index) for index in range(count)]
+            if options.away:
+                time.sleep(0.2)
+                running.close()
+                time.sleep(options.away)
+                running.enter_context(relay(store, int(url.rpartition(":")[2])))
+            failures = [type(error).__name__ for error in (future.exception() for future in uploads) if error is not None]
+        arrived = aggregator.round_status(RUN, number).uploads
+    print(f"{count} uploads of {size} bytes at once, window {options.window:g} s, relay away for {options.away:g} s:")
+    came.sort()
+    print(f"{count - (arrived or 0)} lost {failures[:3]}, half there after {came[len(came) // 2]:.1f} s, all after {came[-1]:.1f} s")
 
 
 def measure(options: argparse.Namespace, store: str) -> None:
@@ -79,11 +136,7 @@ def measure(options: argparse.Namespace, store: str) -> None:
         max_uploads=options.uploads,
         agreement="0" * 64,
     )
-    engine = open_engine(store)
-    known = Tokens(engine)
-    clients = [known.add(f"client-{number}-{index}", Role.CLIENT) for index in range(options.uploads)]
-    token = known.add(f"server-{number}", Role.AGGREGATOR)
-    engine.dispose()
+    clients, token = tokens_in(store, number, options.uploads)
     blobs = [os.urandom(terms.upload_bytes) for _ in clients]
     expected = sum(fingerprint(blob, terms.record_bytes) for blob in blobs)
     with relay(store) as (pid, url), RelayAggregator(url, token) as aggregator:
@@ -92,7 +145,7 @@ def measure(options: argparse.Namespace, store: str) -> None:
 
         def upload(index: int) -> None:
             with RelayClient(url, clients[index]) as client:
-                client.upload(RUN, number, f"{index:032x}", blobs[index])
+                client.upload(RUN, number, f"{index:032x}", blobs[index], within_s=600.0)
 
         began = time.perf_counter()
         with ThreadPoolExecutor(options.threads) as pool:

@@ -70,7 +70,7 @@ def test_three_of_ten_clients_gone_in_their_uploads(tmp_path: Path) -> None:
         assert same(last.state.weights, expected(everyone(10, but=[0, 4, 8])))
         assert [(event.cohort, event.population) for event in last.ledger.events] == [(7, 10)]
         assert world.charges() == [1] * 10  # who was cut off has counted it: half a report may be one
-        assert '"uploads": 7, "dropped": 3' in (tmp_path / "relay.log").read_text()
+        assert '"uploads": 7, "incomplete": 3' in (tmp_path / "relay.log").read_text()
 
 
 def test_the_reference_tells_reports_apart() -> None:

@@ -41,14 +41,19 @@ def serve_command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 lets the system choose.")] = 8473,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
+    connections_per_address: Annotated[
+        int, typer.Option(min=0, help="Connections at once from one address; 0 is no bound, for a relay behind a proxy.")
+    ] = 100,
 ) -> None:
     """Serve the relay until it is stopped; several may share one PostgreSQL store."""
     _require_packages()
+    from ldpfl.shuffling.relay.connections import Connections
     from ldpfl.shuffling.relay.serve import Tls, serve
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
-    serve(store, host, port, Tls(tls_cert, tls_key) if tls_cert and tls_key else None)
+    tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
+    serve(store, host, port, tls, connections=Connections(an_address=connections_per_address))
 
 
 @token_app.command()

@@ -73,7 +73,7 @@ class RelayCollector:
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
         terms = self._relay_terms(round_, "0" * 64)
-        if self.window_s <= reply_s and terms.min_clients < terms.max_uploads:
+        if self.window_s < reply_s and terms.min_clients < terms.max_uploads:
             raise ConfigError(
                 f"the relay's window of {self.window_s:g} s is over before clients reply, after {reply_s:g} s: make it longer"
             )

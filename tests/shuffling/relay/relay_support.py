@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import multiprocessing
 import os
@@ -15,20 +16,30 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from anyio.from_thread import BlockingPortal
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import select
 from starlette.types import ASGIApp
 from torch import Tensor
 
 from ldpfl import SecureSource, SeededStreams
-from ldpfl.shuffling.relay import Terms
+from ldpfl.shuffling.relay import RoundStatus, Terms
+from ldpfl.shuffling.relay.connections import Connections
+from ldpfl.shuffling.relay.errors import Refusal
+from ldpfl.shuffling.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, uploads
 from ldpfl.shuffling.relay.serve import Tls, serve
 from ldpfl.shuffling.relay.store import Store
 
+TABLES = (meta, tokens, rounds, uploads, blocks, parts)
 RUN = "run-1"
 RECORD_BYTES = 16
 
@@ -66,6 +77,29 @@ def pull(store: Store, number: int = 1, owner: str = "aggregator") -> bytes:
     """Return all parts of a round."""
     first = store.part(owner, RUN, number, 0)
     return first.data + b"".join(store.part(owner, RUN, number, index).data for index in range(1, first.count))
+
+
+def on_disk(path: Path) -> bytes:
+    """Return all bytes of a SQLite store's files, but for its reserve."""
+    return b"".join(file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*")) if file.suffix != ".reserve")
+
+
+def content(store: Store) -> list[list[tuple[Any, ...]]]:
+    with store.engine.connect().execution_options(**READ_ONLY) as connection:
+        return [sorted(tuple(row) for row in connection.execute(select(table))) for table in TABLES]
+
+
+def opened(store: Store, number: int = 1, **changes: Any) -> RoundStatus:
+    return store.open_round("aggregator", RUN, number, terms(**changes))
+
+
+def refused(store: Store, kind: type[Refusal], action: Callable[[], object], match: str | None = None) -> None:
+    """Expect a refusal of exactly this kind that changes nothing."""
+    before = content(store)
+    with pytest.raises(kind, match=match) as caught:
+        action()
+    assert type(caught.value) is kind
+    assert content(store) == before
 
 
 def seeded(seed: int) -> SeededStreams:
@@ -206,10 +240,12 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
 
 
 @contextmanager
-def relay_process(store: str, log: Path, port: int = 0, tls: Tls | None = None) -> Iterator[tuple[Any, int]]:
+def relay_process(
+    store: str, log: Path, port: int = 0, tls: Tls | None = None, connections: Connections | None = None
+) -> Iterator[tuple[Any, int]]:
     """Run a relay on loopback; yield its process and port. Its output goes to ``log``."""
     log.unlink(missing_ok=True)
-    with process(_serve, store, log, port, tls) as running:
+    with process(_serve, store, log, port, tls, connections or Connections()) as running:
         deadline = time.monotonic() + 60
         while not (lines := _read(log)) or not lines.endswith("\n"):
             assert time.monotonic() < deadline
@@ -222,11 +258,11 @@ def _read(log: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def _serve(store: str, log: Path, port: int, tls: Tls | None) -> None:
+def _serve(store: str, log: Path, port: int, tls: Tls | None, connections: Connections) -> None:
     with log.open("a") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    serve(store, "127.0.0.1", port, tls)
+    serve(store, "127.0.0.1", port, tls, connections=connections)
 
 
 class KillsItself:
@@ -240,3 +276,28 @@ class KillsItself:
         if self._left == 0:
             os.kill(os.getpid(), 9)
         return SecureSource().int32(row, count)
+
+
+def certificate(folder: Path) -> Tls:
+    """Make a certificate of its own authority for loopback."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relay")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = Tls(folder / "relay.crt", folder / "relay.key")
+    files.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form: Any = serialization.PrivateFormat.PKCS8
+    files.key.touch(0o600)
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return files

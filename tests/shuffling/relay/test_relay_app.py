@@ -200,7 +200,10 @@ def test_intruders_and_mistakes_change_nothing(site: Site) -> None:
         (site("DELETE", f"{ROUND}/records", "server"), 409, "nothing to acknowledge"),
         (site("GET", "/v1/rounds/a%2Fb/1"), 404, "Not Found"),
         (site("GET", "/v1/rounds/run-1/one"), 404, "no such round"),
-        (site("GET", "/v1/rounds/..%00/1"), 404, "no such run"),
+        (site("GET", "/v1/rounds/..%00/1"), 404, "percent sign"),
+        (site("GET", "/v1/rounds/run-1/%31"), 404, "percent sign"),
+        (site("GET", "/v1/rounds/run-1/01"), 404, "no such round"),
+        (site("GET", "/v1/rounds/run-1/0"), 404, "no such round"),
         (site("GET", "/v1/rounds/run-1/1/"), 404, "Not Found"),
         (site("GET", "/"), 404, "Not Found"),
         (site("POST", ROUND), 405, "Not Allowed"),
@@ -269,6 +272,35 @@ def test_too_many_requests_with_one_token_are_told_to_wait(make_site: Callable[[
     assert site("GET", ROUND, "bob").status_code == 404
 
 
+def test_so_many_parts_are_in_memory_for_one_aggregator(make_site: Callable[[Limits], Site]) -> None:
+    site = make_site(Limits(parts_at_once=2))
+    site.open(min_clients=1)
+    site.put("alice")
+    site.clock.now += 100
+    scope = scope_of("GET", f"{ROUND}/records", {"Authorization": f"Bearer {site.tokens['server']}"}, b"part=0")
+
+    async def ask(read: asyncio.Event, sent: list[Message]) -> None:
+        async def send(message: Message) -> None:
+            sent.append(message)
+            await read.wait()
+
+        await site.app(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+
+    async def crowd() -> list[int]:
+        read, sent = asyncio.Event(), [list[Message]() for _ in range(4)]
+        tasks = [asyncio.create_task(ask(read, each)) for each in sent[:3]]
+        while not all(sent[:3]):
+            await asyncio.sleep(0.01)
+        read.set()
+        await asyncio.gather(*tasks)
+        await ask(read, sent[3])
+        assert records(b"".join(message.get("body", b"") for message in sent[3])) == records(blob("alice"))
+        return [each[0]["status"] for each in sent]
+
+    answers = asyncio.run(crowd())
+    assert (sorted(answers[:3]), answers[3]) == ([200, 200, 429], 200)
+
+
 def test_a_rate_limit_fills_up_again() -> None:
     clock = Clock()
     limit = RateLimit(Limits(requests_per_s=2, burst=3), clock)
@@ -290,6 +322,21 @@ def test_a_rate_limit_fills_up_again() -> None:
     assert allowed() == 3
 
 
+def scope_of(method: str, path: str, headers: dict[str, str], query: bytes = b"") -> Scope:
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("relay", 80),
+        "client": ("127.0.0.1", 1),
+    }
+
+
 def raw(app: ASGIApp, method: str, path: str, headers: dict[str, str], messages: list[Message]) -> tuple[int, bytes]:
     """Send a request message by message; after the last one nothing comes any more."""
 
@@ -306,19 +353,7 @@ def raw(app: ASGIApp, method: str, path: str, headers: dict[str, str], messages:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        scope: Scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-            "http_version": "1.1",
-            "scheme": "http",
-            "server": ("relay", 80),
-            "client": ("127.0.0.1", 1),
-        }
-        await app(scope, receive, send)
+        await app(scope_of(method, path, headers), receive, send)
         status = sent[0]["status"] if sent else 0
         return status, b"".join(message.get("body", b"") for message in sent)
 
@@ -399,7 +434,7 @@ def test_the_log_says_what_happens_to_rounds_and_nothing_of_who(site: Site, capl
         site("DELETE", f"{ROUND}/records", "server")
     ours = [json.loads(record.getMessage()) for record in caplog.records if record.name.startswith("ldpfl")]
     assert [line["event"] for line in ours] == ["round_opened", "round_released", "round_acknowledged"]
-    assert (ours[1]["uploads"], ours[1]["dropped"], ours[1]["parts"]) == (2, 1, 1)
+    assert (ours[1]["uploads"], ours[1]["incomplete"], ours[1]["parts"]) == (2, 1, 1)
     assert not any(secret in repr(ours) for secret in ("alice", "bob", "upload-of", *site.tokens.values()))
 
 

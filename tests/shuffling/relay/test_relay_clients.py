@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -48,7 +52,8 @@ class World:
 
     def client(self, name: str = "alice") -> RelayClient:
         token = self.tokens.get(name, name)
-        return RelayClient("http://127.0.0.1", token, transport=self.transport, patience=Patience(tries=4), sleep=self.sleep)
+        patience = Patience(tries=4)
+        return RelayClient("http://127.0.0.1", token, transport=self.transport, patience=patience, sleep=self.sleep, clock=self.clock)
 
     def aggregator(self) -> RelayAggregator:
         token = self.tokens["server"]
@@ -71,9 +76,9 @@ def test_a_whole_round(world: World) -> None:
     with world.aggregator() as server, world.client("alice") as alice, world.client("bob") as bob:
         assert server.open_round(RUN, 1, terms()).state == "open"
         assert server.open_round(RUN, 1, terms()).state == "open"
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
-        bob.upload(RUN, 1, upload_id("bob"), blob("bob"))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        bob.upload(RUN, 1, upload_id("bob"), blob("bob"), within_s=60.0)
         assert alice.round_status(RUN, 1).uploads is None
         with pytest.raises(RelayRefused, match="425") as early:
             list(server.pull(RUN, 1))
@@ -88,7 +93,7 @@ def test_a_whole_round(world: World) -> None:
         server.acknowledge(RUN, 1)
         assert server.round_status(RUN, 1).state == "gone"
         with pytest.raises(RelayRoundOver):
-            alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         with pytest.raises(RelayRoundOver):
             list(server.pull(RUN, 1))
     assert len(world.paths("PATCH")) == 2
@@ -98,10 +103,10 @@ def test_a_round_of_many_parts_is_pulled_whole(world: World, monkeypatch: pytest
     monkeypatch.setattr("ldpfl.shuffling.relay.mixing.PART_BYTES", 100)
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms(min_clients=1))
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         world.clock.now += 100
         assert records(b"".join(server.pull(RUN, 1))) == records(blob("alice"))
-        assert len(world.paths("GET")) == 8 + 1  # the parts and the terms
+        assert len(world.paths("GET")) == 8 + 2  # the parts, the terms, and how many uploads were mixed
 
 
 def broken_after(count: int, times: int, world: World) -> Callable[[httpx.Request], httpx.Response | None]:
@@ -126,7 +131,7 @@ def test_an_upload_goes_on_where_it_broke(world: World, count: int) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, LARGE)
         world.transport.fault = broken_after(count, 2, world)
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE), within_s=60.0)
         world.clock.now += 100
         assert records(b"".join(server.pull(RUN, 1)), 64) == records(blob("alice", LARGE), 64)
     offsets = [int(request.headers["Upload-Offset"]) for request in world.transport.seen if request.method == "PATCH"]
@@ -134,18 +139,58 @@ def test_an_upload_goes_on_where_it_broke(world: World, count: int) -> None:
     assert all(later - earlier == count for earlier, later in pairwise(offsets))
 
 
-def test_breaks_that_bring_nothing_forward_are_borne_so_often_only(world: World) -> None:
+def test_an_upload_is_tried_for_the_time_that_it_has_and_no_longer(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, LARGE)
         world.transport.fault = broken_after(0, 10**9, world)
-        with pytest.raises(RelayUnreachable, match="4 times in a row"):
-            alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
-        assert len(world.paths("PATCH")) == 4
-        assert [low <= slept <= 2 * low for low, slept in zip((0.125, 0.25, 0.5), world.slept, strict=True)] == [True] * 3
-        # As long as each break brings some bytes, it goes on.
+        with pytest.raises(RelayUnreachable, match="for 90 seconds"):
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE), within_s=90.0)
+        assert sum(world.slept) == pytest.approx(90)
+        assert max(world.slept) <= Patience().longest_upload_s
+        assert len(world.paths("PATCH")) > 15  # more than the tries of other calls
+        # One try, however little time there is; and as long as each break brings some bytes, it goes on.
         world.transport.fault = broken_after(40_000, 10**9, world)
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
-        assert len(world.paths("PATCH")) == 4 + 20
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE), within_s=90.0)
+
+
+def test_a_relay_that_is_away_or_full_for_longer_than_usual_patience_loses_no_upload(world: World) -> None:
+    def away(request: httpx.Request) -> httpx.Response | None:
+        if world.clock.now > back:
+            return None
+        if len(world.slept) % 2:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(503, content=b"Service Unavailable")
+
+    with world.aggregator() as server, world.client() as alice, world.client("bob") as bob:
+        server.open_round(RUN, 1, terms(closes_in_s=300.0))
+        back = world.clock.now + 80
+        world.transport.fault = away
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=120.0)
+        back = world.clock.now + 80
+        with pytest.raises(RelayUnreachable, match="for 60 seconds"):
+            bob.upload(RUN, 1, upload_id("bob"), blob("bob"), within_s=60.0)
+        world.clock.now = back + 1
+        assert server.round_status(RUN, 1).uploads == 1
+
+
+@pytest.mark.parametrize(("asked", "least"), [("3", 3.0), ("86400", 5.0)])
+def test_an_upload_waits_as_long_as_it_is_asked_to_if_it_has_the_time(world: World, asked: str, least: float) -> None:
+    answers = [httpx.Response(503, headers={"Retry-After": asked}, json={"error": "later"})]
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms())
+        world.transport.fault = lambda request: answers.pop() if answers else None
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+    assert len(world.slept) == 1
+    assert least <= world.slept[0] <= 30.0
+
+
+def test_the_time_outs_of_one_request_end_with_the_time_of_the_upload(world: World) -> None:
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms())
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=7.0)
+    for request in world.transport.seen:
+        most = 7.0 if "uploads" in request.url.path else Patience().timeout_s
+        assert set(request.extensions["timeout"].values()) == {most}
 
 
 def answering(methods: dict[str, list[tuple[int, int]]], seen: list[str]) -> httpx.MockTransport:
@@ -170,22 +215,23 @@ def answering(methods: dict[str, list[tuple[int, int]]], seen: list[str]) -> htt
     ],
 )
 def test_answers_that_bring_nothing_forward_end_too(patch: list[tuple[int, int]], head: list[tuple[int, int]]) -> None:
-    seen: list[str] = []
-    slept: list[float] = []
+    clock, seen = Clock(), list[str]()
     transport = answering({"POST": [(201, 0)], "PATCH": patch, "HEAD": head}, seen)
-    with RelayClient("http://127.0.0.1", "t", transport=transport, patience=Patience(4, 1.0), sleep=slept.append) as client:
-        kind = RelayRefused if patch[-1][0] == 503 else RelayUnreachable
-        with pytest.raises(kind):
-            client.upload(RUN, 1, upload_id("alice"), bytes(100))
-    assert seen.count("PATCH") <= 5
-    assert [low <= pause <= 2 * low for low, pause in zip((0.5, 1.0, 2.0), slept, strict=True)] == [True] * 3
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    with RelayClient("http://127.0.0.1", "t", transport=transport, sleep=sleep, clock=clock) as client:
+        with pytest.raises(RelayUnreachable, match="for 60 seconds"):
+            client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=60.0)
+        assert clock.now == pytest.approx(1_000_060)
 
 
 def test_a_stalled_upload_that_goes_on_is_whole() -> None:
     seen: list[str] = []
     transport = answering({"POST": [(201, 0)], "PATCH": [(204, 0), (409, 40), (204, 100)], "HEAD": [(204, 0), (204, 40)]}, seen)
     with RelayClient("http://127.0.0.1", "t", transport=transport, patience=Patience(3, 0.0, 0.0)) as client:
-        client.upload(RUN, 1, upload_id("alice"), bytes(100))
+        client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=60.0)
     assert seen == ["POST", "PATCH", "HEAD", "PATCH", "HEAD", "PATCH"]
 
 
@@ -197,18 +243,23 @@ def test_an_offset_beyond_the_upload_is_noticed(method: str, offset: int) -> Non
         RelayClient("http://127.0.0.1", "t", transport=answering(answers, []), patience=Patience(4, 0.0, 0.0)) as client,
         pytest.raises(ProtocolError, match="no number up to 100 in Upload-Offset"),
     ):
-        client.upload(RUN, 1, upload_id("alice"), bytes(100))
+        client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=60.0)
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "1" + "0" * 18, "65537", "-1", "1.0", "\u0661", ""])
 def test_numbers_in_headers_that_cannot_be_are_noticed(world: World, text: str) -> None:
     headers = {b"Relay-Parts": text.encode(), b"Upload-Offset": text.encode()}
-    world.transport.fault = lambda request: httpx.Response(200, headers=headers, content=b"")
+
+    def false(request: httpx.Request) -> httpx.Response | None:
+        return httpx.Response(200, headers=headers, content=b"") if request.url.path.count("/") > 4 else None
+
     with world.client() as alice, world.aggregator() as server:
+        server.open_round(RUN, 1, terms())
+        world.transport.fault = false
         with pytest.raises(ProtocolError, match="no number up to 65536 in Relay-Parts"):
             list(server.pull(RUN, 1))
         with pytest.raises(ProtocolError, match="no number up to 640 in Upload-Offset"):
-            alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
 
 
 def test_a_wait_of_thousands_of_digits_is_not_asked_for(world: World) -> None:
@@ -234,9 +285,91 @@ def test_answers_that_cannot_be_unpacked_are_like_a_broken_connection(world: Wor
 
 
 def test_a_reason_nested_too_deeply_is_not_read(world: World) -> None:
-    world.transport.fault = lambda request: httpx.Response(404, content=b"[" * 100_000)
+    world.transport.fault = lambda request: httpx.Response(404, content=b"[" * 60_000)
     with world.client() as alice, pytest.raises(RelayRefused, match="Not Found"):
         alice.round_status(RUN, 1)
+
+
+def test_what_the_relay_says_does_nothing_to_a_log_or_a_screen(world: World) -> None:
+    said = "no\n2026-01-01 all is well\x1b[2J\x07\u202e" + "x" * 10_000
+    world.transport.fault = lambda request: httpx.Response(404, json={"error": said})
+    with world.client() as alice, pytest.raises(RelayRefused) as refused:
+        alice.round_status(RUN, 1)
+    assert str(refused.value).startswith("the relay refused (404): no2026-01-01 all is well[2Jx")
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 250
+
+
+def test_answers_are_asked_for_unpacked_and_read_to_a_bound(world: World) -> None:
+    pulled = [0]
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for _ in range(100_000):
+                pulled[0] += 10_000
+                yield bytes(10_000)
+
+    size = terms(min_clients=1, closes_in_s=0.0)
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, size)
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        assert {request.headers["Accept-Encoding"] for request in world.transport.seen} == {"identity"}
+        for status in (200, 404, 503):
+            world.transport.fault = lambda request, status=status: httpx.Response(status, stream=Endless())  # type: ignore[misc]
+            for action in (lambda: alice.round_status(RUN, 1), lambda: server.acknowledge(RUN, 1)):
+                pulled[0] = 0
+                with pytest.raises(ProtocolError, match="longer than 65,536 bytes"):
+                    action()
+                assert pulled[0] < 100_000
+        world.transport.fault = lambda request: (
+            httpx.Response(200, stream=Endless(), headers={"Relay-Parts": "1"}) if "records" in request.url.path else None
+        )
+        pulled[0] = 0
+        with pytest.raises(ProtocolError, match="longer than"):
+            list(server.pull(RUN, 1))
+        assert pulled[0] < 4 * 4 * 2**20 + 64 * 16 + 20_000
+
+
+def test_more_records_than_were_uploaded_are_not_taken(world: World) -> None:
+    asked = [0]
+
+    def more(request: httpx.Request) -> httpx.Response | None:
+        if "records" not in request.url.path:
+            return None
+        asked[0] += 1
+        return httpx.Response(200, headers={"Relay-Parts": "65536"}, content=bytes(640))
+
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms(min_clients=1, closes_in_s=0.0))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        world.transport.fault = more
+        with pytest.raises(ProtocolError, match="80 records"):
+            list(server.pull(RUN, 1))
+    assert asked == [2]
+
+
+def test_an_answer_that_drips_ends_with_the_time_of_the_upload() -> None:
+    """A server on a real socket that sends a byte of its head every 50 ms, for ever."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def drip(listener: socket.socket) -> None:
+        while not ended.is_set():
+            with suppress(OSError), listener.accept()[0] as connection:
+                while not ended.wait(0.05) and time.monotonic() < began + 40:
+                    connection.send(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        with (
+            RelayClient(f"http://127.0.0.1:{listener.getsockname()[1]}", "t") as client,
+            pytest.raises(RelayUnreachable, match="for 1 seconds"),
+        ):
+            client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=1.0)
+        assert time.monotonic() - began < 20
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "a/../../x", "a?b", "a#b", "a%2Fb", "a b", "a\r\nb", "é", "x" * 65])
@@ -244,7 +377,7 @@ def test_names_that_no_run_has_are_not_sent(world: World, run: str) -> None:
     with world.client() as alice, world.aggregator() as server:
         for action in (
             lambda: alice.round_status(run, 1),
-            lambda: alice.upload(run, 1, upload_id("alice"), blob("alice")),
+            lambda: alice.upload(run, 1, upload_id("alice"), blob("alice"), within_s=60.0),
             lambda: server.open_round(run, 1, terms()),
             lambda: server.wait(run, 1, 1),
             lambda: list(server.pull(run, 1)),
@@ -254,7 +387,7 @@ def test_names_that_no_run_has_are_not_sent(world: World, run: str) -> None:
             with pytest.raises(ProtocolError, match="no such run"):
                 action()
         with pytest.raises(ProtocolError, match="no such upload"):
-            alice.upload(RUN, 1, run, blob("alice"))
+            alice.upload(RUN, 1, run, blob("alice"), within_s=60.0)
         with pytest.raises(ProtocolError, match="no such round"):
             alice.round_status(RUN, -1)
     assert world.transport.seen == []
@@ -277,15 +410,15 @@ def test_answers_that_may_get_better_are_tried_again(world: World, status: int) 
 def test_refusals_are_told_at_once_and_change_nothing(world: World) -> None:
     with world.aggregator() as server, world.client() as alice, world.client("bob") as bob, world.client("x" * 43) as stranger:
         server.open_round(RUN, 1, terms())
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         before = world.changes.count()
         for action, status in (
-            (lambda: bob.upload(RUN, 1, upload_id("bob"), blob("bob")[:-1]), 400),
-            (lambda: bob.upload(RUN, 1, upload_id("bob"), b""), 400),
-            (lambda: bob.upload(RUN, 1, upload_id("alice"), blob("bob")), 409),
-            (lambda: alice.upload(RUN, 1, upload_id("again"), blob("alice")), 409),
-            (lambda: alice.upload(RUN, 2, upload_id("alice"), blob("alice")), 404),
-            (lambda: stranger.upload(RUN, 1, upload_id("alice"), blob("alice")), 401),
+            (lambda: bob.upload(RUN, 1, upload_id("bob"), blob("bob")[:-1], within_s=60.0), 400),
+            (lambda: bob.upload(RUN, 1, upload_id("bob"), b"", within_s=60.0), 400),
+            (lambda: bob.upload(RUN, 1, upload_id("alice"), blob("bob"), within_s=60.0), 409),
+            (lambda: alice.upload(RUN, 1, upload_id("again"), blob("alice"), within_s=60.0), 409),
+            (lambda: alice.upload(RUN, 2, upload_id("alice"), blob("alice"), within_s=60.0), 404),
+            (lambda: stranger.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0), 401),
             (lambda: server.open_round(RUN, 1, terms(min_clients=3)), 409),
             (lambda: server.acknowledge(RUN, 1), 409),
         ):
@@ -297,7 +430,8 @@ def test_refusals_are_told_at_once_and_change_nothing(world: World) -> None:
 
 
 def test_a_token_of_another_role_is_refused(world: World) -> None:
-    with RelayAggregator("http://localhost", world.tokens["alice"], transport=world.transport) as false:
+    with RelayAggregator("http://localhost", world.tokens["alice"], transport=world.transport) as false, world.aggregator() as server:
+        server.open_round(RUN, 1, terms())
         for action in (
             lambda: false.open_round(RUN, 1, terms()),
             lambda: list(false.pull(RUN, 1)),
@@ -312,7 +446,7 @@ def test_a_token_of_another_role_is_refused(world: World) -> None:
 def test_waiting_ends_with_a_reason(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms())
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         with pytest.raises(RelayNotReleased, match="is still open after 5 seconds"):
             server.wait(RUN, 1, 5)
         with pytest.raises(RelayNotReleased, match="has 1 uploads of the 2 it waits for after 200 seconds"):
@@ -324,7 +458,7 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
 def test_a_pull_notices_what_is_missing(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms(min_clients=1))
-        alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         world.clock.now += 100
         whole = b"".join(server.pull(RUN, 1))
         for data, words in ((whole[:-16], "39 records"), (whole[:-1], "no whole number"), (whole + whole[:16], "41 records")):
@@ -344,8 +478,8 @@ def test_a_server_that_is_no_relay_is_noticed(world: World, body: bytes) -> None
         with pytest.raises(ProtocolError, match="cannot be read"):
             alice.round_status(RUN, 1)
         with pytest.raises(ProtocolError, match="Upload-Offset"):
-            alice.upload(RUN, 1, upload_id("alice"), blob("alice"))
-        with pytest.raises(ProtocolError, match="Relay-Parts"):
+            alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        with pytest.raises(ProtocolError, match="cannot be read"):
             list(server.pull(RUN, 1))
     world.transport.fault = lambda request: httpx.Response(404, content=b"<html>")
     with world.client() as alice, pytest.raises(RelayRefused, match="Not Found"):

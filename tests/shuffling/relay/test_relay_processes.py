@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from relay_support import RUN, KillsItself, blob, process, pull, put, records, relay_process, terms, upload_id
+from relay_support import RUN, KillsItself, blob, certificate, on_disk, process, pull, put, records, relay_process, terms, upload_id
 
 from ldpfl import ConfigError
 from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient, RelayUnreachable
@@ -83,7 +77,7 @@ def test_a_relay_killed_while_it_takes_an_upload_goes_on_after_its_restart(place
 
         def upload() -> None:
             with RelayClient(f"http://127.0.0.1:{port}", tokens["alice"], transport=Slowly(kill_after_three), patience=QUICK) as alice:
-                alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE))
+                alice.upload(RUN, 1, upload_id("alice"), blob("alice", LARGE), within_s=60.0)
 
         with ThreadPoolExecutor(1) as pool:
             uploading = pool.submit(upload)
@@ -136,7 +130,7 @@ def test_records_outlast_a_killed_aggregator_and_a_killed_relay(place: str, tmp_
                     server.open_round(RUN, 1, size)
                 for name in ("alice", "bob"):
                     with RelayClient(url, tokens[name]) as client:
-                        client.upload(RUN, 1, upload_id(name), blob(name))
+                        client.upload(RUN, 1, upload_id(name), blob(name), within_s=60.0)
             with RelayAggregator(url, tokens["server"]) as server:
                 pulled.append(list(server.pull(RUN, 1)))
             running.kill()
@@ -155,7 +149,7 @@ def test_two_relays_share_one_store(place: str, tmp_path: Path) -> None:
 
         def upload(numbered: tuple[int, str]) -> None:
             with RelayClient(urls[numbered[0] % 2], tokens[numbered[1]]) as client:
-                client.upload(RUN, 1, upload_id(numbered[1]), blob(numbered[1], size))
+                client.upload(RUN, 1, upload_id(numbered[1]), blob(numbered[1], size), within_s=60.0)
 
         def pull_from(url: str) -> list[bytes]:
             with RelayAggregator(url, tokens["server"]) as server:
@@ -187,29 +181,6 @@ def test_over_tls_with_an_authority_of_our_own(tmp_path: Path) -> None:
             plain.round_status(RUN, 1)
 
 
-def certificate(folder: Path) -> Tls:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relay")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = Tls(folder / "relay.crt", folder / "relay.key")
-    files.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form: Any = serialization.PrivateFormat.PKCS8
-    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    return files
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "relay.example"])
 def test_outside_this_machine_it_needs_tls(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tls-cert"):
@@ -219,9 +190,56 @@ def test_outside_this_machine_it_needs_tls(host: str, tmp_path: Path) -> None:
 
 def test_a_certificate_that_cannot_be_read_or_a_taken_port_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "no.pem").write_text("no certificate")
+    (tmp_path / "no.pem").chmod(0o600)
     with pytest.raises(ConfigError, match="PEM"):
         serve(str(tmp_path / "relay.db"), "127.0.0.1", 0, Tls(tmp_path / "no.pem", tmp_path / "no.pem"))
-    with pytest.raises(ConfigError, match="PEM"):
+    with pytest.raises(ConfigError, match=r"none.pem cannot be read"):
         serve(str(tmp_path / "relay.db"), "127.0.0.1", 0, Tls(tmp_path / "none.pem", tmp_path / "none.pem"))
     with relay_process(str(tmp_path / "relay.db"), tmp_path / "relay.log") as (_, port), pytest.raises(ConfigError, match=f"port {port}"):
         serve(str(tmp_path / "other.db"), "127.0.0.1", port, None)
+
+
+def test_a_relay_that_is_told_to_stop_ends_well_and_leaves_no_name(tmp_path: Path) -> None:
+    """Killed right behind the release, started again, stopped: no file of the store names who uploaded, at any of these times."""
+    place, size = tmp_path / "relay.db", terms(closes_in_s=0.0)
+    tokens = tokens_in(str(place))
+    with relay_process(str(place), tmp_path / "relay.log") as (running, port):
+        url = f"http://127.0.0.1:{port}"
+        with RelayAggregator(url, tokens["server"]) as server:
+            server.open_round(RUN, 1, size)
+            for name in ("alice", "bob"):
+                with RelayClient(url, tokens[name]) as client:
+                    client.upload(RUN, 1, upload_id(name), blob(name), within_s=60.0)
+            assert b"upload-of-alice" in on_disk(place)
+            next(server.pull(RUN, 1))
+            running.kill()
+            running.join()
+    assert b"upload-of-" not in on_disk(place)
+    with relay_process(str(place), tmp_path / "relay.log") as (running, _):
+        assert b"upload-of-" not in on_disk(place)
+        running.terminate()
+        running.join(60)
+        assert running.exitcode == 0
+    assert b"upload-of-" not in on_disk(place)
+    assert len((tmp_path / "relay.log").read_text().splitlines()) == 1
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    files.key.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        serve(str(tmp_path / "relay.db"), "127.0.0.1", 0, files)
+    assert not (tmp_path / "relay.db").exists()
+
+
+def test_what_a_killed_relay_left_of_a_round_is_deleted_before_the_next_one_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "relay.db"
+    store = Store(open_engine(str(place)))
+    store.open_round("server", RUN, 1, terms())
+    put(store, "alice")
+    monkeypatch.setattr("ldpfl.shuffling.relay.ending.Leftovers.delete", lambda self: None)
+    store.cancel("server", RUN, 1)
+    store.close()
+    assert b"upload-of-alice" in on_disk(place)
+    with relay_process(str(place), tmp_path / "relay.log"):
+        assert b"alice" not in on_disk(place)

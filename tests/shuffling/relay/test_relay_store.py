@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,27 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from relay_support import RECORD_BYTES, RUN, Clock, Postgres, blob, pull, put, records, seeded, terms, upload_id
-from sqlalchemy import event, inspect, select, text, update
+from relay_support import (
+    RECORD_BYTES,
+    RUN,
+    TABLES,
+    Clock,
+    Postgres,
+    blob,
+    content,
+    opened,
+    pull,
+    put,
+    records,
+    refused,
+    seeded,
+    terms,
+    upload_id,
+)
+from sqlalchemy import event, inspect, text, update
 
 from ldpfl import ConfigError
-from ldpfl.shuffling.relay import RoundStatus, Terms
+from ldpfl.shuffling.relay import Terms
 from ldpfl.shuffling.relay.errors import (
     Conflict,
     Forbidden,
@@ -29,31 +46,12 @@ from ldpfl.shuffling.relay.errors import (
     Unknown,
     WrongLength,
 )
+from ldpfl.shuffling.relay.queries import Progress
 from ldpfl.shuffling.relay.schema import blocks, meta, open_engine, parts, rounds, tokens, uploads
-from ldpfl.shuffling.relay.store import Progress, Store
+from ldpfl.shuffling.relay.store import Store
 from ldpfl.shuffling.relay.tokens import Role, Tokens
 
 pytest_plugins = ["relay_fixtures"]
-
-TABLES = (meta, tokens, rounds, uploads, blocks, parts)
-
-
-def content(store: Store) -> list[list[tuple[Any, ...]]]:
-    with store.engine.connect() as connection:
-        return [sorted(tuple(row) for row in connection.execute(select(table))) for table in TABLES]
-
-
-def opened(store: Store, number: int = 1, **changes: Any) -> RoundStatus:
-    return store.open_round("aggregator", RUN, number, terms(**changes))
-
-
-def refused(store: Store, kind: type[Refusal], action: Callable[[], object], match: str | None = None) -> None:
-    """Expect a refusal of exactly this kind that changes nothing."""
-    before = content(store)
-    with pytest.raises(kind, match=match) as caught:
-        action()
-    assert type(caught.value) is kind
-    assert content(store) == before
 
 
 def test_a_round_is_opened_once(store: Store, clock: Clock) -> None:
@@ -183,21 +181,51 @@ def test_after_the_release_nothing_in_the_store_names_a_client(store: Store, clo
     assert len(by_table[rounds]) == 1
 
 
-def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:
-    def on_disk() -> bytes:
-        return b"".join(path.read_bytes() for path in sorted(tmp_path.glob("relay.db*")))
+def test_a_run_belongs_to_the_aggregator_that_began_it(store: Store) -> None:
+    opened(store, 1)
+    refused(store, Forbidden, lambda: store.open_round("another", RUN, 2, terms()), "begun by another")
+    store.cancel("aggregator", RUN, 1)
+    refused(store, Forbidden, lambda: store.open_round("another", RUN, 2, terms()))
+    assert store.open_round("another", "run-2", 1, terms()).state == "open"
+    assert opened(store, 2).state == "open"
 
-    opened(sqlite_store)
-    put(sqlite_store, "alice")
-    put(sqlite_store, "bob")
-    assert upload_id("alice").encode() in on_disk()
-    clock.now += 100
-    pull(sqlite_store)
-    assert b"upload-of-" not in on_disk()
-    assert blob("alice")[:100] not in on_disk()
-    assert on_disk().count(b"alice-7.") == 1  # once, in a mixed part
-    sqlite_store.acknowledge("aggregator", RUN, 1)
-    assert b"alice" not in on_disk()
+
+def test_of_two_that_begin_a_run_at_once_one_has_it(store: Store, another: Callable[[], Store]) -> None:
+    workers = [(store, "one"), (another(), "two"), (store, "three"), (another(), "four")]
+    barrier = threading.Barrier(len(workers))
+
+    def begin(numbered: tuple[int, tuple[Store, str]]) -> bool:
+        barrier.wait()
+        try:
+            numbered[1][0].open_round(numbered[1][1], RUN, 1 + numbered[0], terms())
+        except Forbidden:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        assert sum(pool.map(begin, enumerate(workers))) == 1
+
+
+def test_an_aggregator_has_so_many_rounds_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.shuffling.relay.queries.ROUNDS_HELD", 3)
+    for number in (1, 2, 3):
+        opened(store, number)
+    assert opened(store, 3).state == "open"
+    refused(store, Conflict, lambda: opened(store, 4), "acknowledge or cancel")
+    assert store.open_round("another", "run-2", 1, terms()).state == "open"
+    store.cancel("aggregator", RUN, 1)
+    assert opened(store, 4).state == "open"
+
+
+@pytest.mark.parametrize("moved", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_moves_no_deadline_of_a_running_relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: float) -> None:
+    wall, off = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: wall() + off[0])
+    store = Store(open_engine(str(tmp_path / "relay.db")))
+    opened(store)
+    off[0] = moved
+    assert 40 < opened(store).seconds_left <= 100
+    store.close()
 
 
 def test_an_unwanted_round_is_cancelled(store: Store, clock: Clock) -> None:
@@ -413,21 +441,13 @@ def test_other_places_are_refused(place: str) -> None:
 def test_a_place_that_cannot_be_opened_is_refused_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be opened"):
         open_engine(str(tmp_path / "none" / "relay.db"))
+    (tmp_path / "text.db").touch(0o600)
     (tmp_path / "text.db").write_text("this is not a database, though it is long enough to have a header of one" * 20)
     with pytest.raises(ConfigError, match="cannot be opened"):
         open_engine(str(tmp_path / "text.db"))
     with pytest.raises(ConfigError, match="cannot be opened") as caught:
         open_engine(f"postgresql://relay:hunter2@/postgres?host={tmp_path}")
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_sqlite_store_is_private_durable_and_overwrites_what_it_deletes(sqlite_store: Store, tmp_path: Path) -> None:
-    opened(sqlite_store)
-    for path in tmp_path.glob("relay.db*"):
-        assert path.stat().st_mode & 0o077 == 0, path
-    with sqlite_store.engine.connect() as connection:
-        values = [connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "secure_delete", "foreign_keys")]
-    assert values == ["wal", 2, 1, 1]
 
 
 def test_tokens_are_stored_as_hashes_and_can_be_revoked(store: Store) -> None:

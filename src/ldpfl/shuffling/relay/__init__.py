@@ -3,15 +3,8 @@
 Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
 """
 
-from ldpfl.shuffling.relay.clients import (
-    Patience,
-    RelayAggregator,
-    RelayClient,
-    RelayNotReleased,
-    RelayRefused,
-    RelayRoundOver,
-    RelayUnreachable,
-)
+from ldpfl.shuffling.relay.calling import Patience, RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.shuffling.relay.clients import RelayAggregator, RelayClient
 from ldpfl.shuffling.relay.terms import RoundStatus, Terms
 
 __all__ = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
 
@@ -16,17 +18,19 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ldpfl.shuffling.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooSlow, Unauthenticated, Unknown
+from ldpfl.shuffling.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
 from ldpfl.shuffling.relay.headers import COMPLETE, LENGTH, OFFSET, PARTS
 from ldpfl.shuffling.relay.limits import BLOCK_BYTES, TERMS_BYTES, Limits, RateLimit
 from ldpfl.shuffling.relay.logs import log_fault
 from ldpfl.shuffling.relay.metrics import CONTENT_TYPE, Metrics
-from ldpfl.shuffling.relay.store import Progress, Store, wrong_offset
+from ldpfl.shuffling.relay.queries import Progress
+from ldpfl.shuffling.relay.store import Part, Store, wrong_offset
 from ldpfl.shuffling.relay.terms import RoundStatus, Terms, round_of, run_of, upload_of
 from ldpfl.shuffling.relay.tokens import Role, Tokens
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
 _MAX_DIGITS = 18
+_PIECE_BYTES = 256 * 2**10
 
 T = TypeVar("T")
 
@@ -60,6 +64,7 @@ class _Relay:
         self._store, self._limits = store, limits
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
+        self._handing: Counter[str] = Counter()
         self._threads: CapacityLimiter | None = None
         self.metrics = Metrics()
 
@@ -105,9 +110,14 @@ class _Relay:
         index = request.query_params.get("part", "")
         if not _is_number(index):
             raise Unknown("the query must say which part: ?part=0 is the first")
-        part = await self._call(self._store.part, owner, run, number, int(index))
-        self.metrics.handed_out(len(part.data))
-        return Response(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
+        if self._handing[owner] >= self._limits.parts_at_once:
+            raise TooMany("too many parts at once with this token; read one first", {"Retry-After": "1"})
+        with ExitStack() as stack:
+            self._handing[owner] += 1
+            stack.callback(self._handing.subtract, [owner])
+            part = await self._call(self._store.part, owner, run, number, int(index))
+            self.metrics.handed_out(len(part.data))
+            return _Pieces(part, stack.pop_all())
 
     async def acknowledge(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)
@@ -164,8 +174,28 @@ class _Relay:
         return await to_thread.run_sync(partial(function, *arguments), limiter=self._threads)
 
 
+class _Pieces(Response):
+    """A part that is sent as fast as it is read, and then forgotten: ``held`` is closed."""
+
+    def __init__(self, part: Part, held: ExitStack) -> None:
+        super().__init__(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(self.body), _PIECE_BYTES):
+                await send({"type": "http.response.body", "body": self.body[start : start + _PIECE_BYTES], "more_body": True})
+            await send({"type": "http.response.body"})
+
+
 class _Guard:
-    """Counts requests, and keeps what the application raises, whose text may repeat a request, from the server's log."""
+    """What holds for every request, known or not, before and after the application has it.
+
+    It counts requests, and keeps what the application raises, whose text may repeat a request, from the server's log. Each
+    thing has one path, so one with percent signs is none. A body that was not read to its end, as of a request that is refused,
+    could go on for ever: the connection ends with the answer.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -173,16 +203,31 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the relay speaks HTTP only, not {scope['type']}")
+        unread = _has_body(scope)
+
+        async def read() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
 
         async def watch(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.request(scope["method"], message["status"])
+                if unread:
+                    message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
             await send(message)
 
+        app = _error(404, "Not Found: no path here has a percent sign") if b"%" in scope.get("raw_path", b"") else self._app
         try:
-            await self._app(scope, receive, watch)
+            await app(scope, read, watch)
         except Exception as error:
             log_fault("request_failed", error)  # Starlette has answered it: see _fault
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""How much the relay takes: requests a token, seconds a block, bytes a block."""
+"""How much the relay takes: requests a token, seconds a block, bytes a block; and how much it hands out at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ TERMS_BYTES = 4096
 
 @dataclass(frozen=True)
 class Limits:
-    """``requests_per_s`` a token, of which ``burst`` may come at once; ``block_s`` seconds for each block of a body."""
+    """``requests_per_s`` a token, of which ``burst`` may come at once; ``block_s`` seconds for each block of a body.
+
+    ``parts_at_once`` are those that an aggregator is being sent: each is some MiB, and in memory until it has been read.
+    """
 
     requests_per_s: float = 50.0
     burst: float = 200.0
     block_s: float = 60.0
+    parts_at_once: int = 4
 
 
 class RateLimit:

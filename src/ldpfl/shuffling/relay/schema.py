@@ -5,7 +5,7 @@ No table has a column for a time of arrival, an address or a request: what is no
 
 from __future__ import annotations
 
-import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,16 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ldpfl.errors import ConfigError
+from ldpfl.shuffling.relay.files import create_private
 
 VERSION = 1
 CONNECTIONS = 16
 CONNECT_S = 10
 BUSY_S = 60
-"""How long a SQLite writer waits for another one; a release holds the lock while it mixes."""
+"""How long a request waits for a connection. On SQLite there is one, so it waits for the others of this process, and for a release."""
+
+_HELD_S = 5
+"""How long a SQLite store may be held by another process. It has no part in this one's work, so longer waits would only add up."""
 
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 _SQLITE, _POSTGRES = "sqlite", "postgresql"
@@ -118,6 +122,8 @@ def open_engine(store: str) -> Engine:
     try:
         return _engine_with_tables(url, shown)
     except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
+        if _is_held(error):
+            raise ConfigError(f"the store {shown} is held by another process: end that one, or try again") from None
         # A database's own text can repeat its address with the password.
         raise ConfigError(f"the store {shown} cannot be opened ({type(error).__name__}): check the path or URL and that it runs") from None
 
@@ -125,6 +131,11 @@ def open_engine(store: str) -> Engine:
 def is_sqlite(connection: Connection | Engine) -> bool:
     """Whether the store is a SQLite file."""
     return connection.dialect.name == _SQLITE
+
+
+def _is_held(error: Exception) -> bool:
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the other bits say more about why
 
 
 def _url(store: str) -> URL:
@@ -154,52 +165,53 @@ def _engine_with_tables(url: URL, shown: str) -> Engine:
 
 def _engine(url: URL) -> Engine:
     # Parameters are reports and hashes of tokens: no error text may repeat them.
-    options: dict[str, Any] = {"hide_parameters": True, "pool_size": CONNECTIONS, "max_overflow": 0, "pool_timeout": BUSY_S}
+    options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
     if url.get_backend_name() == _POSTGRES:
-        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_S}, **options)
-    _create_private_file(Path(str(url.database)))
-    engine = create_engine(url, connect_args={"timeout": BUSY_S}, **options)
+        return create_engine(url, pool_pre_ping=True, pool_size=CONNECTIONS, connect_args={"connect_timeout": CONNECT_S}, **options)
+    create_private(Path(str(url.database)))
+    # A file with a rollback journal is used by one transaction at a time. In the pool they wait for each other without polling.
+    engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _create_private_file(path: Path) -> None:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        raise ConfigError(f"the store {path} cannot be opened: {error.strerror}") from None
-
-
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
-    for pragma in (
-        "journal_mode = WAL",
-        "synchronous = FULL",  # what was acknowledged survives a loss of power
-        "secure_delete = ON",  # deleted uploads are overwritten, not only unlinked
-        "foreign_keys = ON",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
+    connection.execute("PRAGMA foreign_keys = ON")
+    # A write-ahead log would keep what was deleted for as long as anybody reads. A journal is gone when its transaction is over, and
+    # with EXTRA also after a loss of power, which what was acknowledged survives.
+    connection.execute("PRAGMA synchronous = EXTRA")
+    mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
+    if mode != "delete":
+        raise ConfigError(f"the store's journal cannot be changed from {mode!r}: is it held by another process?")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer takes the lock at once: two that read first and then write would deadlock, and one of them fail.
-    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'IMMEDIATE')}")
+    # A writer waits for other processes before it has done anything, not when its cache is full or at the end.
+    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}")
 
 
 def _create_tables(engine: Engine, shown: str) -> None:
-    with engine.begin() as connection:
-        if not is_sqlite(connection):
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-        if engine.dialect.has_table(connection, meta.name):
-            found = connection.scalars(select(meta.c.version)).all()
-            if found != [VERSION]:
-                raise ConfigError(
-                    f"the store {shown} has version {', '.join(map(str, found)) or 'none'}; this program knows version {VERSION}"
-                )
-            return
-        _metadata.create_all(connection)
-        connection.execute(insert(meta).values(version=VERSION))
-        if not is_sqlite(connection):
-            for table in (blocks, parts):  # sealed records do not compress: do not try
-                connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN data SET STORAGE EXTERNAL"))
+    with engine.connect().execution_options(**READ_ONLY) as connection:  # so that one who reads keeps nobody from opening it
+        missing = not engine.dialect.has_table(connection, meta.name)
+    if missing:
+        with engine.begin() as connection:
+            _create_missing(connection)
+    with engine.connect().execution_options(**READ_ONLY) as connection:
+        found = connection.scalars(select(meta.c.version)).all()
+    if found != [VERSION]:
+        raise ConfigError(f"the store {shown} has version {', '.join(map(str, found)) or 'none'}; this program knows version {VERSION}")
+
+
+def _create_missing(connection: Connection) -> None:
+    if not is_sqlite(connection):
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+    if connection.dialect.has_table(connection, meta.name):
+        return  # another process was first
+    _metadata.create_all(connection)
+    connection.execute(insert(meta).values(version=VERSION))
+    if not is_sqlite(connection):
+        for table in (blocks, parts):  # sealed records do not compress: do not try
+            connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN data SET STORAGE EXTERNAL"))

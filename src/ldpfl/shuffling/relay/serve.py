@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from ldpfl.errors import ConfigError
+from ldpfl.permissions import check_own
 from ldpfl.shuffling.relay.app import create_app
-from ldpfl.shuffling.relay.clients import is_loopback
+from ldpfl.shuffling.relay.calling import is_loopback
+from ldpfl.shuffling.relay.connections import HEAD_BYTES, Connections, Gate, TlsInTime, protocol_within
 from ldpfl.shuffling.relay.limits import Limits
 from ldpfl.shuffling.relay.logs import LOGGER, log_listening
 from ldpfl.shuffling.relay.schema import open_engine
 from ldpfl.shuffling.relay.store import Store
 
-CONNECTIONS = 400
-"""Connections at once; with a block of 256 KiB each, uploads take at most 100 MB of memory. More are told 503."""
-
-_IDLE_S = 30
 _SHUTDOWN_S = 10
 
 
@@ -33,29 +36,62 @@ class Tls:
     key: Path
 
 
-def serve(store: str, host: str, port: int, tls: Tls | None, limits: Limits = Limits()) -> None:  # noqa: B008  (frozen)
-    """Serve the relay over ``store`` until the process is told to stop; port 0 lets the system choose.
+def serve(
+    store: str,
+    host: str,
+    port: int,
+    tls: Tls | None,
+    limits: Limits = Limits(),  # noqa: B008  (frozen)
+    connections: Connections = Connections(),  # noqa: B008  (frozen)
+) -> None:
+    """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return; port 0 lets the system choose.
 
     Raises:
-        ConfigError: the host is not this machine's own loopback and there is no TLS, or the certificate, store or address cannot be opened.
+        ConfigError: the host is not this machine's own loopback and there is no TLS; others may read the store or the key; or the
+            certificate, store or address cannot be opened.
     """
     if tls is None and not is_loopback(host):
         raise ConfigError(f"without TLS the relay listens on this machine only, not on {host}: give --tls-cert and --tls-key")
+    if tls is not None:
+        check_own(tls.key, "the certificate's key", ConfigError, secret=True)
     _log_to_stderr()
-    relay = Store(open_engine(store))
+    with closing(Store(open_engine(store))) as relay:
+        server = uvicorn.Server(_config(relay, tls, limits, connections))
+        with _told_by_signals(server), Gate(_listen(host, port), connections) as listener:
+            relay.tidy()
+            log_listening(host, listener.getsockname()[1], tls=tls is not None)
+            with asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
+                runner.run(server.serve(sockets=[listener]))
+            relay.tidy()
+
+
+@contextmanager
+def _told_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """End ``server`` when the process is told to, at any time. uvicorn raises the signal again at its end, and this takes it once more."""
+    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connections) -> uvicorn.Config:
     config = uvicorn.Config(
         create_app(relay, limits),
+        http=protocol_within(connections),  # never httptools, which reads a head of any length
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ssl_certfile=tls.certificate if tls else None,
         ssl_keyfile=tls.key if tls else None,
         access_log=False,  # it would say who uploaded when
         log_config=None,
-        log_level="warning",
+        log_level="error",  # warnings are about callers, and a stranger could fill the disk with them
         server_header=False,
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=_IDLE_S,
+        limit_concurrency=connections.served,
+        timeout_keep_alive=connections.idle_s,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
     try:
@@ -64,16 +100,13 @@ def serve(store: str, host: str, port: int, tls: Tls | None, limits: Limits = Li
         raise ConfigError(
             f"the certificate or its key cannot be read ({type(error).__name__}): both must be PEM files that fit together"
         ) from None
-    with _listen(host, port) as listener:
-        log_listening(host, listener.getsockname()[1], tls=tls is not None)
-        uvicorn.Server(config).run(sockets=[listener])
-    relay.close()
+    return config
 
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 

@@ -1,47 +1,46 @@
 """The relay's store: rounds, uploads as they arrive, and the one release of each round.
 
-Every method is one transaction, or nothing: a process that is killed leaves the store as it was before the call. Any
-number of threads and processes may share a store. On PostgreSQL the round's row is the lock: begin and release take it
-alone, appends share it. SQLite has one writer at a time.
+Every method is one transaction, or nothing: a process that is killed leaves the store as it was before the call. To end a
+round takes several: see ``ending``. Any number of threads and processes may share a store. On PostgreSQL the round's row is
+the lock: begin and release take it alone, appends share it. On SQLite each transaction is alone.
 """
 
 from __future__ import annotations
 
 import math
-import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from sqlalchemy import Connection, Engine, Row, Select, delete, func, insert, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, Row, func, insert, select, text, update
 
 from ldpfl.randomness import RandomSource, SecureSource
-from ldpfl.shuffling.relay.errors import Conflict, Forbidden, RoundOver, TooEarly, TooLong, Unknown, WrongLength
+from ldpfl.shuffling.relay.ending import Leftovers
+from ldpfl.shuffling.relay.errors import Conflict, Refusal, RoundOver, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.shuffling.relay.faults import store_errors
 from ldpfl.shuffling.relay.headers import OFFSET
 from ldpfl.shuffling.relay.logs import log_fault, log_round
 from ldpfl.shuffling.relay.mixing import part_count, scatter
+from ldpfl.shuffling.relay.queries import (
+    Progress,
+    complete_uploads,
+    count_of,
+    delete_uploads,
+    has_round,
+    owned,
+    progress_of,
+    require_few_rounds,
+    require_own_run,
+    round_row,
+    stream_of,
+    terms_of,
+    upload_row,
+)
 from ldpfl.shuffling.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.shuffling.relay.terms import RoundStatus, State, Terms
-
-_ROWS_AT_A_TIME = 8
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How many bytes of an upload are stored, and how many it must have."""
-
-    received: int
-    expected: int
-
-    @property
-    def complete(self) -> bool:
-        return self.received == self.expected
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +51,12 @@ class Part:
     count: int
 
 
+def steady_clock() -> Callable[[], float]:
+    """Return a clock that starts with the wall clock and is not moved by it: one set back would keep rounds open."""
+    start = time.time() - time.monotonic()
+    return lambda: start + time.monotonic()
+
+
 def _spool() -> BinaryIO:
     # It has no name: nothing is left of it when the process ends, however it ends.
     return cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
@@ -60,9 +65,9 @@ def _spool() -> BinaryIO:
 class Store:
     """Rounds, uploads and mixed records in the database behind ``engine``.
 
-    ``clock`` gives seconds; left out, it is the clock of the machine with the SQLite file, or of the PostgreSQL server,
-    which all workers share. It is a wall clock: deadlines outlast restarts. ``source`` decides the mixed order; only a
-    test may give another one.
+    ``clock`` gives seconds; left out, it is that of the machine with the SQLite file, as it was when this was made, or of the
+    PostgreSQL server, which all workers share. Deadlines are wall times, so they outlast restarts. ``source`` decides the
+    mixed order; only a test may give another one.
     """
 
     def __init__(
@@ -75,8 +80,9 @@ class Store:
     ) -> None:
         self.engine = engine
         self._source = source or SecureSource()
-        self._clock = clock or (time.time if is_sqlite(engine) else None)
+        self._clock = clock or (steady_clock() if is_sqlite(engine) else None)
         self._open_spool = spool
+        self._leftovers = Leftovers(engine)
 
     def check(self) -> None:
         """Ask the store whether it answers.
@@ -91,19 +97,22 @@ class Store:
         """Open a round for the aggregator ``owner``; once more with equal terms changes nothing.
 
         Raises:
-            Conflict: the round has other terms.
-            Forbidden: the round belongs to another aggregator.
+            Conflict: the round has other terms, or the aggregator has too many rounds.
+            Forbidden: the round, or another one of its run, belongs to another aggregator.
         """
         with self._writing() as connection:
-            values = {"run": run, "round": number, "owner": owner, "state": "open", **terms.model_dump()}
-            values["closes_at"] = self._now(connection) + terms.closes_in_s
-            statement = _insert(connection)(rounds).values(values).on_conflict_do_nothing(index_elements=["run", "round"])
-            opened = connection.execute(statement).rowcount == 1
-            row = _owned(_round(connection, run, number), owner)
-            if _terms(row) != terms:
+            require_own_run(connection, owner, run)
+            missing = not has_round(connection, run, number)
+            if missing:
+                require_few_rounds(connection, owner)
+                closes_at = self._now(connection) + terms.closes_in_s
+                values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **terms.model_dump()}
+                connection.execute(insert(rounds).values(values))
+            row = owned(round_row(connection, run, number), owner)
+            if terms_of(row) != terms:
                 raise Conflict(f"round {number} of {run} was opened with other terms")
             status = self._status(connection, row, owner)
-        if opened:
+        if missing:
             log_round("round_opened", run, number, **terms.model_dump())
         return status
 
@@ -114,7 +123,7 @@ class Store:
             Unknown: there is no such round.
         """
         with self._reading() as connection:
-            return self._status(connection, _round(connection, run, number), owner)
+            return self._status(connection, round_row(connection, run, number), owner)
 
     def begin(self, client: str, run: str, number: int, upload_id: str, length: int) -> Progress:
         """Begin the one upload of ``client`` in this round, or return how far it is.
@@ -126,8 +135,8 @@ class Store:
             Conflict: the client has another upload in this round, another client has this id, or the round is full.
         """
         with self._writing() as connection:
-            row = _round(connection, run, number, lock="exclusive")
-            expected = _terms(row).upload_bytes
+            row = round_row(connection, run, number, lock="exclusive")
+            expected = terms_of(row).upload_bytes
             if length != expected:
                 raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
             mine = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
@@ -147,10 +156,10 @@ class Store:
             RoundOver: it takes no uploads any more.
         """
         with self._reading() as connection:
-            row = _round(connection, run, number)
+            row = round_row(connection, run, number)
             if row.state != "open":
                 raise _over(row)
-            return self._still_wanted(connection, row, _progress(connection, row, client, upload_id))
+            return self._still_wanted(connection, row, progress_of(connection, row, client, upload_id))
 
     def append(self, client: str, run: str, number: int, upload_id: str, offset: int, data: bytes) -> Progress:
         """Store the bytes of an upload that follow the first ``offset``; they are on disk when this returns.
@@ -162,16 +171,16 @@ class Store:
             TooLong: more bytes than the upload has room for.
         """
         with self._writing() as connection:
-            row = _round(connection, run, number, lock="shared")
+            row = round_row(connection, run, number, lock="shared")
             self._require_open(connection, row)
-            mine = _upload(connection, row, client, upload_id)
-            expected = _terms(row).upload_bytes
+            mine = upload_row(connection, row, client, upload_id)
+            expected = terms_of(row).upload_bytes
             if offset + len(data) > expected:
                 raise TooLong(f"an upload has exactly {expected} bytes in this round")
             # Comparing inside the UPDATE settles a race of two requests for the same bytes: one row changes, or none.
             moved = update(uploads).where(uploads.c.id == mine.id, uploads.c.received == offset).values(received=offset + len(data))
             if connection.execute(moved).rowcount != 1:
-                raise wrong_offset(_progress(connection, row, client, upload_id))
+                raise wrong_offset(progress_of(connection, row, client, upload_id))
             if data:
                 connection.execute(insert(blocks).values(upload=mine.id, start=offset, data=data))
             return Progress(offset + len(data), expected)
@@ -187,11 +196,11 @@ class Store:
             StoreFull: mixing found no room; the round is as it was.
         """
         with self._reading() as connection:
-            row = _owned(_round(connection, run, number), owner)
+            row = owned(round_row(connection, run, number), owner)
         if row.state == "open":
             self._release(owner, run, number, index)
         with self._reading() as connection:
-            row = _round(connection, run, number)
+            row = round_row(connection, run, number)
             if row.state == "gone":
                 raise RoundOver(f"the records of round {number} of {run} were acknowledged and deleted")
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
@@ -218,6 +227,13 @@ class Store:
         """
         self._end(owner, run, number, "round_cancelled", only_released=False)
 
+    def tidy(self) -> None:
+        """Delete what a process that was killed has left of rounds that are gone; what fails is logged and done at the next end of one."""
+        try:
+            self._leftovers.delete()
+        except Refusal as error:
+            log_fault("tidy_failed", error)
+
     def close(self) -> None:
         """Close the connections to the store."""
         self.engine.dispose()
@@ -226,63 +242,50 @@ class Store:
         """Mix the round: the uploads go and the parts come in one transaction, by one of the workers that are asked."""
         began = time.monotonic()
         with self._writing() as connection:
-            row = _owned(_round(connection, run, number, lock="exclusive"), owner)
+            row = owned(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state != "open":
                 return  # another worker was first
             self._require_due(connection, row)
-            begun = _count(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
-            complete = _complete(connection, row)
-            count = part_count(complete * _terms(row).upload_bytes)
+            begun = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
+            complete = complete_uploads(connection, row)
+            count = part_count(complete * terms_of(row).upload_bytes)
             if index >= count:
                 raise _no_part(row, count)
             self._mix(connection, row, complete, count)
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=count))
-        self._scrub()
+        self._leftovers.scrub()
         seconds = round(time.monotonic() - began, 3)
-        log_round("round_released", run, number, uploads=complete, dropped=begun - complete, parts=count, seconds=seconds)
+        log_round("round_released", run, number, uploads=complete, incomplete=begun - complete, parts=count, seconds=seconds)
 
     def _mix(self, connection: Connection, row: Row[Any], complete: int, count: int) -> None:
         with self._open_spool() as spool:
-            scattered = scatter(_stream(connection, row), row.record_bytes, count, self._source, spool)
+            scattered = scatter(stream_of(connection, row), row.record_bytes, count, self._source, spool)
             if scattered.records != complete * row.records_per_upload:
                 raise RuntimeError("the store holds another number of records than its uploads say")
-            _delete_uploads(connection, row.id)
+            delete_uploads(connection, row.id)
             for index in range(count):
                 connection.execute(insert(parts).values(round_id=row.id, number=index, data=scattered.part(index)))
 
     def _end(self, owner: str, run: str, number: int, event: str, *, only_released: bool) -> None:
+        if self._leftovers.with_room(lambda: self._mark_gone(owner, run, number, only_released=only_released)):
+            log_round(event, run, number)
+        self._leftovers.delete()
+
+    def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
+        """Return whether it was not yet."""
         with self._writing() as connection:
-            row = _owned(_round(connection, run, number, lock="exclusive"), owner)
+            row = owned(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state == "gone":
-                return
+                return False
             if only_released and row.state != "released":
                 raise Conflict(f"the records of round {number} of {run} were not handed out yet; there is nothing to acknowledge")
-            _delete_uploads(connection, row.id)
-            connection.execute(delete(parts).where(parts.c.round_id == row.id))
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="gone"))
-        self._scrub()
-        log_round(event, run, number)
-
-    def _scrub(self) -> None:
-        """Take deleted rows out of what the database keeps beside its tables, as far as it lets us.
-
-        The release is over when this runs: if somebody still reads, or the disk is full, what remains goes with the next one.
-        """
-        try:
-            if is_sqlite(self.engine):
-                with closing(self.engine.raw_connection()) as connection:
-                    connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                return
-            with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                for table in (blocks, uploads, parts):
-                    connection.execute(text(f"VACUUM {table.name}"))
-        except (DBAPIError, sqlite3.Error) as error:
-            log_fault("scrub_failed", error)
+            return True
 
     def _status(self, connection: Connection, row: Row[Any], asker: str) -> RoundStatus:
         state, left = self._state(connection, row)
-        complete = (_complete(connection, row) if row.state == "open" else row.uploads) if asker == row.owner else None
-        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=left, terms=_terms(row), uploads=complete)
+        complete = (complete_uploads(connection, row) if row.state == "open" else row.uploads) if asker == row.owner else None
+        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=left, terms=terms_of(row), uploads=complete)
 
     def _state(self, connection: Connection, row: Row[Any]) -> tuple[State, float]:
         """Return the state and the seconds to the deadline. A round that is due is released to all but the bookkeeping."""
@@ -291,7 +294,7 @@ class Store:
         left = row.closes_at - self._now(connection)
         if left > 0:
             return "open", left
-        return ("waiting" if _complete(connection, row) < row.min_clients else "released"), 0.0
+        return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
 
     def _require_open(self, connection: Connection, row: Row[Any]) -> None:
         if self._state(connection, row)[0] not in ("open", "waiting"):
@@ -332,20 +335,6 @@ def wrong_offset(progress: Progress) -> Conflict:
     return Conflict(f"the next byte of this upload is number {progress.received}", {OFFSET: str(progress.received)})
 
 
-def _insert(connection: Connection) -> Any:
-    return sqlite.insert if is_sqlite(connection) else postgresql.insert
-
-
-def _round(connection: Connection, run: str, number: int, *, lock: str | None = None) -> Row[Any]:
-    query: Select[Any] = select(rounds).where(rounds.c.run == run, rounds.c.round == number)
-    if lock is not None:  # SQLite leaves FOR UPDATE out: its writers are alone anyway
-        query = query.with_for_update(read=lock == "shared")
-    row = connection.execute(query).first()
-    if row is None:
-        raise Unknown(f"there is no round {number} of {run}")
-    return row
-
-
 def _over(row: Row[Any]) -> RoundOver:
     return RoundOver(f"round {row.round} of {row.run} takes no uploads any more")
 
@@ -354,57 +343,10 @@ def _no_part(row: Row[Any], count: int) -> Unknown:
     return Unknown(f"round {row.round} of {row.run} has {count} parts, counted from 0")
 
 
-def _owned(row: Row[Any], owner: str) -> Row[Any]:
-    if row.owner != owner:
-        raise Forbidden("this round was opened by another aggregator")
-    return row
-
-
-def _terms(row: Row[Any]) -> Terms:
-    return Terms.model_validate({name: getattr(row, name) for name in Terms.model_fields})
-
-
 def _create_upload(connection: Connection, row: Row[Any], client: str, upload_id: str) -> None:
     here = uploads.c.round_id == row.id
     if connection.scalar(select(uploads.c.id).where(here, uploads.c.upload_id == upload_id)) is not None:
         raise Conflict("this upload id is taken in this round; choose another one")
-    if _count(connection, select(func.count()).select_from(uploads).where(here)) >= row.max_uploads:
+    if count_of(connection, select(func.count()).select_from(uploads).where(here)) >= row.max_uploads:
         raise Conflict(f"the round is full: it takes {row.max_uploads} uploads")
     connection.execute(insert(uploads).values(round_id=row.id, client=client, upload_id=upload_id))
-
-
-def _upload(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Row[Any]:
-    query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
-    mine = connection.execute(query).first()
-    if mine is None:
-        raise Unknown("this client has no such upload in this round; begin it first")
-    return mine
-
-
-def _progress(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
-    return Progress(_upload(connection, row, client, upload_id).received, _terms(row).upload_bytes)
-
-
-def _complete(connection: Connection, row: Row[Any]) -> int:
-    expected = row.record_bytes * row.records_per_upload
-    query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == expected)
-    return _count(connection, query)
-
-
-def _count(connection: Connection, query: Select[int]) -> int:
-    return connection.scalars(query).one()
-
-
-def _stream(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
-    """Yield the bytes of all complete uploads, one after the other, a few blocks in memory at a time."""
-    expected = row.record_bytes * row.records_per_upload
-    complete = select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)
-    for upload in connection.scalars(complete).all():
-        query = select(blocks.c.data).where(blocks.c.upload == upload).order_by(blocks.c.start)
-        yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_A_TIME}).scalars()
-
-
-def _delete_uploads(connection: Connection, round_id: int) -> None:
-    here = select(uploads.c.id).where(uploads.c.round_id == round_id)
-    connection.execute(delete(blocks).where(blocks.c.upload.in_(here)))
-    connection.execute(delete(uploads).where(uploads.c.round_id == round_id))

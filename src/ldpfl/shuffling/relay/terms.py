@@ -16,7 +16,7 @@ MAX_ROUND_BYTES = 16 * 2**30
 MAX_OPEN_S = 7 * 24 * 3600.0
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ROUND = re.compile(r"[0-9]{1,9}")
+_ROUND = re.compile(r"[1-9][0-9]{0,8}")  # one name for each round: 01 is none
 _UPLOAD = re.compile(r"[A-Za-z0-9_-]{16,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -84,7 +84,7 @@ def run_of(text: str) -> str:
 def round_of(text: str) -> int:
     """Return the number of a round, else refuse."""
     if not _ROUND.fullmatch(text):
-        raise Unknown("there is no such round: a round is a number of up to 9 digits")
+        raise Unknown("there is no such round: a round is a number of up to 9 digits, from 1")
     return int(text)
 
 

@@ -46,30 +46,36 @@ class Tokens:
 
         Raises:
             ConfigError: the name is not allowed or has a token.
+            StoreUnavailable, StoreFull: the store does not take it.
         """
         token = secrets.token_urlsafe(32)
         row = {"hash": _hash(token), "name": owner_of(name), "role": role.value}
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(insert(tokens).values(row))
-        except IntegrityError:
-            raise ConfigError(f"{name} has a token already; revoke it to give a new one") from None
+        with store_errors():
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(insert(tokens).values(row))
+            except IntegrityError:
+                raise ConfigError(f"{name} has a token already; revoke it to give a new one") from None
         return token
 
     def all(self) -> list[Owner]:
-        """Return who has a token, by name."""
-        with self._engine.connect().execution_options(**READ_ONLY) as connection:
-            return [
-                Owner(name, Role(role)) for name, role in connection.execute(select(tokens.c.name, tokens.c.role).order_by(tokens.c.name))
-            ]
+        """Return who has a token, by name.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        known = select(tokens.c.name, tokens.c.role).order_by(tokens.c.name)
+        with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
+            return [Owner(name, Role(role)) for name, role in connection.execute(known)]
 
     def revoke(self, name: str) -> None:
         """Take the token of ``name`` away, from its next request on.
 
         Raises:
             ConfigError: there is none.
+            StoreUnavailable, StoreFull: the store does not take it.
         """
-        with self._engine.begin() as connection:
+        with store_errors(), self._engine.begin() as connection:
             if connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount == 0:
                 raise ConfigError(f"{name} has no token")
 

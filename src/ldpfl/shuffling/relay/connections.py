@@ -1,0 +1,199 @@
+"""How many connections the relay holds, and for how long one may keep it waiting; both before anybody has shown a token."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_BYTES = 16 * 2**10
+"""Longest head of a request. Not much more of one that does not end is in memory."""
+
+_BACKLOG = 128
+_IPV6_NETWORK = 64  # bits: what one customer of a provider has to himself
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Bounds on connections, and on what each may take its time for, in seconds.
+
+    Attributes:
+        served: requests and connections at once; more are told 503. A block of 256 KiB each is at most 100 MB.
+        in_all: connections at once, those that are told 503 or have no TLS yet included; others are closed when they come.
+        an_address: of these, from one IPv4 address or one /64 of IPv6; 0 is no bound, for a relay behind a proxy.
+        handshake_s: for TLS.
+        head_s: for the head of a request, from the connection's beginning or the first byte of a later request.
+        idle_s: between two requests.
+        answer_s: for a caller to read an answer.
+        closing_s: for a caller to read the rest of what it is sent last, and to end TLS.
+    """
+
+    served: int = 400
+    in_all: int = 480
+    an_address: int = 100
+    handshake_s: float = 10.0
+    head_s: float = 10.0
+    idle_s: int = 30
+    answer_s: float = 120.0
+    closing_s: float = 15.0
+
+
+class Gate(socket.socket):
+    """A listening socket that closes what comes when there are too many connections, before TLS and before any byte is read."""
+
+    def __init__(self, listening: socket.socket, bounds: Connections) -> None:
+        super().__init__(fileno=listening.detach())
+        self._bounds = bounds
+        self._open: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection that is within the bounds.
+
+        Raises:
+            BlockingIOError: there is none now.
+        """
+        for _ in range(_BACKLOG):
+            accepted, address = super().accept()
+            network = _network(address[0])
+            if self._is_full(network):
+                accepted.close()
+                continue
+            self._open[network] += 1
+            return _Counted(accepted, self._open, network), address
+        raise BlockingIOError  # others in the event loop have their turn before more are turned away
+
+    def _is_full(self, network: str) -> bool:
+        bound = self._bounds.an_address
+        return self._open.total() >= self._bounds.in_all or (bound > 0 and self._open[network] >= bound)
+
+
+class _Counted(socket.socket):
+    """A connection that counts until it is closed, or forgotten."""
+
+    def __init__(self, accepted: socket.socket, counts: Counter[str], network: str) -> None:
+        super().__init__(fileno=accepted.detach())
+        self._leave = weakref.finalize(self, _count_down, counts, network)
+        self._leave.atexit = False
+
+    def close(self) -> None:
+        super().close()
+        self._leave()
+
+
+def _count_down(counts: Counter[str], network: str) -> None:
+    counts[network] -= 1
+    if counts[network] == 0:
+        del counts[network]  # else every address that ever called would be kept
+
+
+def _network(host: str) -> str:
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address), _IPV6_NETWORK), strict=False))
+
+
+class TlsInTime(asyncio.SelectorEventLoop):
+    """An event loop whose servers do not wait long for TLS to begin or to end; uvicorn has no setting for that."""
+
+    def __init__(self, bounds: Connections) -> None:
+        super().__init__()
+        self._bounds = bounds
+
+    async def create_server(self, *arguments: Any, ssl: Any = None, **options: Any) -> asyncio.Server:
+        if ssl is not None:
+            options |= {"ssl_handshake_timeout": self._bounds.handshake_s, "ssl_shutdown_timeout": self._bounds.closing_s}
+        server: asyncio.Server = await super().create_server(*arguments, ssl=ssl, **options)
+        return server
+
+
+def protocol_within(bounds: Connections) -> type[asyncio.Protocol]:
+    """Return a protocol that keeps to ``bounds``, for uvicorn, which makes one for each connection."""
+
+    class Bounded(_InTime):
+        _bounds = bounds
+
+    return Bounded
+
+
+class _InTime(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with an end to each time that a caller can keep it waiting."""
+
+    _bounds: ClassVar[Connections]
+    _head: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        # So pause_writing means that something waits to be read, and resume_writing that nothing does.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._head, self._unread, self._closing, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self._unread or self.loop.call_later(self._bounds.answer_s, self._cut_off)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._time_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.flow.write_paused:  # not idle: the answer is being read, which has a time of its own
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            return
+        super().timeout_keep_alive_handler()
+        self._time_closing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._time_closing()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what the application answers comes too late: it would be an error in the log
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+            self._time_closing()
+        else:
+            self._cut_off()
+
+    def _time_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            if self._head is not None:
+                self._head.cancel()
+            self._head = None
+        elif self._head is None:
+            self._head = self.loop.call_later(self._bounds.head_s, self._cut_off)
+
+    def _time_closing(self) -> None:
+        if self.transport.is_closing() and self._closing is None:
+            self._closing = self.loop.call_later(self._bounds.closing_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        self.transport.abort()

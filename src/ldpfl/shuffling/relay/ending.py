@@ -1,0 +1,117 @@
+"""How a round ends: it is marked as gone first, then all that it held is deleted, a little at a time.
+
+So a disk that is full can be made room on: marking needs a page or two of a journal, and each of the deletions some MiB,
+which a file beside a SQLite store keeps free for them. A relay that is killed in between goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine, and_, delete, exists, func, or_, select, text, tuple_
+from sqlalchemy.exc import DBAPIError
+
+from ldpfl.shuffling.relay.errors import StoreFull
+from ldpfl.shuffling.relay.faults import store_errors
+from ldpfl.shuffling.relay.files import Reserve
+from ldpfl.shuffling.relay.logs import log_fault
+from ldpfl.shuffling.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
+
+_BATCH_BYTES = 2 * 2**20
+_BATCH_ROWS = 250
+
+T = TypeVar("T")
+
+
+class Leftovers:
+    """What rounds that are gone have left in the store behind ``engine``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._reserve = Reserve(Path(f"{engine.url.database}.reserve")) if is_sqlite(engine) else None
+
+    def with_room(self, action: Callable[[], T]) -> T:
+        """Do it, and where the disk is full do it once more with the room that is kept for it.
+
+        Raises:
+            StoreFull: that was not enough, or there is none.
+        """
+        try:
+            return action()
+        except StoreFull:
+            if self._reserve is None or not self._reserve.give_up():
+                raise
+            return action()
+
+    def delete(self) -> None:
+        """Delete all of it, and then what the database keeps beside its tables, as far as it lets us.
+
+        Raises:
+            StoreFull: the room that is kept for it was not enough.
+            StoreUnavailable: the store does not answer, or another process holds it.
+        """
+        for round_id in self._rounds():
+            while self.with_room(lambda round_id=round_id: self._delete_some(round_id)):  # type: ignore[misc]
+                pass
+        self.scrub()
+        if self._reserve is not None:
+            with store_errors():
+                self._reserve.make()
+
+    def scrub(self) -> None:
+        """Let PostgreSQL take deleted rows out of its files; SQLite overwrites them itself.
+
+        What fails is logged and done with the next call, since it is about whole tables.
+        """
+        if is_sqlite(self._engine):
+            return
+        try:
+            with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                for table in (blocks, uploads, parts):
+                    connection.execute(text(f"VACUUM {table.name}"))
+        except DBAPIError as error:
+            log_fault("scrub_failed", error)
+
+    def _rounds(self) -> list[int]:
+        left = or_(exists().where(uploads.c.round_id == rounds.c.id), exists().where(parts.c.round_id == rounds.c.id))
+        with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
+            return list(connection.scalars(select(rounds.c.id).where(and_(rounds.c.state == "gone", left))))
+
+    def _delete_some(self, round_id: int) -> bool:
+        """Delete some rows of a round; return whether there were any."""
+        with store_errors(), self._engine.begin() as connection:
+            return _delete_blocks(connection, round_id) or _delete_uploads(connection, round_id) or _delete_parts(connection, round_id)
+
+
+def _delete_blocks(connection: Connection, round_id: int) -> bool:
+    found = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
+    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))])
+    connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(some)))
+    return bool(some)
+
+
+def _delete_uploads(connection: Connection, round_id: int) -> bool:
+    some = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == round_id).limit(_BATCH_ROWS)).all()
+    connection.execute(delete(uploads).where(uploads.c.id.in_(some)))
+    return bool(some)
+
+
+def _delete_parts(connection: Connection, round_id: int) -> bool:
+    found = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
+    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))])
+    connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(some)))
+    return bool(some)
+
+
+def _some(rows: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Return the keys of as many ``rows``, (bytes, key, key), as make a batch, and one at least."""
+    taken: list[tuple[int, int]] = []
+    size = 0
+    for length, *key in rows:
+        if taken and size + length > _BATCH_BYTES:
+            break
+        taken.append((key[0], key[1]))
+        size += length
+    return taken
