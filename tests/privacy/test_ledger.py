@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ldpfl.errors import DataError
+from ldpfl.files import WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
 
 COUNTS = st.integers(1, 10**12)
@@ -192,7 +193,7 @@ def test_a_save_that_fails_keeps_the_older_ledger(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(WriteError, match="no space left"):
         example(2).save(path)
     assert Ledger.load(path) == example(1)
     assert list(tmp_path.iterdir()) == [path]
