@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,9 @@ from ldpfl import LayerRanges, SeededStreams, mechanisms
 from ldpfl.errors import ConfigError
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import DECLINED, FAILED
-from ldpfl.flower.terms import VERSION
+from ldpfl.flower.terms import VERSION, agreement_of
 from ldpfl.privacy.policy import Declined, Exhausted, NotSetUp
 from ldpfl.randomness import SecureSource
 
@@ -313,6 +316,28 @@ def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: st
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("name", ["harmony", "laplace", "piecewise", "hybrid"])
+def test_overflow_in_one_weight_is_seen_whichever_weights_are_sampled(name: str) -> None:
+    """Noticed only where it is sampled, and sampled anew then, it would tell by the places of the weights that are sent."""
+    change = with_reply(set_array("bias", np.array([0, np.inf, 0], dtype=np.float32)))
+    config = config_of(f"mechanism.name={name}", *([] if name == "harmony" else ["mechanism.coordinates=1"]))
+    for number in range(1, 60):  # other random bits in each
+        terms = terms_of(config=config, round=number)
+        assert ask(app_of(change), instruction(terms)).content == ask(app_of(staying), instruction(terms)).content
+
+
+@pytest.mark.parametrize("value", [3.4e38, -3.4e38, 1e-45])
+@pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g", "full-dp"])
+def test_no_finite_value_makes_a_mechanism_fail(name: str, value: float) -> None:
+    """What it fails at could be replaced only after it has drawn random bits, and so tell of them."""
+    terms = terms_of(config=config_of(f"mechanism.name={name}", *(["ranges.radius=1.0"] if name == "full-dp" else [])))
+    asked = read_asked(instruction(terms).content, "train", terms.run_config).ask
+    values = torch.full((1, 15), value)
+    for seed in range(20):
+        (payload,) = asked.mechanism.encode(values.clone(), asked.ranges, SeededStreams.for_clients(seed, 1, [0])).payloads()
+        assert asked.mechanism.read([payload], asked.ranges).clients == 1
+
+
 @pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g", "full-dp", "none"])
 def test_every_mechanism_can_report_no_change(name: str) -> None:
     terms = terms_of(config=config_of(f"mechanism.name={name}", *(["ranges.radius=1.0"] if name == "full-dp" else [])))
@@ -336,8 +361,16 @@ def endless(message: Message, context: Context) -> Message:
 
 def leaving_processes(message: Message, context: Context) -> Message:
     """Start a process that outlives training, and tell its number in a file."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    Path(str(context.node_config["file"])).write_text(str(child.pid), encoding="ascii")
+    script = "import time; time.sleep(600)"
+    if context.node_config["how"] == "an orphan in a session of its own":
+        script = (
+            "import subprocess, sys; "
+            f"print(subprocess.Popen([sys.executable, '-c', {script!r}], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+        )
+        number = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    else:
+        number = str(subprocess.Popen([sys.executable, "-c", script], start_new_session=context.node_config["how"] == "a session").pid)
+    Path(str(context.node_config["file"])).write_text(number, encoding="ascii")
     return shift(message, context)
 
 
@@ -350,9 +383,12 @@ def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -
     assert reply.content == expected.content
 
 
-def test_what_training_started_ends_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["a child", "a session", "an orphan in a session of its own"])
+def test_what_training_started_ends_with_it(how: str, tmp_path: Path) -> None:
+    if how.startswith("an orphan") and sys.platform != "linux":
+        pytest.skip("orphans are found on Linux only")
     app = LdpClientApp(leaving_processes, node=lambda context: OpenNode())
-    ask(app, instruction(terms_of(reply_s=3.0)), node_config={"file": str(tmp_path / "pid")})
+    ask(app, instruction(terms_of(reply_s=4.0)), node_config={"file": str(tmp_path / "pid"), "how": how})
     number = int((tmp_path / "pid").read_text(encoding="ascii"))
     for _ in range(1000):
         if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
@@ -395,6 +431,70 @@ def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
         list(grid.send_and_receive([instruction(terms_of(reply_s=1.0))]))
     (context,) = grid._contexts.values()
     assert context.state.metric_records["memory"]["rounds"] == 1
+
+
+class Unpickled:
+    """Ends the process that reads it, if anybody does."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return os._exit, (7,)
+
+
+@pytest.mark.parametrize("state", [{"mine": Unpickled()}, RecordDict({"x": ConfigRecord({"y": bytes(1 << 25)})})])
+def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -> None:
+    def train(message: Message, context: Context) -> Message:
+        context.state = state
+        return shift(message, context)
+
+    grid = InProcessGrid(app_of(train), 1)
+    (reply,) = grid.send_and_receive([instruction(terms_of(reply_s=2.0))])
+    assert reply.content == ask(app_of(staying)).content
+    (context,) = grid._contexts.values()
+    assert not context.state
+
+
+def test_an_app_cannot_write_where_its_wrapper_listens() -> None:
+    """It finds no pipe but its own, through which its weights go to be randomised."""
+
+    def train(message: Message, context: Context) -> Message:
+        said = b"+" + b"RAW" * 1000
+        for number in range(3, 64):
+            with suppress(OSError):
+                if stat.S_ISFIFO(os.fstat(number).st_mode):
+                    os.write(number, len(said).to_bytes(8, "big") + said)
+        return shift(message, context)
+
+    reply = ask(app_of(train), instruction(terms_of(reply_s=1.0)))
+    assert b"RAW" not in wire(reply)
+    assert len(report_of(reply)) == len(report_of(ask(app_of())))
+
+
+def test_an_app_sees_nothing_that_is_not_compared() -> None:
+    """Two messages that agree give an app the same: neither an order of records or settings nor a message's own name tells it more."""
+    told = []
+
+    def train(message: Message, context: Context) -> Message:
+        seen = [(name, list(record.items())) for name, record in message.content.items() if name != "arrays"]
+        told.append((seen, message.metadata.message_id, message.metadata.group_id, message.metadata.ttl))
+        return shift(message, context)
+
+    settings: list[dict[str, Any]] = [{"clip": 0.1, "scale": 3.0}, {"scale": 3.0, "clip": 0.1}]
+    agreed = set()
+    for number, own in enumerate(settings):
+        message = instruction()
+        records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {**message.content, "steps": ConfigRecord(own)}
+        content = RecordDict(dict(reversed(records.items()) if number else records.items()))
+        agreed.add(agreement_of(content, "train"))
+        assert ask(app_of(train), Message(content, 2, "train", group_id=str(number), ttl=60.0 + number)).has_content()
+    assert len(agreed) == 1
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("value", [[1, 2], ["1", "2"], [True], 1, 1.0, True, "1", b"1", 0.0, -0.0])
+def test_settings_that_differ_in_any_bit_do_not_agree(value: Any) -> None:
+    others = [[1, 2], ["1", "2"], [True], 1, 1.0, True, "1", b"1", 0.0, -0.0]
+    digests = [agreement_of(RecordDict({"c": ConfigRecord({"x": other})}), "train") for other in (value, *others)]
+    assert digests.count(digests[0]) == 2
 
 
 def test_functions_belong_to_the_app_that_is_wrapped() -> None:
@@ -461,6 +561,9 @@ BAD_TERMS = {
     "no possible time": lambda message: message.content.config_records["ldpfl"].__setitem__("reply-s", float("nan")),
     "a time below 0": lambda message: message.content.config_records["ldpfl"].__setitem__("reply-s", -1.0),
     "an endless config": lambda message: message.content.config_records["ldpfl"].__setitem__("config", "#" * 100_000),
+    "rounds without end": lambda message: message.content.config_records["ldpfl"].__setitem__(
+        "config", '[mechanism]\nname = "time-varying"\nperturbed = "update"\n[training]\nrounds = 1000000000000000'
+    ),
     "two models": lambda message: message.content.__setitem__("more", start_arrays()),
 }
 

@@ -283,6 +283,8 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "newer": (lambda path: edit(path, "PRAGMA user_version = 2"), "has version 2, and this ldpfl reads version 1"),
     "another journal": (lambda path: edit(path, "PRAGMA journal_mode = WAL"), "was switched to another kind of journal"),
     "open to others": (lambda path: path.chmod(0o640), "chmod 600 it"),
+    "in a folder of others": (lambda path: path.parent.chmod(0o777), "chmod go-w"),
+    "in a folder for all, such as /tmp": (lambda path: path.parent.chmod(0o1777), "chmod go-w"),
     "another table": (lambda path: edit(path, "CREATE TABLE extra (x)"), "is damaged"),
     "a charge deleted": (lambda path: edit(path, "DELETE FROM charges WHERE id = 1"), "is damaged"),
     "a lower count": (lambda path: edit(path, "UPDATE releases SET count = count - 1"), "is damaged"),

@@ -21,7 +21,9 @@ from ldpfl.server import Perturbed
 from ldpfl.suggestions import did_you_mean
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Repeats = Annotated[int, Field(ge=1, le=10**6)]
+"""What is gone through one by one."""
 
 
 class _Section(BaseModel):
@@ -70,8 +72,8 @@ LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}
 class TrainingConfig(_Section):
     """Rounds on the server, epochs of SGD on the client."""
 
-    rounds: Count = 10
-    epochs: Count = 5
+    rounds: Repeats = 10
+    epochs: Repeats = 5
     batch_size: Count = 10
     learning_rate: Positive = 0.03
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
@@ -143,7 +145,7 @@ class NoiseConfig(_Section):
     smallest_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-3
     variant: Variant = "equal_budget"
     """``time-varying``, ``dpa``: epsilon for all rounds together, or (``paper``) for the first."""
-    participations: Count | Literal["all"] = "all"
+    participations: Repeats | Literal["all"] = "all"
     """``time-varying``, ``dpa`` at equal budget: rounds that one client joins at most."""
     ratio: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.99789
     """``time-varying``: of the noise of two successive rounds."""
@@ -193,7 +195,7 @@ class RunConfig(_Section):
 
     name: str = "run"
     description: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     clients: ClientsConfig = ClientsConfig()

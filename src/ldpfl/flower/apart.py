@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+import psutil
 import torch
 
 from ldpfl.errors import ConfigError, LdpflError
@@ -28,7 +29,8 @@ from ldpfl.errors import ConfigError, LdpflError
 _LENGTH_BYTES = 8
 _BLOCK = 1 << 20
 _DONE, _FAILED = b"+", b"-"
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ROUNDS_OF_KILLING = 20
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,15 +42,15 @@ class Outcome:
         trouble: then why, for the node's operator; it repeats no value.
     """
 
-    value: bytes | None
+    value: memoryview | None
     trouble: str = ""
 
 
 class Child:
-    """A forked process; made by :func:`start`. Leaving its context ends it, with all that it has started."""
+    """A forked process; made by :func:`start`. Leaving its context ends it."""
 
-    def __init__(self, pid: int, pipe: int, *, leader: bool) -> None:
-        self._pid, self._pipe, self._leader = pid, pipe, leader
+    def __init__(self, pid: int, pipe: int) -> None:
+        self._pid, self._pipe = pid, pipe
 
     def __enter__(self) -> Child:
         return self
@@ -56,8 +58,8 @@ class Child:
     def __exit__(self, *_: object) -> None:
         """Kill it, at once; what the system needs for that is not waited for."""
         os.close(self._pipe)
-        with suppress(ProcessLookupError, PermissionError):  # macOS: a group of which nothing but a dead process is left
-            os.killpg(self._pid, signal.SIGKILL) if self._leader else os.kill(self._pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
         threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
 
     def outcome(self, until: float = inf) -> Outcome:
@@ -74,15 +76,12 @@ class Child:
             held += block
             if len(held) >= _LENGTH_BYTES:
                 expected = _LENGTH_BYTES + int.from_bytes(held[:_LENGTH_BYTES], "big")
-        kind, said = held[_LENGTH_BYTES : _LENGTH_BYTES + 1], bytes(held[_LENGTH_BYTES + 1 :])
-        return Outcome(said) if kind == _DONE else Outcome(None, said.decode(errors="replace"))
+        kind, said = held[_LENGTH_BYTES : _LENGTH_BYTES + 1], memoryview(held)[_LENGTH_BYTES + 1 :]
+        return Outcome(said) if kind == _DONE else Outcome(None, bytes(said).decode(errors="replace"))
 
 
-def start(work: Callable[[], bytes], *, leader: bool) -> Child:
+def start(work: Callable[[], bytes]) -> Child:
     """Fork a process that does ``work``.
-
-    Args:
-        leader: whether it leads a group of its own, with which all processes end that ``work`` starts.
 
     Raises:
         ConfigError: this system cannot fork processes.
@@ -96,9 +95,32 @@ def start(work: Callable[[], bytes], *, leader: bool) -> Child:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above
         pid = os.fork()
     if pid == 0:
-        _live(work, sending, receiving, leader=leader)
+        os.close(receiving)
+        _live(work, sending)
     os.close(sending)
-    return Child(pid, receiving, leader=leader)
+    return Child(pid, receiving)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """End all processes that are started in the meantime, also those that have left their group or their parent (the latter on Linux).
+
+    Then orphans become this process's children, by which they are found.
+    """
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    me = psutil.Process()
+    before = set(me.children(recursive=True))
+    try:
+        yield
+    finally:
+        for _ in range(_ROUNDS_OF_KILLING):  # a process that is killed may just have started another one
+            left = [child for child in me.children(recursive=True) if child not in before and _lives(child)]
+            if not left:
+                break
+            for child in left:
+                with suppress(psutil.Error):
+                    child.kill()
+        _control(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 @contextmanager
@@ -112,6 +134,13 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def place_of(error: BaseException) -> str:
     """Return an exception's kind and the line that raised it. Its text may repeat private values."""
     if isinstance(error, LdpflError):
@@ -120,14 +149,14 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _live(work: Callable[[], bytes], sending: int, receiving: int, *, leader: bool) -> None:
+def _live(work: Callable[[], bytes], sending: int) -> None:
     """Be the forked process, from its first step to its last."""
     code = 1
     try:
-        os.close(receiving)
-        if leader:
-            os.setsid()
-        _die_with_parent()
+        os.setsid()  # Ctrl-C is for the parent
+        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with suppress(OSError):  # where memory runs out, this process goes, and not what answers for it
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # Flower's handlers speak for the parent
         _send(sending, _said(work))
@@ -153,9 +182,9 @@ def _send(pipe: int, said: bytes) -> None:
         left = left[os.write(pipe, left) :]
 
 
-def _die_with_parent() -> None:
+def _control(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def _reap(pid: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import pkgutil
 import time
 from collections.abc import Callable
@@ -20,10 +19,11 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
-from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app
+from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records_from_bytes, records_to_bytes
 from ldpfl.flower.node import operator_node
 from ldpfl.flower.terms import RECORD, Answer, digest_of
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms.base import is_finite
 from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values
@@ -33,8 +33,11 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 DECLINED, FAILED = Declined.public, "failed"
 """What a server is told when there is no report: the client would not, or it could not. Neither depends on data."""
 
-_FOR_TRAINING = 0.95
-"""Part of the time for a reply in which the report has to be ready; the rest is for taking it and ending its process."""
+_MARGIN, _SMALLEST_MARGIN_S = 0.05, 0.25
+"""Part of the time for a reply by which the report has to be ready: the rest is for taking it and ending its processes."""
+
+_LARGEST_STATE = 1 << 24
+"""Bytes of an app's state that are kept from round to round: taking them must not take long."""
 
 
 class LdpClientApp(ClientApp):
@@ -128,39 +131,56 @@ class LdpClientApp(ClientApp):
     def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
         """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change."""
         with apart.one_thread() as threads:
-            report = self._report(asked, node, context, asked.state.weights.clone())
+            spare = self._report(asked, node, context, asked.state.weights.clone())
             allowed = threads if isinstance(self._app, str) else 1
-            limit = end - (1 - _FOR_TRAINING) * asked.ask.terms.reply_s
-            with apart.start(lambda: self._report_apart(asked, node, message, context, allowed), leader=True) as child:
-                outcome = child.outcome(limit)
-            if outcome.value is None:
-                _log_replaced(asked, outcome.trouble)
-            else:
-                report, state = pickle.loads(outcome.value)
-                context.state = pickle.loads(state)
+            ready = end - max(_SMALLEST_MARGIN_S, _MARGIN * asked.ask.terms.reply_s)
+            with (
+                apart.nothing_left(),
+                apart.start(lambda: self._train(asked, message, context, allowed)) as trainer,
+                # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
+                apart.start(lambda: self._encode(asked, node, context, trainer.outcome())) as encoder,
+            ):
+                outcome = encoder.outcome(ready)
+        report = self._taken(asked, context, spare, outcome)
         time.sleep(max(0.0, end - time.monotonic()))
         return report
 
-    def _report_apart(self, asked: Asked, node: Node, message: Message, context: Context, threads: int) -> bytes:
-        """Return the report and the app's state: the app runs in yet another process, so that nothing of it is where noise is added."""
+    def _train(self, asked: Asked, message: Message, context: Context, threads: int) -> bytes:
+        """Return the trained weights and the app's state, as bytes: PRIVATE."""
+        torch.set_num_threads(threads)
+        trained = _trained(self._resolved()(message_for_app(message), context), asked.layout)
+        return trained.to(torch.float32).numpy().tobytes() + records_to_bytes(context.state)
 
-        def train() -> bytes:
-            torch.set_num_threads(threads)
-            trained = _trained(self._resolved()(message_for_app(message), context), asked.layout)
-            return pickle.dumps((trained.numpy().tobytes(), pickle.dumps(context.state)))
+    def _encode(self, asked: Asked, node: Node, context: Context, trained: apart.Outcome) -> bytes:
+        """Return the report, and behind it the app's state."""
+        if trained.value is None:
+            raise PrivacyError(trained.trouble)
+        length = 4 * asked.layout.dimension
+        values, state = trained.value[:length], trained.value[length:]
+        if len(state) > _LARGEST_STATE:
+            raise PrivacyError(f"the app's state takes more than {_LARGEST_STATE:,} bytes: keep large things in a file of the node")
+        weights = torch.from_numpy(np.frombuffer(values, dtype=np.float32).copy())
+        return self._report(asked, node, context, weights) + state
 
-        with apart.start(train, leader=False) as child:
-            outcome = child.outcome()
+    def _taken(self, asked: Asked, context: Context, spare: bytes, outcome: apart.Outcome) -> bytes:
+        """Return what leaves, and keep the app's state for its next round."""
         if outcome.value is None:
-            raise PrivacyError(outcome.trouble)
-        values, state = pickle.loads(outcome.value)
-        trained = torch.from_numpy(np.frombuffer(bytearray(values), dtype=np.float32))
-        return pickle.dumps((self._report(asked, node, context, trained), state))
+            _log_replaced(asked, outcome.trouble)
+            return spare
+        report, state = bytes(outcome.value[: len(spare)]), bytes(outcome.value[len(spare) :])
+        try:
+            context.state = records_from_bytes(state)
+        except Exception as error:  # nothing that an app leaves may change what is seen outside
+            LOGGER.error("the app's state is not kept: %s", apart.place_of(error))
+        return report
 
     def _report(self, asked: Asked, node: Node, context: Context, trained: Tensor) -> bytes:
         """Return what leaves for ``trained`` weights (d,), which are PRIVATE and changed."""
         ask = asked.ask
         values = client_values(trained[None], asked.state, ask.terms.config.mechanism.perturbed)
+        if not is_finite(values):
+            # All of it, before a random bit is drawn: a mechanism that samples would notice only where it looks, and so tell where.
+            raise PrivacyError("the trained values are not finite")
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, self._source(ask, context)).payloads()))
         return payload if ask.terms.transport == "direct" else node.seal(ask, payload)
 

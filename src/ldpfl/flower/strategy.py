@@ -23,7 +23,7 @@ from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import AllDeclined, Course, Waiting, sorted_out
 from ldpfl.flower.participation import Participation
-from ldpfl.flower.terms import RECORD, RoundTerms, deployable_mechanism, digest_of
+from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule
 from ldpfl.server import NotFiniteError
@@ -90,8 +90,8 @@ class LdpStrategy(Strategy):
     ) -> None:
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
-        if not (isfinite(reply_s) and reply_s >= 0):
-            raise ConfigError(f"reply_s must be a number of seconds from 0 on, got {reply_s:g}")
+        if not (isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
+            raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {reply_s:g}")
         self._collector = collector or DirectCollector(config.seed)
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._accuracy, self._origin = folder, waiting, accuracy, origin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,8 +25,10 @@ RECORD = "ldpfl"
 """Name of both records."""
 
 VERSION = 2
-_LONGEST_REPLY_S = 7 * 24 * 3600.0
-_LONGEST_CONFIG = 1 << 16
+SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
+"""Of a stated time for replies; in less than a second, taking the report would show."""
+
+_LONGEST_CONFIG = 1 << 14
 """Characters of a config; the largest recipe has some 2,000."""
 
 
@@ -98,7 +101,10 @@ class RoundTerms:
                 raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
         if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["parameters-per-report"]) < 1:
             raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
-        if not 0 <= values["reply-s"] <= _LONGEST_REPLY_S or len(values["config"]) > _LONGEST_CONFIG:
+        if (
+            not (values["reply-s"] == 0 or SHORTEST_REPLY_S <= values["reply-s"] <= _LONGEST_REPLY_S)
+            or len(values["config"]) > _LONGEST_CONFIG
+        ):
             raise ProtocolError("the server's terms have no possible time for replies, or a config that is too long")
         run_of(values["run"])  # it becomes part of a path at the relay
         return cls(
@@ -184,7 +190,11 @@ def agreement_of(content: RecordDict, message_type: str) -> str:
 
 def digest_of(run_config: Mapping[str, object]) -> str:
     """Return the SHA-256, in hex, over a run config, which Flower hands to apps beside the message."""
-    return hashlib.sha256(repr(sorted(run_config.items())).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for key, value in sorted(run_config.items()):
+        part = b"%b=%b" % (repr(key).encode(), _exactly(value))
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
 
 
 def _parts(content: RecordDict) -> Iterator[bytes]:
@@ -196,7 +206,16 @@ def _parts(content: RecordDict) -> Iterator[bytes]:
                 yield repr((key, array.dtype, tuple(array.shape), array.stype)).encode()
                 yield array.data
         else:
-            yield from (repr((key, value)).encode() for key, value in sorted(record.items()))
+            yield from (b"%b=%b" % (repr(key).encode(), _exactly(value)) for key, value in sorted(record.items()))
+
+
+def _exactly(value: object) -> bytes:
+    """Return the kind and every bit of a value of a record: two are the same only if no program can tell them apart."""
+    if isinstance(value, list):
+        return b"list%d:" % len(value) + b"".join(len(part).to_bytes(8, "big") + part for part in map(_exactly, value))
+    if isinstance(value, float):
+        return b"float:" + struct.pack(">d", value)
+    return f"{type(value).__name__}:{value!r}".encode()
 
 
 def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:

@@ -216,7 +216,7 @@ def _require_private(path: Path) -> None:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
     if not regular:
         raise Declined(f"budget file {path} is not a file: nothing leaves this client")
-    check_own(path, "nothing leaves this client: budget file", Declined, secret=True)
+    check_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
 def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
