@@ -365,7 +365,8 @@ def leaving_processes(message: Message, context: Context) -> Message:
     if context.node_config["how"] == "an orphan in a session of its own":
         script = (
             "import subprocess, sys; "
-            f"print(subprocess.Popen([sys.executable, '-c', {script!r}], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+            "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}; "
+            f"print(subprocess.Popen([sys.executable, '-c', {script!r}], start_new_session=True, **quiet).pid)"
         )
         number = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     else:
