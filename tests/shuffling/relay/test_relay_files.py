@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import re
 import sqlite3
 import subprocess
@@ -69,6 +70,26 @@ def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clo
         assert not any(data[:64] in files for data in uploaded.values())
         assert {path.name for path in tmp_path.iterdir()} <= {"relay.db", "relay.db.reserve"}
     assert not any(data[16 * place : 16 * place + 16] in files for data in uploaded.values() for place in range(3))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_stays_either_where_another_round_is_open(seed: int, sqlite_store: Store, tmp_path: Path) -> None:
+    """Their rows share pages, and SQLite leaves copies in the room that it moves rows out of; overwriting a row does not reach those."""
+    chance = random.Random(seed)
+    begun = [(number, f"n{number}-{client:03d}-n") for number in (1, 2) for client in range(300)]
+    for number in (1, 2):
+        opened(sqlite_store, number, max_uploads=300)
+    for phase in ("begin", "append"):
+        chance.shuffle(begun)
+        for number, name in begun:
+            if phase == "begin":
+                sqlite_store.begin(name, RUN, number, upload_id(name), 640)
+            else:
+                sqlite_store.append(name, RUN, number, upload_id(name), 0, f"R{number}{name}".encode() * 58)
+    sqlite_store.cancel("aggregator", RUN, 1)
+    files = on_disk(tmp_path / "relay.db")
+    assert len(set(re.findall(rb"n2-\d{3}-n", files))) == 300
+    assert re.findall(rb"n1-\d{3}|R1n", files) == []
 
 
 @contextmanager

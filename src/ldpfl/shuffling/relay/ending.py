@@ -6,7 +6,9 @@ which a file beside a SQLite store keeps free for them. A relay that is killed i
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,17 +63,21 @@ class Leftovers:
                 self._reserve.make()
 
     def scrub(self) -> None:
-        """Let PostgreSQL take deleted rows out of its files; SQLite overwrites them itself.
+        """Take deleted rows out of the database's files.
 
-        What fails is logged and done with the next call, since it is about whole tables.
+        SQLite overwrites them where they lie, and not the copies that it leaves in the unused room of pages when it moves rows
+        from one to another: so all that is left is written anew. What fails is logged and done with the next call, since it is about
+        whole tables.
         """
-        if is_sqlite(self._engine):
-            return
         try:
+            if is_sqlite(self._engine):
+                with closing(self._engine.raw_connection()) as connection:
+                    connection.cursor().execute("VACUUM")
+                return
             with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 for table in (blocks, uploads, parts):
                     connection.execute(text(f"VACUUM {table.name}"))
-        except DBAPIError as error:
+        except (DBAPIError, sqlite3.Error) as error:
             log_fault("scrub_failed", error)
 
     def _rounds(self) -> list[int]:
