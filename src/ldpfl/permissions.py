@@ -25,18 +25,19 @@ def check_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, a
     Raises:
         LdpflError: of the kind ``error``: others can, or the file cannot be looked at.
     """
+    own = path.resolve()  # where it really lies: a link's folder says nothing of it
     try:
-        status, folder = path.stat(), path.parent.stat()
+        status, folders = own.stat(), [(folder, folder.stat()) for folder in own.parents]
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}") from None
     if os.name != "posix":
         return
-    for place, owner in ((path, status.st_uid), (path.parent, folder.st_uid)):
-        if owner not in (os.geteuid(), 0):
+    for place, found in ((own, status), *folders):
+        if found.st_uid not in (os.geteuid(), 0):
             raise error(f"{what} {path}: {place} belongs to another user, who can change it: make this user its owner")
     if status.st_mode & (_OPEN if secret else _WRITABLE):
         raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: chmod {'600' if secret else '644'} it")
-    if folder.st_mode & _WRITABLE and (alone or not folder.st_mode & stat.S_ISVTX):
-        raise error(
-            f"{what} {path} lies in a folder that other users can write to: chmod go-w {path.parent}, or move it to a folder of its own"
-        )
+    for folder, found in folders:
+        # In a sticky folder, such as /tmp, others can make files, and move none that are not theirs.
+        if found.st_mode & _WRITABLE and not (found.st_mode & stat.S_ISVTX and not (alone and folder == own.parent)):
+            raise error(f"{what} {path} lies in a folder that other users can write to: chmod go-w {folder}, or move it")

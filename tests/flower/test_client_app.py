@@ -350,6 +350,17 @@ def dying(message: Message, context: Context) -> Message:
     raise AssertionError
 
 
+def killing_its_parent(message: Message, context: Context) -> Message:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+    raise AssertionError
+
+
+def stopping_its_parent(message: Message, context: Context) -> Message:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return staying(message, context)
+
+
 def exiting_at_once(message: Message, context: Context) -> Message:
     os._exit(3)
 
@@ -375,7 +386,7 @@ def leaving_processes(message: Message, context: Context) -> Message:
     return shift(message, context)
 
 
-@pytest.mark.parametrize("train", [dying, exiting_at_once, endless, shift])
+@pytest.mark.parametrize("train", [dying, killing_its_parent, stopping_its_parent, exiting_at_once, endless, shift])
 def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -> None:
     began = time.monotonic()
     reply = ask(app_of(train), instruction(terms_of(reply_s=1.0)))
@@ -432,6 +443,31 @@ def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
         list(grid.send_and_receive([instruction(terms_of(reply_s=1.0))]))
     (context,) = grid._contexts.values()
     assert context.state.metric_records["memory"]["rounds"] == 1
+
+
+MANY = """
+import sys
+import numpy as np
+import torch
+torch.set_num_threads(2)
+import flower_parts
+from flwr.app import Array, ArrayRecord
+from ldpfl.flower import LdpClientApp
+size = 100_000  # PyTorch shares operations of more than 32,768 values out over its threads
+config = flower_parts.config_of("mechanism.name=none")
+terms = flower_parts.terms_of(config=config, layers=("w",), center=(0.0,), radius=(0.5,), reply_s=10.0)
+arrays = ArrayRecord({"w": Array(np.zeros(size, np.float32))})
+app = LdpClientApp("flower_parts:in_parallel", node=lambda context: flower_parts.OpenNode())
+reply = flower_parts.ask(app, flower_parts.instruction(terms, arrays))
+sent = np.frombuffer(reply.content.config_records["ldpfl"]["report"], np.float32)
+sys.exit(0 if sent.size == size and (sent == 1).all() else 1)
+"""
+
+
+def test_a_model_of_many_weights_trains_on_several_threads() -> None:
+    """In a process of its own: once PyTorch has used several threads, no forked process can."""
+    done = subprocess.run([sys.executable, "-c", MANY], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
 
 
 class Unpickled:

@@ -73,7 +73,7 @@ class TrainingConfig(_Section):
     """Rounds on the server, epochs of SGD on the client."""
 
     rounds: Repeats = 10
-    epochs: Repeats = 5
+    epochs: Annotated[int, Field(ge=1, le=10**5)] = 5
     batch_size: Count = 10
     learning_rate: Positive = 0.03
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0

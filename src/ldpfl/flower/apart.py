@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import torch
@@ -30,7 +31,7 @@ _LENGTH_BYTES = 8
 _BLOCK = 1 << 20
 _DONE, _FAILED = b"+", b"-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_ROUNDS_OF_KILLING = 20
+_MOST_KILLINGS = 1000
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,19 +48,20 @@ class Outcome:
 
 
 class Child:
-    """A forked process; made by :func:`start`. Leaving its context ends it."""
+    """A forked process; made by :func:`start` or :func:`start_guarded`. Leaving its context ends it."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
-        self._pid, self._pipe = pid, pipe
+    def __init__(self, pid: int, pipe: int, end: signal.Signals) -> None:
+        self._pid, self._pipe, self._end = pid, pipe, end
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill it, at once; what the system needs for that is not waited for."""
+        """Tell it to end. How long that takes, and what has to be ended with it, is not waited for: it may depend on data."""
         os.close(self._pipe)
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._pid, self._end)
+            os.kill(self._pid, signal.SIGCONT)  # should its work have stopped it
         threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
 
     def outcome(self, until: float = inf) -> Outcome:
@@ -81,46 +83,38 @@ class Child:
 
 
 def start(work: Callable[[], bytes]) -> Child:
-    """Fork a process that does ``work``.
+    """Fork a process that does ``work``, which must start no other one.
 
     Raises:
         ConfigError: this system cannot fork processes.
     """
+    return _forked(lambda sending: _live(work, sending), signal.SIGKILL)
+
+
+def start_guarded(work: Callable[[], bytes]) -> Child:
+    """Fork a process that does ``work``, under a guard that ends it, and all processes that it has started, whatever became of them.
+
+    On Linux also those that have left their group, session or parent: orphans are the guard's. Errors as for :func:`start`.
+    """
+    return _forked(lambda sending: _guard(work, sending), signal.SIGTERM)
+
+
+def _forked(live: Callable[[int], NoReturn], end: signal.Signals) -> Child:
     if not hasattr(os, "fork"):
         raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # else the child would print it once more
     sys.stderr.flush()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has handlers of its own
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above
         pid = os.fork()
     if pid == 0:
         os.close(receiving)
-        _live(work, sending)
+        live(sending)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(sending)
-    return Child(pid, receiving)
-
-
-@contextmanager
-def nothing_left() -> Iterator[None]:
-    """End all processes that are started in the meantime, also those that have left their group or their parent (the latter on Linux).
-
-    Then orphans become this process's children, by which they are found.
-    """
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
-    me = psutil.Process()
-    before = set(me.children(recursive=True))
-    try:
-        yield
-    finally:
-        for _ in range(_ROUNDS_OF_KILLING):  # a process that is killed may just have started another one
-            left = [child for child in me.children(recursive=True) if child not in before and _lives(child)]
-            if not left:
-                break
-            for child in left:
-                with suppress(psutil.Error):
-                    child.kill()
-        _control(_PR_SET_CHILD_SUBREAPER, 0)
+    return Child(pid, receiving, end)
 
 
 @contextmanager
@@ -134,13 +128,6 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
 def place_of(error: BaseException) -> str:
     """Return an exception's kind and the line that raised it. Its text may repeat private values."""
     if isinstance(error, LdpflError):
@@ -149,16 +136,16 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _live(work: Callable[[], bytes], sending: int) -> None:
-    """Be the forked process, from its first step to its last."""
+def _live(work: Callable[[], bytes], sending: int) -> NoReturn:
+    """Be the process that works, from its first step to its last."""
     code = 1
     try:
-        os.setsid()  # Ctrl-C is for the parent
-        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _part(signal.SIGKILL)
         with suppress(OSError):  # where memory runs out, this process goes, and not what answers for it
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # Flower's handlers speak for the parent
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _send(sending, _said(work))
         code = 0
     finally:
@@ -167,6 +154,41 @@ def _live(work: Callable[[], bytes], sending: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
+    """Be the guard: wait for the signal to end, which also comes when the parent dies, then end all that there is."""
+    try:
+        _part(signal.SIGTERM)
+        _control(_PR_SET_CHILD_SUBREAPER, 1)
+        if os.fork() == 0:
+            _live(work, sending)
+        os.close(sending)
+        signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
+        _end_all()
+    finally:
+        os._exit(0)
+
+
+def _part(on_death: signal.Signals) -> None:
+    """Leave the parent's session, so that its Ctrl-C is not for this process; be told when it dies."""
+    os.setsid()
+    _control(_PR_SET_PDEATHSIG, on_death)
+
+
+def _end_all() -> None:
+    """Kill all descendants: over and over, since one that is killed may just have started another."""
+    me = psutil.Process()
+    for _ in range(_MOST_KILLINGS):
+        left = me.children(recursive=True)
+        if not left:
+            return
+        for child in left:
+            with suppress(psutil.Error):
+                child.kill()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _said(work: Callable[[], bytes]) -> bytes:

@@ -22,7 +22,6 @@ from ldpfl.flower.ask import Ask, Asked, Node, read_asked
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records_from_bytes, records_to_bytes
 from ldpfl.flower.node import operator_node
 from ldpfl.flower.terms import RECORD, Answer, digest_of
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import RandomSource, SecureSource
@@ -116,14 +115,14 @@ class LdpClientApp(ClientApp):
         """Read a message. Clients of one process get the same content: it is read for the first of them."""
         own = (message.metadata.message_type, digest_of(context.run_config))
         if self._last is None or self._last[0] is not message.content or self._last[1] != own:
-            self._last = message.content, own, read_asked(message.content, *own)
+            with apart.one_thread():  # a fork may follow
+                self._last = message.content, own, read_asked(message.content, *own)
         return self._last[2]
 
     def _at_once(self, asked: Asked, node: Node, message: Message, context: Context) -> bytes:
         """Return the report as soon as it is made, in this process: for simulations."""
         try:
-            trained = _trained(self._resolved()(message_for_app(message), context), asked.layout)
-            return self._report(asked, node, context, trained)
+            return self._report(asked, node, context, self._trained(asked, message, context))
         except (Exception, SystemExit) as error:
             _log_replaced(asked, apart.place_of(error))
             return self._report(asked, node, context, asked.state.weights.clone())
@@ -135,20 +134,20 @@ class LdpClientApp(ClientApp):
             allowed = threads if isinstance(self._app, str) else 1
             ready = end - max(_SMALLEST_MARGIN_S, _MARGIN * asked.ask.terms.reply_s)
             with (
-                apart.nothing_left(),
-                apart.start(lambda: self._train(asked, message, context, allowed)) as trainer,
+                apart.start_guarded(lambda: self._train(asked, message, context, allowed)) as trainer,
                 # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
                 apart.start(lambda: self._encode(asked, node, context, trainer.outcome())) as encoder,
             ):
                 outcome = encoder.outcome(ready)
         report = self._taken(asked, context, spare, outcome)
+        del spare, outcome  # giving back what is large takes time, and must not come after the end
         time.sleep(max(0.0, end - time.monotonic()))
         return report
 
     def _train(self, asked: Asked, message: Message, context: Context, threads: int) -> bytes:
         """Return the trained weights and the app's state, as bytes: PRIVATE."""
         torch.set_num_threads(threads)
-        trained = _trained(self._resolved()(message_for_app(message), context), asked.layout)
+        trained = self._trained(asked, message, context)
         return trained.to(torch.float32).numpy().tobytes() + records_to_bytes(context.state)
 
     def _encode(self, asked: Asked, node: Node, context: Context, trained: apart.Outcome) -> bytes:
@@ -184,18 +183,19 @@ class LdpClientApp(ClientApp):
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, self._source(ask, context)).payloads()))
         return payload if ask.terms.transport == "direct" else node.seal(ask, payload)
 
+    def _trained(self, asked: Asked, message: Message, context: Context) -> Tensor:
+        """Return the app's arrays (d,) float32: PRIVATE. Its metrics are left behind here."""
+        context.run_config = dict(sorted(context.run_config.items()))  # no order that marks this client: digests have none
+        reply = self._resolved()(message_for_app(message), context)
+        if reply.has_error():
+            raise PrivacyError("the app replied with an error")
+        return to_vector(only_arrays(reply.content), asked.layout)
+
     def _resolved(self) -> ClientAppCallable:
         if not isinstance(self._app, str):
             return self._app
         app: ClientAppCallable = pkgutil.resolve_name(self._app)
         return app
-
-
-def _trained(reply: Message, layout: ParameterLayout) -> Tensor:
-    """Return the app's arrays (d,) float32: PRIVATE. Its metrics are left behind here."""
-    if reply.has_error():
-        raise PrivacyError("the app replied with an error")
-    return to_vector(only_arrays(reply.content), layout)
 
 
 def _log_replaced(asked: Asked, trouble: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.forecast import start_of
@@ -100,7 +100,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
 
 def policy_text(policy: Policy, title: str) -> str:
     """Return ``policy`` as a file, with what each setting means above it."""
-    lines = [f"# {title}", "# What is not stated here is not allowed. docs/budget.md says more."]
+    lines = [f"# {printable(title)}", "# What is not stated here is not allowed. docs/budget.md says more."]
     for name, value in policy.model_dump(mode="json").items():
         lines += [
             "",

@@ -191,7 +191,7 @@ def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.
     try:
         # mode=rw: a file that is not there is not made, for then what was spent would be forgotten.
         with closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
         ) as connection:
             # EXTRA also syncs the folder after the journal is deleted: else a power cut could bring it back, and undo the charge.
             connection.execute("PRAGMA synchronous = EXTRA")
