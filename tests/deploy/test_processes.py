@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -93,7 +94,11 @@ def test_a_failure_in_between_leaves_nothing(tmp_path: Path) -> None:
 
 
 def members_left(folder: Path) -> list[psutil.Process]:
-    return [psutil.Process(int(pid)) for pid in (folder / "pids").read_text().split() if psutil.pid_exists(int(pid))]
+    found = []
+    for pid in (folder / "pids").read_text().split():
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(pid)))
+    return found
 
 
 def test_what_outlives_its_program_is_ended_with_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 from urllib.parse import quote
@@ -176,6 +177,7 @@ class Caller:
             headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
             transport=transport,
             verify=verify,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # they would pile up, and name this client
             trust_env=False,  # a .netrc would replace the token, a proxy variable would see when who uploads
         )
 
