@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, and_, delete, exists, func, or_, select, text, tuple_
+from sqlalchemy import Connection, Engine, delete, func, select, text, tuple_, union
 from sqlalchemy.exc import DBAPIError
 
 from ldpfl.shuffling.relay.errors import StoreFull
@@ -32,6 +32,7 @@ class Leftovers:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._unscrubbed = True  # nobody knows what a process before this one left
         self._reserve = Reserve(Path(f"{engine.url.database}.reserve")) if is_sqlite(engine) else None
 
     def with_room(self, action: Callable[[], T]) -> T:
@@ -54,10 +55,12 @@ class Leftovers:
             StoreFull: the room that is kept for it was not enough.
             StoreUnavailable: the store does not answer, or another process holds it.
         """
-        for round_id in self._rounds():
+        left = self._rounds()
+        for round_id in left:
             while self.with_room(lambda round_id=round_id: self._delete_some(round_id)):  # type: ignore[misc]
                 pass
-        self.scrub()
+        if left or self._unscrubbed:  # else ending empty rounds, over and over, would have the whole file written as often
+            self.scrub()
         if self._reserve is not None:
             with store_errors():
                 self._reserve.make()
@@ -69,21 +72,25 @@ class Leftovers:
         from one to another: so all that is left is written anew. What fails is logged and done with the next call, since it is about
         whole tables.
         """
+        self._unscrubbed = True
         try:
             if is_sqlite(self._engine):
                 with closing(self._engine.raw_connection()) as connection:
                     connection.cursor().execute("VACUUM")
+                self._unscrubbed = False
                 return
             with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 for table in (blocks, uploads, parts):
                     connection.execute(text(f"VACUUM {table.name}"))
+            self._unscrubbed = False
         except (DBAPIError, sqlite3.Error) as error:
             log_fault("scrub_failed", error)
 
     def _rounds(self) -> list[int]:
-        left = or_(exists().where(uploads.c.round_id == rounds.c.id), exists().where(parts.c.round_id == rounds.c.id))
+        held = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()  # rather than all rounds that ever were
+        gone = select(rounds.c.id).join(held, held.c.round_id == rounds.c.id).where(rounds.c.state == "gone")
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-            return list(connection.scalars(select(rounds.c.id).where(and_(rounds.c.state == "gone", left))))
+            return list(connection.scalars(gone))
 
     def _delete_some(self, round_id: int) -> bool:
         """Delete some rows of a round; return whether there were any."""

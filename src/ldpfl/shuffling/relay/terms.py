@@ -69,7 +69,7 @@ class RoundStatus(BaseModel):
     run: str
     round: int
     state: State
-    seconds_left: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    seconds_left: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
     terms: Terms
     uploads: int | None = None
 
