@@ -510,3 +510,35 @@ def test_the_token_is_neither_in_errors_nor_in_representations(world: World) -> 
 def test_terms_are_checked_before_they_are_sent() -> None:
     with pytest.raises(ValueError, match="min_clients"):
         Terms(record_bytes=1, records_per_upload=1, min_clients=2, closes_in_s=1.0, max_uploads=1, agreement="0" * 64)
+
+
+def test_a_relay_s_cookies_are_not_kept() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(404, headers={"Set-Cookie": "name=alice; Path=/"}, json={"error": "no"})
+
+    with RelayClient("http://127.0.0.1", "token", transport=httpx.MockTransport(answer)) as client:
+        for _ in range(2):
+            with pytest.raises(RelayRefused):
+                client.round_status(RUN, 1)
+    assert len(seen) == 2
+    assert not any("cookie" in request.headers for request in seen)
+
+
+def test_a_relay_that_takes_its_time_to_answer_does_not_hold_an_aggregator() -> None:
+    """It says that the round is about to close, over and over, so that hardly any time is spent waiting."""
+    now = [0.0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        now[0] += 2.0
+        status = {"run": RUN, "round": 1, "state": "open", "seconds_left": 0.0, "terms": terms().model_dump(), "uploads": 0}
+        return httpx.Response(200, json=status)
+
+    server = RelayAggregator(
+        "http://127.0.0.1", "token", transport=httpx.MockTransport(answer), sleep=lambda seconds: None, clock=lambda: now[0]
+    )
+    with server, pytest.raises(RelayNotReleased, match="after 5 seconds"):
+        server.wait(RUN, 1, 5.0)
+    assert now[0] < 10
