@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from ldpfl.errors import LdpflError
@@ -12,10 +13,11 @@ _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN = stat.S_IRWXG | stat.S_IRWXO
 
 
-def check_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, alone: bool = False) -> None:
-    """Return if no other user of this machine could have changed ``path``, put another file in its place, or, if it is ``secret``, read it.
+def check_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, alone: bool = False) -> Path:
+    """Return where ``path`` really lies, if no other user could have changed it, put another in its place, or, if ``secret``, read it.
 
-    Root is no other user: it can do everything anyway. Only POSIX systems say who may do what in a way that this understands.
+    The file, and each folder and link on the way to it, as it is written and as links lead on, must be this user's or root's, which can
+    do everything anyway. Open what is returned. Only POSIX systems say who may do what in a way that this understands.
 
     Args:
         what: what the file is, for the message.
@@ -25,19 +27,31 @@ def check_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, a
     Raises:
         LdpflError: of the kind ``error``: others can, or the file cannot be looked at.
     """
-    own = path.resolve()  # where it really lies: a link's folder says nothing of it
     try:
-        status, folders = own.stat(), [(folder, folder.stat()) for folder in own.parents]
-    except OSError as problem:
-        raise error(f"{what} {path} cannot be read: {problem.strerror}") from None
+        own = path.resolve(strict=True)
+        passed = {place: place.lstat() for place in (*_passed(path), *own.parents, own)}
+    except (OSError, RuntimeError) as problem:
+        raise error(f"{what} {path} cannot be read: {getattr(problem, 'strerror', None) or 'its links go in a circle'}") from None
     if os.name != "posix":
-        return
-    for place, found in ((own, status), *folders):
+        return own
+    for place, found in passed.items():
         if found.st_uid not in (os.geteuid(), 0):
             raise error(f"{what} {path}: {place} belongs to another user, who can change it: make this user its owner")
-    if status.st_mode & (_OPEN if secret else _WRITABLE):
+    if passed[own].st_mode & (_OPEN if secret else _WRITABLE):
         raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: chmod {'600' if secret else '644'} it")
-    for folder, found in folders:
+    for place, found in passed.items():
         # In a sticky folder, such as /tmp, others can make files, and move none that are not theirs.
-        if found.st_mode & _WRITABLE and not (found.st_mode & stat.S_ISVTX and not (alone and folder == own.parent)):
-            raise error(f"{what} {path} lies in a folder that other users can write to: chmod go-w {folder}, or move it")
+        sticky = found.st_mode & stat.S_ISVTX and not (alone and place == own.parent)
+        if stat.S_ISDIR(found.st_mode) and place != own and found.st_mode & _WRITABLE and not sticky:
+            raise error(f"{what} {path} lies in a folder that other users can write to: chmod go-w {place}, or move it")
+    return own
+
+
+def _passed(path: Path) -> Iterator[Path]:
+    """Yield every folder, link and file that is passed on the way to ``path``, which must not go in a circle."""
+    place = path.absolute()
+    for step in (*reversed(place.parents), place):
+        yield step
+        if step.is_symlink():
+            yield from _passed(step.parent / step.readlink() / place.relative_to(step))
+            return

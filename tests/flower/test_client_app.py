@@ -45,6 +45,7 @@ from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import DECLINED, FAILED
+from ldpfl.flower.internals import unpacked
 from ldpfl.flower.terms import VERSION, agreement_of
 from ldpfl.privacy.policy import Declined, Exhausted, NotSetUp
 from ldpfl.randomness import SecureSource
@@ -395,6 +396,30 @@ def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -
     assert reply.content == expected.content
 
 
+@pytest.mark.parametrize("what", ["no thread", "no process"])
+def test_an_app_that_leaves_no_thread_or_process_changes_nothing(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThread:
+        def __init__(self, **_: object) -> None: ...
+
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    def no_process(work: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        if what == "no thread":
+            patched.setattr("ldpfl.flower.apart.threading.Thread", NoThread)
+        else:
+            patched.setattr("ldpfl.flower.apart.start", no_process)
+        began = time.monotonic()
+        reply = ask(app_of(), instruction(terms_of(reply_s=1.0)))
+        assert time.monotonic() - began >= 1.0
+    assert reply.content == ask(app_of(shift if what == "no thread" else staying)).content
+
+
 @pytest.mark.parametrize("how", ["a child", "a session", "an orphan in a session of its own"])
 def test_what_training_started_ends_with_it(how: str, tmp_path: Path) -> None:
     if how.startswith("an orphan") and sys.platform != "linux":
@@ -442,7 +467,7 @@ def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
     for _ in range(2):
         list(grid.send_and_receive([instruction(terms_of(reply_s=1.0))]))
     (context,) = grid._contexts.values()
-    assert context.state.metric_records["memory"]["rounds"] == 1
+    assert unpacked(context.state).metric_records["memory"]["rounds"] == 1
 
 
 MANY = """
@@ -487,7 +512,7 @@ def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -
     (reply,) = grid.send_and_receive([instruction(terms_of(reply_s=2.0))])
     assert reply.content == ask(app_of(staying)).content
     (context,) = grid._contexts.values()
-    assert not context.state
+    assert not unpacked(context.state)
 
 
 def test_an_app_cannot_write_where_its_wrapper_listens() -> None:

@@ -196,6 +196,19 @@ def test_files_that_others_can_change_are_not_relied_on(what: str, tmp_path: Pat
     assert "by other users" in log.text
 
 
+@pytest.mark.parametrize("what", ["policy", "budget"])
+def test_a_link_that_other_users_can_turn_is_not_followed(what: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture) -> None:
+    policy = write_policy(tmp_path)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    link = tmp_path / "open" / "link"
+    link.symlink_to(policy if what == "policy" else budget)
+    assert declined(reply_of(link, budget) if what == "policy" else reply_of(policy, link))
+    assert "lies in a folder that other users can write to" in log.text
+    (tmp_path / "open").chmod(0o755)
+    assert reply_of(*((link, budget) if what == "policy" else (policy, link))).has_content()
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_a_token_that_other_users_can_read_is_not_used(mode: int, tmp_path: Path) -> None:
     (tmp_path / "relay.token").write_text("token\n", encoding="ascii")

@@ -62,7 +62,8 @@ class Child:
         with suppress(ProcessLookupError):
             os.kill(self._pid, self._end)
             os.kill(self._pid, signal.SIGCONT)  # should its work have stopped it
-        threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
+        with suppress(RuntimeError):  # its work has used up the threads; then it stays a zombie for as long as this process lives
+            threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
 
     def outcome(self, until: float = inf) -> Outcome:
         """Return what came of the work, at the time ``until`` (of ``time.monotonic``) at the latest."""
@@ -70,7 +71,7 @@ class Child:
         waiting.register(self._pipe, select.POLLIN)
         while len(held) < expected:
             left = None if until == inf else max(0.0, until - time.monotonic()) * 1000
-            if not waiting.poll(left):
+            if left == 0 or not waiting.poll(left):
                 return Outcome(None, "it took too long")
             block = os.read(self._pipe, _BLOCK)
             if not block:
@@ -106,14 +107,19 @@ def _forked(live: Callable[[int], NoReturn], end: signal.Signals) -> Child:
     sys.stdout.flush()  # else the child would print it once more
     sys.stderr.flush()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has handlers of its own
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above
-        pid = os.fork()
-    if pid == 0:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above
+            pid = os.fork()
+        if pid == 0:
+            os.close(receiving)
+            live(sending)
+    except OSError:
         os.close(receiving)
-        live(sending)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(sending)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(sending)
     return Child(pid, receiving, end)
 
 

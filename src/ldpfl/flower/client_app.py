@@ -19,7 +19,7 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
-from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records_from_bytes, records_to_bytes
+from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
 from ldpfl.flower.node import operator_node
 from ldpfl.flower.terms import RECORD, Answer, digest_of
 from ldpfl.mechanisms.base import is_finite
@@ -130,19 +130,30 @@ class LdpClientApp(ClientApp):
     def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
         """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change."""
         with apart.one_thread() as threads:
-            spare = self._report(asked, node, context, asked.state.weights.clone())
+            report = self._report(asked, node, context, asked.state.weights.clone())
             allowed = threads if isinstance(self._app, str) else 1
-            ready = end - max(_SMALLEST_MARGIN_S, _MARGIN * asked.ask.terms.reply_s)
-            with (
-                apart.start_guarded(lambda: self._train(asked, message, context, allowed)) as trainer,
-                # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
-                apart.start(lambda: self._encode(asked, node, context, trainer.outcome())) as encoder,
-            ):
-                outcome = encoder.outcome(ready)
-        report = self._taken(asked, context, spare, outcome)
-        del spare, outcome  # giving back what is large takes time, and must not come after the end
+            try:
+                outcome = self._outcome(asked, node, message, context, allowed, end)
+                if outcome.value is None:
+                    _log_replaced(asked, outcome.trouble)
+                else:
+                    context.state = packed(bytes(outcome.value[len(report) :]))
+                    report = bytes(outcome.value[: len(report)])
+                del outcome  # giving back what is large takes time, and must not come after the end
+            except (Exception, SystemExit) as error:  # such as no process or thread being left, for what the app does
+                _log_replaced(asked, apart.place_of(error))
         time.sleep(max(0.0, end - time.monotonic()))
         return report
+
+    def _outcome(self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float) -> apart.Outcome:
+        """Return the report, and behind it the app's state, of processes that are over some time before ``end``."""
+        ready = end - max(_SMALLEST_MARGIN_S, _MARGIN * asked.ask.terms.reply_s)
+        with (
+            apart.start_guarded(lambda: self._train(asked, message, context, threads)) as trainer,
+            # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
+            apart.start(lambda: self._encode(asked, node, context, trainer.outcome())) as encoder,
+        ):
+            return encoder.outcome(ready)
 
     def _train(self, asked: Asked, message: Message, context: Context, threads: int) -> bytes:
         """Return the trained weights and the app's state, as bytes: PRIVATE."""
@@ -161,18 +172,6 @@ class LdpClientApp(ClientApp):
         weights = torch.from_numpy(np.frombuffer(values, dtype=np.float32).copy())
         return self._report(asked, node, context, weights) + state
 
-    def _taken(self, asked: Asked, context: Context, spare: bytes, outcome: apart.Outcome) -> bytes:
-        """Return what leaves, and keep the app's state for its next round."""
-        if outcome.value is None:
-            _log_replaced(asked, outcome.trouble)
-            return spare
-        report, state = bytes(outcome.value[: len(spare)]), bytes(outcome.value[len(spare) :])
-        try:
-            context.state = records_from_bytes(state)
-        except Exception as error:  # nothing that an app leaves may change what is seen outside
-            LOGGER.error("the app's state is not kept: %s", apart.place_of(error))
-        return report
-
     def _report(self, asked: Asked, node: Node, context: Context, trained: Tensor) -> bytes:
         """Return what leaves for ``trained`` weights (d,), which are PRIVATE and changed."""
         ask = asked.ask
@@ -184,9 +183,11 @@ class LdpClientApp(ClientApp):
         return payload if ask.terms.transport == "direct" else node.seal(ask, payload)
 
     def _trained(self, asked: Asked, message: Message, context: Context) -> Tensor:
-        """Return the app's arrays (d,) float32: PRIVATE. Its metrics are left behind here."""
-        context.run_config = dict(sorted(context.run_config.items()))  # no order that marks this client: digests have none
-        reply = self._resolved()(message_for_app(message), context)
+        """Return the app's arrays (d,) float32: PRIVATE. Its metrics are left behind here; its state is in ``context``."""
+        # Nothing that marks this client: no number that the SuperLink chooses, no order, which digests do not have.
+        own = Context(0, 0, context.node_config, unpacked(context.state), dict(sorted(context.run_config.items())))
+        reply = self._resolved()(message_for_app(message), own)
+        context.state = own.state
         if reply.has_error():
             raise PrivacyError("the app replied with an error")
         return to_vector(only_arrays(reply.content), asked.layout)

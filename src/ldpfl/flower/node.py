@@ -170,9 +170,9 @@ def read_token(path: Path) -> str:
     Raises:
         ConfigError: there is none, or other users can read it.
     """
-    check_own(path, "the relay's token", ConfigError, secret=True)
+    own = check_own(path, "the relay's token", ConfigError, secret=True)
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = own.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         token = ""
     if not token:

@@ -180,8 +180,7 @@ def _create(path: Path, limit: Limit) -> Books:
 @contextmanager
 def opened(path: Path, *, write: bool = False, patience: float = _PATIENCE) -> Iterator[sqlite3.Connection]:
     """Yield a transaction on a file that was found sound; it is durable when this ends without an error."""
-    _require_private(path)
-    with _connected(path, write=write, patience=patience) as connection:
+    with _connected(_private(path), write=write, patience=patience) as connection:
         _require_sound(connection, path)
         yield connection
 
@@ -191,7 +190,7 @@ def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.
     try:
         # mode=rw: a file that is not there is not made, for then what was spent would be forgotten.
         with closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
         ) as connection:
             # EXTRA also syncs the folder after the journal is deleted: else a power cut could bring it back, and undo the charge.
             connection.execute("PRAGMA synchronous = EXTRA")
@@ -207,7 +206,8 @@ def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.
         raise Declined(f"budget file {path} cannot be used, so nothing leaves this client: {' '.join(str(error).split())}") from None
 
 
-def _require_private(path: Path) -> None:
+def _private(path: Path) -> Path:
+    """Return where the file lies, if it is nobody else's."""
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -216,7 +216,7 @@ def _require_private(path: Path) -> None:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
     if not regular:
         raise Declined(f"budget file {path} is not a file: nothing leaves this client")
-    check_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
+    return check_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
 def _require_sound(connection: sqlite3.Connection, path: Path) -> None:

@@ -296,9 +296,9 @@ def read_policy(path: Path) -> Policy:
             nothing may leave.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        check_own(path, "nothing leaves this client: policy", Declined, secret=False)
-        tree = tomllib.loads(text)
+        path.stat()  # that there is none is another matter than that it cannot be relied on
+        own = check_own(path, "nothing leaves this client: policy", Declined, secret=False)
+        tree = tomllib.loads(own.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotSetUp(f"there is no policy at {path}: make one with ldpfl policy init; without one nothing leaves this client") from None
     except (OSError, UnicodeDecodeError) as error:
