@@ -397,9 +397,7 @@ def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -
 
 
 @pytest.mark.parametrize("what", ["no thread", "no process"])
-def test_an_app_that_leaves_no_thread_or_process_changes_nothing(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoThread:
         def __init__(self, **_: object) -> None: ...
 
