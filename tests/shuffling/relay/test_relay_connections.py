@@ -148,9 +148,28 @@ def test_a_refused_request_with_a_body_that_drips_ends_its_connection(ask: str, 
     with relay(tmp_path, Connections()) as (_, port), connect(port) as stranger:
         stranger.sendall(f"{ask} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + piece)
         answer = stranger.recv(65_536)
-        assert answer.split()[1] in (b"200", b"401", b"404", b"405")
+        assert answer.split()[1] in (b"200", b"400", b"401", b"404", b"405")
         assert b"connection: close" in answer
         assert drips(stranger, piece)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "GET /health HTTP/1.1\r\nHost: x\r\n" + "a:\r\n" * 100 + "\r\n",
+    ],
+)
+def test_what_is_cheap_to_send_and_dear_to_read_is_refused_at_once(head: str, tmp_path: Path) -> None:
+    """Chunks of one byte, and crowds of headers: a few MB a second of them kept the relay from everybody else."""
+    with relay(tmp_path, Connections()) as (_, port), connect(port) as stranger:
+        stranger.sendall(head.encode() + b"1\r\nx\r\n" * 1000)
+        answer = stranger.recv(65_536)
+        assert answer.split()[1] == b"400"
+        stranger.settimeout(SOON_S)
+        with suppress(ConnectionResetError):
+            while stranger.recv(65_536):
+                pass  # it is closed
 
 
 def test_who_does_not_read_answers_is_cut_off(tmp_path: Path) -> None:

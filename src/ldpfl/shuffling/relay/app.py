@@ -189,6 +189,10 @@ class _Pieces(Response):
             await send({"type": "http.response.body"})
 
 
+_LAST = frozenset({400, 401, 404, 405})
+"""Answers after which a connection ends: a stranger gets no other ones, and is to pay for a connection each time."""
+
+
 class _Guard:
     """What holds for every request, known or not, before and after the application has it.
 
@@ -214,7 +218,7 @@ class _Guard:
         async def watch(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.request(scope["method"], message["status"])
-                if unread:
+                if unread or message["status"] in _LAST:
                     message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
             await send(message)
 

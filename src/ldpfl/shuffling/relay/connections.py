@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_BYTES = 16 * 2**10
+HEAD_BYTES = 4 * 2**10
 """Longest head of a request. Not much more of one that does not end is in memory."""
 
+_HEADERS = 64
 _BACKLOG = 128
 _IPV6_NETWORK = 64  # bits: what one customer of a provider has to himself
 
@@ -125,6 +126,19 @@ def protocol_within(bounds: Connections) -> type[asyncio.Protocol]:
     return Bounded
 
 
+class _Plain(h11.Connection):
+    """HTTP/1.1 without what costs much more to read than to send: bodies in chunks, which may be of one byte, and crowds of headers."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if any(name == b"transfer-encoding" for name, _ in event.headers):
+                raise h11.RemoteProtocolError("a body has a Content-Length here")
+            if len(event.headers) > _HEADERS:
+                raise h11.RemoteProtocolError("too many headers")
+        return event
+
+
 class _InTime(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it, with an end to each time that a caller can keep it waiting."""
 
@@ -134,6 +148,7 @@ class _InTime(H11Protocol):
     _closing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        self.conn = _Plain(h11.SERVER, HEAD_BYTES)
         super().connection_made(transport)
         # So pause_writing means that something waits to be read, and resume_writing that nothing does.
         transport.set_write_buffer_limits(high=1, low=0)
