@@ -226,6 +226,29 @@ def test_a_tidying_that_fails_is_logged_and_done_at_the_next_end_of_a_round(
     assert dict(zip(TABLES, content(store), strict=True))[uploads] == []
 
 
+def test_ending_rounds_takes_a_share_of_the_time_whatever_that_costs(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one who ends tiny rounds of his own, over and over, has all that others have uploaded written anew each time."""
+    written: list[float] = []
+    now = [0.0]
+
+    def slow(self: Leftovers) -> None:
+        written.append(now[0])
+        now[0] += 6.0  # for a GB of other rounds
+
+    leftovers = Leftovers(sqlite_store.engine)
+    leftovers._scrubbing._clock = lambda: now[0]
+    leftovers._scrubbing._then = 0.0
+    monkeypatch.setattr(Leftovers, "_scrub", slow)
+    for _ in range(600):
+        leftovers.scrub()
+        now[0] += 1.0
+    assert leftovers.waiting
+    assert len(written) * 6.0 <= 0.1 * now[0] + 6.0
+    assert len(written) > 5
+    leftovers.delete(at_once=True)
+    assert not leftovers.waiting
+
+
 def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres, clock: Clock) -> None:
     store = Store(open_engine(postgres.new_store()), clock=clock)
     said: list[str] = []

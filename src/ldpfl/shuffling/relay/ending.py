@@ -7,8 +7,9 @@ which a file beside a SQLite store keeps free for them. A relay that is killed i
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,8 +24,32 @@ from ldpfl.shuffling.relay.schema import READ_ONLY, blocks, is_sqlite, parts, ro
 
 _BATCH_BYTES = 2 * 2**20
 _BATCH_ROWS = 250
+_AT_ONCE_S, _SHARE = 3.0, 0.1
 
 T = TypeVar("T")
+
+
+class _Allowance:
+    """A tenth of the time, of which three seconds may be taken at once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._left, self._then = clock, _AT_ONCE_S, clock()
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left for now."""
+        now = self._clock()
+        self._left, self._then = min(_AT_ONCE_S, self._left + _SHARE * (now - self._then)), now
+        return self._left <= 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Take what the block takes, which may be more than is left."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._left -= self._clock() - began
 
 
 class Leftovers:
@@ -32,8 +57,9 @@ class Leftovers:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._unscrubbed = True  # nobody knows what a process before this one left
-        self._reserve = Reserve(Path(f"{engine.url.database}.reserve")) if is_sqlite(engine) else None
+        self._undeleted = self._unscrubbed = True  # nobody knows what a process before this one left
+        self._scrubbing = _Allowance()
+        self._reserve = Reserve(Path(f"{Path(str(engine.url.database)).resolve()}.reserve")) if is_sqlite(engine) else None
 
     def with_room(self, action: Callable[[], T]) -> T:
         """Do it, and where the disk is full do it once more with the room that is kept for it.
@@ -48,43 +74,58 @@ class Leftovers:
                 raise
             return action()
 
-    def delete(self) -> None:
-        """Delete all of it, and then what the database keeps beside its tables, as far as it lets us.
+    @property
+    def waiting(self) -> bool:
+        """Whether something is left that could not be deleted, or not yet."""
+        return self._undeleted or self._unscrubbed
+
+    def delete(self, *, at_once: bool = False) -> None:
+        """Delete all of it, and then what the database keeps beside its tables, as far as it lets us; ``at_once`` whatever that takes.
 
         Raises:
             StoreFull: the room that is kept for it was not enough.
             StoreUnavailable: the store does not answer, or another process holds it.
         """
+        self._undeleted = True
         left = self._rounds()
         for round_id in left:
             while self.with_room(lambda round_id=round_id: self._delete_some(round_id)):  # type: ignore[misc]
                 pass
         if left or self._unscrubbed:  # else ending empty rounds, over and over, would have the whole file written as often
-            self.scrub()
+            self.scrub(at_once=at_once)
+        self._undeleted = False
         if self._reserve is not None:
             with store_errors():
                 self._reserve.make()
 
-    def scrub(self) -> None:
+    def scrub(self, *, at_once: bool = False) -> None:
         """Take deleted rows out of the database's files.
 
         SQLite overwrites them where they lie, and not the copies that it leaves in the unused room of pages when it moves rows
-        from one to another: so all that is left is written anew. What fails is logged and done with the next call, since it is about
-        whole tables.
+        from one to another: so all that is left is written anew. That takes as long as all rounds are large, and must not let whoever
+        ends rounds of his own hold up all others: what would take more than its share of the time is left waiting, as is what fails.
         """
         self._unscrubbed = True
+        if not at_once and self._scrubbing.spent:
+            return
         try:
-            if is_sqlite(self._engine):
-                with closing(self._engine.raw_connection()) as connection:
-                    connection.cursor().execute("VACUUM")
-                self._unscrubbed = False
-                return
-            with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                for table in (blocks, uploads, parts):
-                    connection.execute(text(f"VACUUM {table.name}"))
+            with self._scrubbing.timed():
+                self._scrub()
             self._unscrubbed = False
         except (DBAPIError, sqlite3.Error) as error:
             log_fault("scrub_failed", error)
+
+    def _scrub(self) -> None:
+        if is_sqlite(self._engine):
+            folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")
+            with closing(self._engine.raw_connection()) as connection:
+                # What is written anew goes by way of a file beside the store, not on a disk that its operator did not choose for it.
+                connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")
+                connection.cursor().execute("VACUUM")
+            return
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for table in (blocks, uploads, parts):
+                connection.execute(text(f"VACUUM {table.name}"))
 
     def _rounds(self) -> list[int]:
         held = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()  # rather than all rounds that ever were

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ldpfl.shuffling.relay.schema import open_engine
 from ldpfl.shuffling.relay.store import Store
 
 _SHUTDOWN_S = 10
+_TIDY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def serve(
         with _told_by_signals(server), Gate(_listen(host, port), connections) as listener:
             relay.tidy()
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
-            with asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
+            with _tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
                 runner.run(server.serve(sockets=[listener]))
             relay.tidy()
 
@@ -74,6 +76,25 @@ def _told_by_signals(server: uvicorn.Server) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _tidying(relay: Store) -> Iterator[None]:
+    """Try again, now and then, what could not be deleted: a reader was there, the disk was full, or it would have taken too long."""
+    over = threading.Event()
+
+    def tidy() -> None:
+        while not over.wait(_TIDY_S):
+            if relay.untidy:
+                relay.tidy(at_once=False)
+
+    thread = threading.Thread(target=tidy, name="tidying")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connections) -> uvicorn.Config:

@@ -227,10 +227,19 @@ class Store:
         """
         self._end(owner, run, number, "round_cancelled", only_released=False)
 
-    def tidy(self) -> None:
-        """Delete what a process that was killed has left of rounds that are gone; what fails is logged and done at the next end of one."""
+    @property
+    def untidy(self) -> bool:
+        """Whether something is left of rounds that are gone, which :meth:`tidy` could not delete, or not yet."""
+        return self._leftovers.waiting
+
+    def tidy(self, *, at_once: bool = True) -> None:
+        """Delete what is left of rounds that are gone, by a process that was killed for instance; what fails is logged, and left for later.
+
+        Args:
+            at_once: whatever that takes; else not more than a share of the time.
+        """
         try:
-            self._leftovers.delete()
+            self._leftovers.delete(at_once=at_once)
         except Refusal as error:
             log_fault("tidy_failed", error)
 
