@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -38,6 +39,8 @@ class InProcess(httpx.BaseTransport):
     def __init__(self, store: Store) -> None:
         self._app = create_app(store)
         self.replies: list[tuple[str, int]] = []
+        self.falsely: dict[str, Any] = {}
+        """What it says of a round in place of what is so."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         async def send() -> httpx.Response:
@@ -47,6 +50,8 @@ class InProcess(httpx.BaseTransport):
 
         response = asyncio.run(send())
         self.replies.append((request.method, response.status_code))
+        if self.falsely and request.method == "GET" and "records" not in request.url.path:
+            return httpx.Response(response.status_code, json=response.json() | self.falsely)
         return response
 
 

@@ -16,10 +16,10 @@ from flower_parts import config_of, shift, simulator_bits, start_arrays, start_v
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from relayed_parts import CLIENTS, World, policy_of, world_in
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
+from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, Node, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.shuffling.relay import RelayRoundOver, Terms
@@ -186,6 +186,45 @@ def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatc
     monkeypatch.setattr("ldpfl.flower.relayed.Terms", other)
     assert world.run().history[0].clients == 0
     assert world.charges() == [0] * CLIENTS
+
+
+def test_a_relay_that_says_other_terms_than_it_was_given_has_no_records_read(world: World) -> None:
+    """How much is read, and held, goes by them: a million uploads where eight are allowed would fill the memory."""
+    terms = {
+        "record_bytes": 2**20,
+        "records_per_upload": 1,
+        "min_clients": 3,
+        "closes_in_s": 30.0,
+        "max_uploads": 10_000,
+        "agreement": "0" * 64,
+    }
+
+    def false(client: int) -> None:
+        world.wire.falsely = {"terms": terms, "uploads": 10_000} if client == CLIENTS - 1 else {}
+
+    world.before_upload = false
+    with pytest.raises(ProtocolError, match="other terms of round 1"):
+        world.run()
+
+
+def test_a_relay_is_not_believed_for_days(world: World) -> None:
+    world.wire.falsely = {"seconds_left": 6 * 24 * 3600.0}
+    deliverable: list[float] = []
+
+    def node(context: Context) -> Node:
+        operator = world.node(context)
+        if context.node_config["partition-id"] == 0:
+            admit = operator.admit
+            operator.admit = lambda ask: deliverable.append(admit(ask)) or deliverable[-1]  # type: ignore[method-assign, func-returns-value]
+        return operator
+
+    def heard(client: int) -> None:
+        world.wire.falsely = {}
+
+    world.before_upload = heard
+    strategy = LdpStrategy(config_of(), collector=world.collector())
+    strategy.start(InProcessGrid(LdpClientApp(shift, node=node, source=world.source), CLIENTS), start_arrays(), 1, timeout=100.0)
+    assert deliverable == [pytest.approx(24 * 3600 + 30.0, abs=20)]
 
 
 def _tagged(message: Message, what: str) -> Message:

@@ -47,6 +47,9 @@ Connect = Callable[[], RelayClient]
 _GRACE_S = 30.0
 """Seconds after a round's window in which it may still wait for clients."""
 
+_LONGEST_S = 24 * 3600.0
+"""Longest that a relay is believed that its round is open."""
+
 _WAITING_S = 600.0
 """The same for a round that cannot end without all of them."""
 
@@ -201,7 +204,7 @@ def _waits_for_all(terms: RelayTerms) -> bool:
 
 def _open_for(status: RoundStatus) -> float:
     """Return for how long to try to upload: the relay says at once if a round is over, so rather longer."""
-    return status.seconds_left + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S)
+    return min(status.seconds_left, _LONGEST_S) + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S)
 
 
 def _check_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:

@@ -241,11 +241,16 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
 
 @contextmanager
 def relay_process(
-    store: str, log: Path, port: int = 0, tls: Tls | None = None, connections: Connections | None = None
+    store: str,
+    log: Path,
+    port: int = 0,
+    tls: Tls | None = None,
+    connections: Connections | None = None,
+    descriptors: int | None = None,
 ) -> Iterator[tuple[Any, int]]:
-    """Run a relay on loopback; yield its process and port. Its output goes to ``log``."""
+    """Run a relay on loopback; yield its process and port. Its output goes to ``log``; it may have so many file descriptors."""
     log.unlink(missing_ok=True)
-    with process(_serve, store, log, port, tls, connections or Connections()) as running:
+    with process(_serve, store, log, port, tls, connections or Connections(), descriptors) as running:
         deadline = time.monotonic() + 60
         while not (lines := _read(log)) or not lines.endswith("\n"):
             assert time.monotonic() < deadline
@@ -258,7 +263,11 @@ def _read(log: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def _serve(store: str, log: Path, port: int, tls: Tls | None, connections: Connections) -> None:
+def _serve(store: str, log: Path, port: int, tls: Tls | None, connections: Connections, descriptors: int | None) -> None:
+    if descriptors is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     with log.open("a") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)

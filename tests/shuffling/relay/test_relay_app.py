@@ -366,7 +366,7 @@ def patch_headers(site: Site, length: int) -> dict[str, str]:
 
 def test_a_body_that_stalls_or_lies_about_its_length_is_cut_off(make_site: Callable[[Limits], Site]) -> None:
     site = make_site(Limits(requests_per_s=1e6, burst=1e6, block_s=0.05))
-    size = terms(record_bytes=1, records_per_upload=3 * BLOCK_BYTES)
+    size = terms(record_bytes=64, records_per_upload=3 * BLOCK_BYTES // 64)
     site.store.open_round("server", RUN, 1, size)
     site.begin("alice", size.upload_bytes)
     before = site.changes.count()
@@ -382,7 +382,7 @@ def test_a_body_that_stalls_or_lies_about_its_length_is_cut_off(make_site: Calla
 
 
 def test_of_a_broken_upload_the_whole_blocks_are_kept(site: Site) -> None:
-    size = terms(record_bytes=1, records_per_upload=3 * BLOCK_BYTES)
+    size = terms(record_bytes=64, records_per_upload=3 * BLOCK_BYTES // 64)
     site.store.open_round("server", RUN, 1, size)
     site.begin("alice", size.upload_bytes)
     pieces: list[Message] = [{"type": "http.request", "body": bytes(BLOCK_BYTES // 4), "more_body": True} for _ in range(7)]

@@ -256,7 +256,7 @@ def test_numbers_in_headers_that_cannot_be_are_noticed(world: World, text: str) 
     with world.client() as alice, world.aggregator() as server:
         server.open_round(RUN, 1, terms())
         world.transport.fault = false
-        with pytest.raises(ProtocolError, match="no number up to 65536 in Relay-Parts"):
+        with pytest.raises(ProtocolError, match="no number up to 1 in Relay-Parts"):
             list(server.pull(RUN, 1))
         with pytest.raises(ProtocolError, match="no number up to 640 in Upload-Offset"):
             alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
@@ -330,14 +330,15 @@ def test_answers_are_asked_for_unpacked_and_read_to_a_bound(world: World) -> Non
         assert pulled[0] < 4 * 4 * 2**20 + 64 * 16 + 20_000
 
 
-def test_more_records_than_were_uploaded_are_not_taken(world: World) -> None:
+def test_more_records_than_were_uploaded_are_not_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.shuffling.relay.mixing.PART_BYTES", 100)
     asked = [0]
 
     def more(request: httpx.Request) -> httpx.Response | None:
         if "records" not in request.url.path:
             return None
         asked[0] += 1
-        return httpx.Response(200, headers={"Relay-Parts": "65536"}, content=bytes(640))
+        return httpx.Response(200, headers={"Relay-Parts": "8"}, content=bytes(640))
 
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms(min_clients=1, closes_in_s=0.0))
@@ -509,7 +510,7 @@ def test_the_token_is_neither_in_errors_nor_in_representations(world: World) -> 
 
 def test_terms_are_checked_before_they_are_sent() -> None:
     with pytest.raises(ValueError, match="min_clients"):
-        Terms(record_bytes=1, records_per_upload=1, min_clients=2, closes_in_s=1.0, max_uploads=1, agreement="0" * 64)
+        Terms(record_bytes=64, records_per_upload=1, min_clients=2, closes_in_s=1.0, max_uploads=1, agreement="0" * 64)
 
 
 def test_a_relay_s_cookies_are_not_kept() -> None:
@@ -542,3 +543,83 @@ def test_a_relay_that_takes_its_time_to_answer_does_not_hold_an_aggregator() -> 
     with server, pytest.raises(RelayNotReleased, match="after 5 seconds"):
         server.wait(RUN, 1, 5.0)
     assert now[0] < 10
+
+
+def saying(**changes: object) -> httpx.MockTransport:
+    """A relay that answers every request with the status of a round."""
+    status = {"run": RUN, "round": 1, "state": "released", "seconds_left": 0.0, "terms": terms().model_dump(), "uploads": 2, **changes}
+    return httpx.MockTransport(lambda request: httpx.Response(200, json=status, headers={"Relay-Parts": "1"}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "run-2"},
+        {"round": 2},
+        {"uploads": 9},  # of 8
+        {"uploads": -1},
+        {"seconds_left": 8 * 24 * 3600.0},
+        {"terms": terms().model_dump() | {"record_bytes": 2**30}},
+    ],
+)
+def test_a_status_that_cannot_be_true_is_noticed(changes: dict[str, object]) -> None:
+    """What is read of the records, and held in memory, goes by it."""
+    with RelayAggregator("http://127.0.0.1", "token", transport=saying(**changes)) as server, pytest.raises(ProtocolError):
+        list(server.pull(RUN, 1))
+
+
+def test_a_round_that_was_opened_with_other_terms_is_noticed() -> None:
+    with RelayAggregator("http://127.0.0.1", "token", transport=saying()) as server:
+        assert server.open_round(RUN, 1, terms()).uploads == 2
+        with pytest.raises(ProtocolError, match="other terms"):
+            server.open_round(RUN, 1, terms(records_per_upload=41))
+
+
+def test_bytes_taken_one_by_one_are_no_progress() -> None:
+    """Each has all that is left sent once more: waits grow as for failures, so that there are few."""
+    clock, seen, taken = Clock(), list[str](), [0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.method)
+        taken[0] += request.method == "PATCH"
+        return httpx.Response(204, headers={"Upload-Offset": str(taken[0])})
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    with (
+        RelayClient("http://127.0.0.1", "t", transport=httpx.MockTransport(answer), sleep=sleep, clock=clock) as client,
+        pytest.raises(RelayUnreachable),
+    ):
+        client.upload(RUN, 1, upload_id("alice"), bytes(1_000_000), within_s=600.0)
+    assert clock.now == pytest.approx(1_000_600)
+    assert seen.count("PATCH") < 600  # a mean of half the longest wait, 2.5 s, would be 240
+
+
+@pytest.mark.parametrize("place", ["http://[", "\u2603://x", "http://x:99999999/"])
+def test_an_answer_that_points_nowhere_is_a_failure_like_others(place: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(307, headers={b"Location": place.encode()}))
+    patience = Patience(2, 0.0, 0.0)
+    with RelayAggregator("http://127.0.0.1", "t", transport=transport, patience=patience) as server, pytest.raises(ProtocolError):
+        server.round_status(RUN, 1)
+
+
+def test_a_connection_that_begins_when_the_time_is_over_is_cut() -> None:
+    """TLS may begin after the clock has run out, on a socket that was not there to be cut then; time-outs are for single pieces."""
+    mine, theirs = socket.socketpair()
+    mine.settimeout(20)
+
+    class Stream:
+        def get_extra_info(self, name: str) -> socket.socket | None:
+            return mine if name == "socket" else None
+
+    class Slow(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            time.sleep(0.5)
+            request.extensions["trace"]("connection.start_tls.complete", {"return_value": Stream()})
+            if mine.recv(1) == b"":  # it would drip for ever
+                raise httpx.ReadError("cut")
+            raise AssertionError
+
+    with mine, theirs, RelayClient("http://127.0.0.1", "t", transport=Slow()) as client, pytest.raises(RelayUnreachable):
+        client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=0.1)

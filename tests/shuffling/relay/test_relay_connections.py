@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 import httpx
 import psutil
 import pytest
@@ -244,8 +249,22 @@ def test_an_ipv6_address_counts_as_its_network(host: str, counted: Gate) -> None
             connection.close()
 
 
+@pytest.mark.skipif(resource is None, reason="needs limits of a process")
+def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: Path) -> None:
+    bounds = Connections(an_address=0)
+    with relay_process(str(tmp_path / "relay.db"), tmp_path / "relay.log", connections=bounds, descriptors=120) as (_, port):
+        with ExitStack() as stack:
+            held = [stack.enter_context(connect(port)) for _ in range(150)]
+            for connection in held:
+                connection.settimeout(0.01)
+            assert soon(lambda: sum(map(is_ended, held)) >= 150 - 56)
+        assert soon(lambda: health(port) == 200)
+    assert len((tmp_path / "relay.log").read_text().splitlines()) == 1  # that it listens: none of them was a fault
+
+
 def test_many_threads_may_knock_at_once(tmp_path: Path) -> None:
     with relay(tmp_path, Connections(an_address=10)) as (pid, port):
+        assert soon(lambda: health(port) == 200)  # it listens before all its own files are open
         before = psutil.Process(pid).num_fds()
 
         def knock() -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,11 +19,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ldpfl.shuffling.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
+from ldpfl.shuffling.relay.faults import busy
 from ldpfl.shuffling.relay.headers import COMPLETE, LENGTH, OFFSET, PARTS
 from ldpfl.shuffling.relay.limits import BLOCK_BYTES, TERMS_BYTES, Limits, RateLimit
 from ldpfl.shuffling.relay.logs import log_fault
 from ldpfl.shuffling.relay.metrics import CONTENT_TYPE, Metrics
 from ldpfl.shuffling.relay.queries import Progress
+from ldpfl.shuffling.relay.schema import BUSY_S
 from ldpfl.shuffling.relay.store import Part, Store, wrong_offset
 from ldpfl.shuffling.relay.terms import RoundStatus, Terms, round_of, run_of, upload_of
 from ldpfl.shuffling.relay.tokens import Role, Tokens
@@ -65,7 +67,7 @@ class _Relay:
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
         self._handing: Counter[str] = Counter()
-        self._threads: CapacityLimiter | None = None
+        self._threads = asyncio.Semaphore(_THREADS)
         self.metrics = Metrics()
 
     async def open_round(self, request: Request) -> Response:
@@ -169,9 +171,20 @@ class _Relay:
                 del held[:BLOCK_BYTES]
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
-        if self._threads is None:  # a limiter belongs to an event loop, and there is none yet when the app is created
-            self._threads = CapacityLimiter(_THREADS)
-        return await to_thread.run_sync(partial(function, *arguments), limiter=self._threads)
+        """Call the store in a thread, once there is one; what waits longer for it than for the store itself is told so.
+
+        Raises:
+            StoreUnavailable: it has.
+        """
+        try:
+            async with asyncio.timeout(BUSY_S):
+                await self._threads.acquire()
+        except TimeoutError:
+            raise busy() from None
+        try:
+            return await to_thread.run_sync(partial(function, *arguments))
+        finally:
+            self._threads.release()
 
 
 class _Pieces(Response):
@@ -227,6 +240,8 @@ class _Guard:
             await app(scope, read, watch)
         except Exception as error:
             log_fault("request_failed", error)  # Starlette has answered it: see _fault
+        except asyncio.CancelledError as error:
+            log_fault("request_ended", error)  # the relay ends, and nobody is answered any more
 
 
 def _has_body(scope: Scope) -> bool:

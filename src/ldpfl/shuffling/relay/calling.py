@@ -192,7 +192,7 @@ class Caller:
         self._http.close()
 
     def _round_status(self, run: str, number: int) -> RoundStatus:
-        return status_of(self._call("GET", path_of(run, number)))
+        return status_of(self._call("GET", path_of(run, number)), run, number)
 
     def _call(self, method: str, path: str, *, effort: Effort | None = None, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
         """Send a request that may be repeated, until it is answered; return the answer, or raise what it refuses."""
@@ -211,7 +211,7 @@ class Caller:
                 timeout = min(self._patience.timeout_s, left)
                 with self._http.stream(method, path, timeout=timeout, extensions={"trace": self._wire.watch}, **parts) as response:
                     return _read(response, most)
-        except httpx.RequestError:
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError):  # the latter two for a Location that nobody follows
             return None
 
 
@@ -220,15 +220,19 @@ class _Wire:
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
+        self._over = False
 
     def watch(self, event: str, about: dict[str, Any]) -> None:
         """Hear of httpcore's connections; its ``trace`` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._socket = about["return_value"].get_extra_info("socket")
+            if self._over:  # the time was over while this one began, and so was not there to be cut
+                self._cut()
 
     @contextmanager
     def cut_after(self, seconds: float) -> Iterator[None]:
         """Break the connection if the block takes longer."""
+        self._over = False
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._cut)
         timer.daemon = True
         timer.start()
@@ -238,6 +242,7 @@ class _Wire:
             timer.cancel()
 
     def _cut(self) -> None:
+        self._over = True
         if self._socket is not None:
             with suppress(OSError):  # it is closed already
                 # Not the method of a TLS socket, which for a moment would send what comes next in plain.
@@ -294,16 +299,19 @@ def path_of(run: str, number: int) -> str:
     return f"/v1/rounds/{quote(run_of(run), safe='')}/{round_of(str(number))}"
 
 
-def status_of(response: httpx.Response) -> RoundStatus:
+def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
     """Return what an answer says of a round.
 
     Raises:
-        ProtocolError: nothing that can be read.
+        ProtocolError: nothing that can be read, or can be true, or of another round.
     """
     try:
-        return RoundStatus.model_validate_json(response.content)
+        status = RoundStatus.model_validate_json(response.content)
     except ValidationError:
         raise ProtocolError("the relay's answer about a round cannot be read; is this URL a relay of this version?") from None
+    if (status.run, status.round) != (run, number):
+        raise ProtocolError("the relay's answer is about another round than it was asked for")
+    return status
 
 
 def number_in(response: httpx.Response, name: str, largest: int) -> int:

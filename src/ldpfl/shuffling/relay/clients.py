@@ -10,7 +10,8 @@ import httpx
 from ldpfl.errors import ProtocolError
 from ldpfl.shuffling.relay.calling import Caller, RelayNotReleased, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
 from ldpfl.shuffling.relay.headers import LENGTH, OFFSET, PARTS
-from ldpfl.shuffling.relay.mixing import MAX_PARTS, PART_BYTES
+from ldpfl.shuffling.relay.limits import BLOCK_BYTES
+from ldpfl.shuffling.relay.mixing import PART_BYTES, part_count
 from ldpfl.shuffling.relay.terms import RoundStatus, Terms, upload_of
 
 
@@ -47,10 +48,10 @@ class RelayClient(Caller):
             response = self._once("PATCH", path, effort, headers={OFFSET: str(offset)}, content=blob[offset:])
             if response is not None and not is_worth_a_retry(response) and not _is_elsewhere(response):
                 offset = _offset(accepted(response), blob)
-            if offset <= furthest:  # broken off, or answered that nothing has come
+            if offset < len(blob):  # broken off, or answered that not all has come
                 effort.failed(response)
                 offset = _offset(self._call("HEAD", path, effort=effort), blob)
-            if offset > furthest:
+            if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less is no progress: all that is left was sent for it
                 furthest = offset
                 effort.progressed()
 
@@ -64,8 +65,12 @@ class RelayAggregator(Caller):
         Raises:
             RelayRefused: the terms are not allowed or differ from those that the round has.
             RelayUnreachable: no answer.
+            ProtocolError: an answer that cannot be right.
         """
-        return status_of(self._call("PUT", path_of(run, number), json=terms.model_dump()))
+        status = status_of(self._call("PUT", path_of(run, number), json=terms.model_dump()), run, number)
+        if status.terms != terms:
+            raise ProtocolError(f"the relay opened round {number} of {run} with other terms than it was asked for")
+        return status
 
     def round_status(self, run: str, number: int) -> RoundStatus:
         """Return the terms and the state of a round, and how many uploads are complete.
@@ -112,9 +117,9 @@ class RelayAggregator(Caller):
         while part < parts:
             response = self._call("GET", f"{path_of(run, number)}/records", most=_longest_part(size), params={"part": part})
             if part == 0:
-                parts = number_in(response, PARTS, MAX_PARTS)
                 status = self._round_status(run, number)  # of the released round: how many uploads were mixed
                 expected = (status.uploads or 0) * status.terms.records_per_upload
+                parts = number_in(response, PARTS, part_count(expected * size))
             data = response.content
             if len(data) % size:
                 raise ProtocolError(f"part {part} of round {number} of {run} is no whole number of records; nothing was acknowledged")

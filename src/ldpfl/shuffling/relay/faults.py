@@ -31,11 +31,16 @@ def store_errors() -> Iterator[None]:
             raise StoreFull("the relay's disk is full; nothing was stored") from None
         raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
     except PoolTimeout:
-        raise StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"}) from None
+        raise busy() from None
     except OSError as error:
         if error.errno not in _DISK_IS_FULL:
             raise
         raise StoreFull("the relay's disk is full; nothing was stored") from None
+
+
+def busy() -> StoreUnavailable:
+    """Return the refusal of what has waited for too long."""
+    return StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"})
 
 
 def _is_full(error: DBAPIError) -> bool:

@@ -12,6 +12,9 @@ from ldpfl.shuffling.relay.errors import Conflict, Forbidden, Unknown
 from ldpfl.shuffling.relay.schema import blocks, is_sqlite, rounds, uploads
 from ldpfl.shuffling.relay.terms import Terms
 
+HELD = ("open", "released")
+"""States of rounds that are not gone, as the store has them: all the others are worked out from these."""
+
 ROUNDS_HELD = 1000
 """Rounds of one aggregator at once that are not gone."""
 
@@ -72,7 +75,8 @@ def require_own_run(connection: Connection, owner: str, run: str) -> None:
     """
     if not is_sqlite(connection):  # where transactions are alone anyway
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": run})
-    if connection.execute(select(rounds.c.id).where(rounds.c.run == run, rounds.c.owner != owner).limit(1)).first() is not None:
+    began = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # as every other round of it, so one is enough
+    if began not in (None, owner):
         raise Forbidden("this run was begun by another aggregator")
 
 
@@ -82,7 +86,7 @@ def require_few_rounds(connection: Connection, owner: str) -> None:
     Raises:
         Conflict: it has.
     """
-    held = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state != "gone")
+    held = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
     if count_of(connection, held) >= ROUNDS_HELD:
         raise Conflict(f"this aggregator has {ROUNDS_HELD} rounds that are not gone; acknowledge or cancel some first")
 

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Engine,
     Float,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -80,6 +81,7 @@ rounds = Table(
     Column("uploads", Integer, nullable=False, default=0),
     Column("parts", Integer, nullable=False, default=0),
     UniqueConstraint("run", "round"),
+    Index("relay_rounds_of_owner", "owner", "state"),  # those that are over are kept, and may be millions
 )
 
 uploads = Table(

@@ -9,10 +9,15 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 import uvicorn
 
@@ -28,6 +33,8 @@ from ldpfl.shuffling.relay.store import Store
 
 _SHUTDOWN_S = 10
 _TIDY_S = 2.0
+_OTHER_FILES = 64
+"""File descriptors for the store, what is mixed, the log and the event loop."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ def serve(
     _log_to_stderr()
     with closing(Store(open_engine(store))) as relay:
         server = uvicorn.Server(_config(relay, tls, limits, connections))
-        with _told_by_signals(server), Gate(_listen(host, port), connections) as listener:
+        with _told_by_signals(server), Gate(_listen(host, port), _with_descriptors(connections)) as listener:
             relay.tidy()
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
             with _tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
@@ -76,6 +83,18 @@ def _told_by_signals(server: uvicorn.Server) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _with_descriptors(connections: Connections) -> Connections:
+    """Return bounds that this process has file descriptors for, after asking for more: without any, each connection would be a fault."""
+    if resource is None:
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections.in_all + _OTHER_FILES
+    if soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    return replace(connections, in_all=max(1, min(connections.in_all, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES)))
 
 
 @contextmanager

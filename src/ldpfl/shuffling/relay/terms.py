@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ldpfl.errors import ConfigError
 from ldpfl.shuffling.relay.errors import Unknown
 
+MIN_RECORD_BYTES = 16
+"""A sealed record has 49 at least; mixing takes memory for each, so shorter ones would cost a multiple of their bytes."""
+
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_UPLOAD_BYTES = 256 * 2**20
 MAX_ROUND_BYTES = 16 * 2**30
@@ -34,7 +37,7 @@ class Terms(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    record_bytes: Annotated[int, Field(ge=1, le=MAX_RECORD_BYTES)]
+    record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES, le=MAX_RECORD_BYTES)]
     records_per_upload: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)]
     closes_in_s: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
@@ -71,7 +74,13 @@ class RoundStatus(BaseModel):
     state: State
     seconds_left: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
     terms: Terms
-    uploads: int | None = None
+    uploads: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _can_be(self) -> Self:
+        if self.uploads is not None and self.uploads > self.terms.max_uploads:
+            raise ValueError("uploads is more than max_uploads")
+        return self
 
 
 def run_of(text: str) -> str:
