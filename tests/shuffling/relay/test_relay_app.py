@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -454,3 +456,51 @@ def test_a_fault_of_our_own_is_one_line_and_repeats_nothing(
 def test_it_speaks_http_only(site: Site) -> None:
     with pytest.raises(RuntimeError, match="HTTP only"):
         asyncio.run(site.app({"type": "websocket"}, None, None))  # type: ignore[arg-type]
+
+
+def test_what_waits_for_too_long_for_the_store_is_told_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that call the store are few; when something holds it, those who wait for one do not pile up."""
+    released, called = threading.Event(), list[str]()
+    monkeypatch.setattr("ldpfl.shuffling.relay.app.BUSY_S", 0.3)
+
+    def check() -> None:
+        called.append("")
+        released.wait(30)
+
+    monkeypatch.setattr(site.store, "check", check)
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(site("GET", "/health", None).status_code)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while len(answers) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert answers == [503] * 8
+    released.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [200] * 12 + [503] * 8
+    assert len(called) == 12
+    assert site("GET", "/health", None).status_code == 200
+
+
+def test_a_request_that_ends_with_the_relay_leaves_one_line_in_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.open()
+
+    async def call() -> None:
+        async def receive() -> Message:
+            await asyncio.sleep(1000)
+            return {}
+
+        async def send(message: Message) -> None: ...
+
+        under_way = asyncio.ensure_future(
+            site.app(scope_of("PUT", ROUND, {"Authorization": f"Bearer {site.tokens['server']}"}), receive, send)
+        )
+        await asyncio.sleep(0.2)
+        under_way.cancel()
+        await under_way
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(call())
+    assert [json.loads(line)["event"] for line in caplog.messages] == ["request_ended"]
