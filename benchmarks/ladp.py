@@ -24,7 +24,8 @@ from torch import Tensor
 from ldpfl import data
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
-from ldpfl.simulation import BatchSchedule, Checkpoint, Federation, Trainer, simulate
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import BatchSchedule, Federation, Trainer, simulate
 
 SCHEDULES = ("full-dp", "nbafl", "time-varying", "dpa", "sensitive-dp", "adapldp", "ladp", "ladp-sound")
 

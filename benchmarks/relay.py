@@ -28,9 +28,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ldpfl.shuffling.relay import RelayAggregator, RelayClient, Terms
-from ldpfl.shuffling.relay.schema import open_engine
-from ldpfl.shuffling.relay.tokens import Role, Tokens
+from ldpfl.relay import RelayAggregator, RelayClient, Terms
+from ldpfl.relay.schema import open_engine
+from ldpfl.relay.tokens import Role, Tokens
 
 SERVER = [sys.executable, "-c", "from ldpfl.cli.relay import app; app()", "serve"]
 RUN = "benchmark"

@@ -16,7 +16,7 @@ from ldpfl import __version__
 from ldpfl.experiments import Runner, read_config, recipe_names
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.plots import draw_accuracy_curve
-from ldpfl.simulation import RoundMetrics
+from ldpfl.server import RoundMetrics
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,8 @@ from conftest import CommandLine
 from ldpfl.attacks import attack as gan_attack
 from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.simulation import RoundMetrics, simulate
+from ldpfl.server import RoundMetrics
+from ldpfl.simulation import simulate
 
 
 class Quiet:

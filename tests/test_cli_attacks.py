@@ -20,7 +20,7 @@ from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.attacks import attack_table
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
-from ldpfl.simulation import RoundMetrics
+from ldpfl.server import RoundMetrics
 
 QUICK = ("--steps", "2")
 

@@ -19,7 +19,7 @@ from ldpfl.data import load
 from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import WriteError
-from ldpfl.simulation import RoundMetrics
+from ldpfl.server import RoundMetrics
 from test_cli_sweep import SWEEP
 from test_files import files_up_to
 

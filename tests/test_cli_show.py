@@ -19,7 +19,7 @@ from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.report.plots import draw_accuracy_curve
-from ldpfl.simulation import Checkpoint, RoundMetrics, initial_checkpoint
+from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
 from test_cli import StopAfterFirst, content
 from test_cli_sweep import SWEEP
 

@@ -35,7 +35,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
 from ldpfl.randomness import SeededStreams
-from ldpfl.shuffling.relay.mixing import scatter
+from ldpfl.relay.mixing import scatter
 
 KNOWN = Setting(clients=2, parameters=4_000, jitter=0, uncertainty=0, watched=(1,))
 SMALL = Setting(clients=20, parameters=50, watched=(1, 100))

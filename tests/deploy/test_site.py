@@ -22,8 +22,8 @@ from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import Declined, Request, epsilon_of, read_policy, unit_epsilon
-from ldpfl.shuffling.relay.schema import open_engine
-from ldpfl.shuffling.relay.tokens import Role, Tokens
+from ldpfl.relay.schema import open_engine
+from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import load_key
 
 TINY = ("data.name=mnist", "model.name=logistic-regression", "mechanism.epsilon=2")

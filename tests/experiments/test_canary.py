@@ -27,8 +27,9 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import BitReports
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.randomness import RandomSource
+from ldpfl.server import sample_cohort
 from ldpfl.shuffling import ReportPool, mix
-from ldpfl.simulation import sample_cohort, simulate
+from ldpfl.simulation import simulate
 from ldpfl.simulation.run import train_cohort
 
 CPU = torch.device("cpu")

@@ -26,7 +26,8 @@ from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.plots import draw_accuracy_curve
-from ldpfl.simulation import BatchSchedule, RoundMetrics, VectorizedTrainer
+from ldpfl.server import RoundMetrics
+from ldpfl.simulation import BatchSchedule, VectorizedTrainer
 
 REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")
 

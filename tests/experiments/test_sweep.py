@@ -18,7 +18,7 @@ from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells, load_
 from ldpfl.experiments.sweep_rows import Row, courses, frontier, rows
 from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
-from ldpfl.simulation import RoundMetrics
+from ldpfl.server import RoundMetrics
 
 TINY = ("data.name=mnist", "model.name=logistic-regression", "clients.count=4", "training.rounds=1", "training.epochs=1")
 

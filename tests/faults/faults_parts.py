@@ -35,14 +35,14 @@ from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.randomness import SeededStreams
+from ldpfl.relay import Patience, RelayAggregator, RelayClient
+from ldpfl.relay import serve as serving
+from ldpfl.relay.schema import open_engine
+from ldpfl.relay.store import Store
+from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.server import Checkpoint
 from ldpfl.shuffling import ChunkPlan
-from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient
-from ldpfl.shuffling.relay import serve as serving
-from ldpfl.shuffling.relay.schema import open_engine
-from ldpfl.shuffling.relay.store import Store
-from ldpfl.shuffling.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import Binding, generate_key, load_key, public_text, save_key, seal
-from ldpfl.simulation import Checkpoint
 
 SEED, EPSILON, RADIUS = 4, 2.0, 0.5
 CONFIG = config_of(f"seed={SEED}", f"mechanism.epsilon={EPSILON}", f"ranges.radius={RADIUS}", "ranges.rule=fixed")

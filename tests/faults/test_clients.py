@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ldpfl.flower import Ask, OperatorNode
 from ldpfl.privacy import budget_file
-from ldpfl.shuffling.relay import RelayRefused, RelayRoundOver
+from ldpfl.relay import RelayRefused, RelayRoundOver
 
 LIAR = 2
 HALF = WEIGHTS // 2

@@ -22,12 +22,12 @@ from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.randomness import SeededStreams
-from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayClient
-from ldpfl.shuffling.relay.app import create_app
-from ldpfl.shuffling.relay.schema import open_engine
-from ldpfl.shuffling.relay.store import Store
-from ldpfl.shuffling.relay.tokens import Role, Tokens
-from ldpfl.simulation import Checkpoint
+from ldpfl.relay import Patience, RelayAggregator, RelayClient
+from ldpfl.relay.app import create_app
+from ldpfl.relay.schema import open_engine
+from ldpfl.relay.store import Store
+from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.server import Checkpoint
 
 CLIENTS = 5
 KEY = X25519PrivateKey.generate()

@@ -22,8 +22,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, Node, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.shuffling.relay import RelayRoundOver, Terms
-from ldpfl.simulation import Checkpoint
+from ldpfl.relay import RelayRoundOver, Terms
+from ldpfl.server import Checkpoint
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
 from ldpfl.randomness import SeededStreams
-from ldpfl.simulation import Checkpoint, simulate
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import simulate
 
 CASES = {
     "duchi": [],

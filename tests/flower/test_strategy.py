@@ -17,7 +17,7 @@ from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
 from ldpfl.privacy.policy import NotSetUp
-from ldpfl.simulation import Checkpoint
+from ldpfl.server import Checkpoint
 
 CLIENTS = 10
 QUIET = config_of("mechanism.name=none")  # without noise the model tells exactly which reports counted

@@ -17,7 +17,7 @@ from relayed_parts import CLIENTS, KEY, World, world_in
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RelayCollector
-from ldpfl.shuffling.relay import Patience, RelayAggregator, RelayRefused, RelayUnreachable, RoundStatus
+from ldpfl.relay import Patience, RelayAggregator, RelayRefused, RelayUnreachable, RoundStatus
 from ldpfl.shuffling.sealing import generate_key
 
 

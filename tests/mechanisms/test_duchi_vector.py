@@ -18,13 +18,13 @@ from scipy import stats
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
+from ldpfl.audit import audit_mechanism
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import BitReports
 from ldpfl.mechanisms.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial, mix_vectors
 from ldpfl.privacy import PureRelease
-from ldpfl.privacy.audit import audit_mechanism
 
 Floats = NDArray[np.float64]
 

@@ -17,6 +17,9 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
+from ldpfl.audit import audit_mechanism
+from ldpfl.audit.bench import RADII
+from ldpfl.audit.statistics import epsilon_lower_bound
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import DenseReports, privunit
 from ldpfl.mechanisms.base import read_valid
@@ -25,9 +28,6 @@ from ldpfl.mechanisms.privunit import DirectionLaw, PrivUnitG, direction_law
 from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION
 from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
 from ldpfl.privacy import PureRelease
-from ldpfl.privacy.audit import audit_mechanism
-from ldpfl.privacy.audit.bench import RADII
-from ldpfl.privacy.audit.statistics import epsilon_lower_bound
 from ldpfl.randomness import RandomSource, as_source
 
 Floats = NDArray[np.float64]

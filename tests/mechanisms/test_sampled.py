@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
+from ldpfl.audit import audit_mechanism
 from ldpfl.mechanisms.base import COORDINATE_BLOCK, read_valid
 from ldpfl.mechanisms.reports import DenseReports
 from ldpfl.mechanisms.sampled import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
 from ldpfl.mechanisms.sampled_reports import SampledReports
 from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, HYBRID_THRESHOLD, HybridLaw, ScalarLaw
 from ldpfl.privacy import PureRelease
-from ldpfl.privacy.audit import audit_mechanism
 from ldpfl.privacy.guarantee import Unit
 
 KINDS = (Laplace, Piecewise, Hybrid)

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from ldpfl.planning.planner import Answer, Setting, plan
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
-from ldpfl.privacy.planner import Answer, Setting, plan
 from ldpfl.privacy.statement import Statement
 from ldpfl.report.privacy import guarantee_table, interval, number, plan_table, print_guarantees
 

@@ -16,17 +16,8 @@ from ldpfl import LayerRanges, ParameterLayout, mechanisms, models
 from ldpfl.data import ImageTask, partition
 from ldpfl.errors import PrivacyError
 from ldpfl.ranges import Denoised
-from ldpfl.simulation import (
-    Checkpoint,
-    Federation,
-    LocalTask,
-    LoopTrainer,
-    VectorizedTrainer,
-    initial_checkpoint,
-    round_cohort,
-    sample_cohort,
-    simulate,
-)
+from ldpfl.server import Checkpoint, initial_checkpoint, round_cohort, sample_cohort
+from ldpfl.simulation import Federation, LocalTask, LoopTrainer, VectorizedTrainer, simulate
 
 CLIENTS = 9
 

@@ -40,8 +40,9 @@ from ldpfl.privacy.accounting import account
 from ldpfl.privacy.statement import Statement
 from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import Fixed
-from ldpfl.simulation import Checkpoint, Federation, round_cohort, sample_cohort, simulate
-from ldpfl.simulation.noise import ScheduledNoise
+from ldpfl.server import Checkpoint, round_cohort, sample_cohort
+from ldpfl.simulation import Federation, simulate
+from ldpfl.simulation.observing import ScheduledNoise
 
 ROUNDS = 4
 DELTA = 1e-5

@@ -28,7 +28,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
 from ldpfl.report.attacks import attack_table, comparison_table
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
-from ldpfl.simulation import RoundMetrics
+from ldpfl.server import RoundMetrics
 
 _SIDE_BY_SIDE = "side-by-side.png"
 _COMPARISON = "comparison.json"

@@ -14,6 +14,7 @@ from rich.progress import Progress, track
 from rich.text import Text
 
 from ldpfl import mechanisms
+from ldpfl.audit import audit_mechanism, default_trials
 from ldpfl.cli.runs import recipe_or_file
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
@@ -21,12 +22,11 @@ from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.canary import audit_run
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.planning.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among, require_central
+from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA, account
-from ldpfl.privacy.audit import audit_mechanism, default_trials
 from ldpfl.privacy.events import Channel
-from ldpfl.privacy.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among, require_central
-from ldpfl.privacy.planner import plan as plan_setting
 from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
 from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees
 from ldpfl.suggestions import did_you_mean

@@ -13,7 +13,7 @@ import typer
 from ldpfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ldpfl.shuffling.relay.tokens import Tokens
+    from ldpfl.relay.tokens import Tokens
 
 _NEEDED = ("httpx", "sqlalchemy", "starlette", "uvicorn")
 STORE_VARIABLE = "LDPFL_RELAY_STORE"
@@ -47,8 +47,8 @@ def serve_command(
 ) -> None:
     """Serve the relay until it is stopped; several may share one PostgreSQL store."""
     _require_packages()
-    from ldpfl.shuffling.relay.connections import Connections
-    from ldpfl.shuffling.relay.serve import Tls, serve
+    from ldpfl.relay.connections import Connections
+    from ldpfl.relay.serve import Tls, serve
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
@@ -64,7 +64,7 @@ def add(
 ) -> None:
     """Make a token and print it: the only time that it can be read."""
     _require_packages()
-    from ldpfl.shuffling.relay.tokens import Role
+    from ldpfl.relay.tokens import Role
 
     if role not in {known.value for known in Role}:
         raise ConfigError(f"--role is client or aggregator, not {role!r}")
@@ -90,8 +90,8 @@ def revoke(name: Annotated[str, typer.Argument(help="Whose token.")], store: Sto
 @contextmanager
 def _tokens(store: str) -> Iterator[Tokens]:
     _require_packages()
-    from ldpfl.shuffling.relay.schema import open_engine
-    from ldpfl.shuffling.relay.tokens import Tokens
+    from ldpfl.relay.schema import open_engine
+    from ldpfl.relay.tokens import Tokens
 
     engine = open_engine(store)
     try:

@@ -39,7 +39,7 @@ from ldpfl.report.console import ProgressDisplay, layer_table, result_table, swe
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
 from ldpfl.report.privacy import print_guarantees
-from ldpfl.simulation import Checkpoint
+from ldpfl.server import Checkpoint
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""

@@ -14,8 +14,8 @@ from ldpfl.errors import ConfigError
 from ldpfl.files import write_text
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
-from ldpfl.shuffling.relay.schema import open_engine
-from ldpfl.shuffling.relay.tokens import Role, Tokens
+from ldpfl.relay.schema import open_engine
+from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import generate_key, public_text, save_key
 
 WINDOW_S = 1.0

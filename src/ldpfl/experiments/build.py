@@ -20,7 +20,8 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Gaussian, Mechanism
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
-from ldpfl.simulation import BatchSchedule, Checkpoint, Federation, LocalTask, VectorizedTrainer, initial_checkpoint
+from ldpfl.server import Checkpoint, initial_checkpoint
+from ldpfl.simulation import BatchSchedule, Federation, LocalTask, VectorizedTrainer
 from ldpfl.suggestions import did_you_mean
 
 _HOLDOUT = 0.1

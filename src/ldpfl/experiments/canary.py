@@ -18,18 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.audit.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accounting import DELTA
-from ldpfl.privacy.audit.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import ServerState
+from ldpfl.server import ServerState, sample_cohort
 from ldpfl.shuffling import mix
-from ldpfl.simulation import Federation, sample_cohort
+from ldpfl.simulation import Federation
 from ldpfl.simulation.run import train_cohort
 
 CONFIDENCE = 0.95

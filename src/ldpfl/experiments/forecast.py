@@ -14,7 +14,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.gaussian import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
-from ldpfl.simulation import round_cohort, round_event
+from ldpfl.server import round_cohort, round_event
 
 
 def planned_ledger(config: RunConfig) -> Ledger:

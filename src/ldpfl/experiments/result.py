@@ -16,7 +16,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.files import finite
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import json_number
-from ldpfl.simulation import Checkpoint, Federation
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import Federation
 
 
 def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, twin: list[float] | None) -> dict[str, Any]:

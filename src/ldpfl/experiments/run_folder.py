@@ -19,7 +19,8 @@ from ldpfl.errors import ConfigError, DataError, LdpflError
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.files import from_json, make_folder, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
-from ldpfl.simulation import Checkpoint, LocalTask
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import LocalTask
 
 
 class Kind(StrEnum):

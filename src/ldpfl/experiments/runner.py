@@ -19,8 +19,8 @@ from ldpfl.experiments.config import MechanismConfig, NoiseConfig, PrivacyConfig
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import WriteError, writing
-from ldpfl.server import Perturbed
-from ldpfl.simulation import Checkpoint, Federation, RoundMetrics, simulate
+from ldpfl.server import Checkpoint, Perturbed, RoundMetrics
+from ldpfl.simulation import Federation, simulate
 
 
 class Observer(Protocol):

@@ -42,8 +42,8 @@ from ldpfl.flower.node import named
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy
 from ldpfl.flower.terms import RECORD, RoundTerms
-from ldpfl.server import ServerState
-from ldpfl.simulation import Checkpoint, Federation, train_clients
+from ldpfl.server import Checkpoint, ServerState
+from ldpfl.simulation import Federation, train_clients
 
 DATA_DIR = "data-dir"
 

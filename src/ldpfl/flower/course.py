@@ -15,7 +15,7 @@ from ldpfl.flower.participation import Participation
 from ldpfl.flower.terms import RECORD, Answer
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
-from ldpfl.simulation import Checkpoint, ServerRules
+from ldpfl.server import Checkpoint, ServerRules
 
 _LONGEST = 80
 """Characters of what a node says of why it sent no report."""

@@ -37,9 +37,9 @@ from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Declined, NotSetUp, Policy, Request, read_policy
+from ldpfl.relay import RelayClient, RoundStatus
+from ldpfl.relay import Terms as RelayTerms
 from ldpfl.shuffling import ChunkPlan
-from ldpfl.shuffling.relay import RelayClient, RoundStatus
-from ldpfl.shuffling.relay import Terms as RelayTerms
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, read_public, seal
 
 Connect = Callable[[], RelayClient]

@@ -21,8 +21,8 @@ from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.node import read_token
 from ldpfl.flower.terms import Answer, agreement_of
 from ldpfl.privacy.events import Channel
+from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
 from ldpfl.shuffling import ChunkPlan, RefusedRecords
-from ldpfl.shuffling.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key, open_records
 
 LOGGER = logging.getLogger("flwr.ldpfl")

@@ -26,9 +26,9 @@ from ldpfl.flower.participation import Participation
 from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule
-from ldpfl.server import NotFiniteError
-from ldpfl.simulation import (
+from ldpfl.server import (
     Checkpoint,
+    NotFiniteError,
     Observed,
     RoundMetrics,
     ServerRules,

@@ -19,7 +19,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Gaussian, Mechanism
 from ldpfl.privacy.policy import Transport
 from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling.relay.terms import run_of
+from ldpfl.relay.protocol import run_of
 
 RECORD = "ldpfl"
 """Name of both records."""

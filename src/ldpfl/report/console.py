@@ -15,7 +15,7 @@ from rich.text import Text
 from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.report.privacy import number
-from ldpfl.simulation import RoundMetrics
+from ldpfl.server import RoundMetrics
 
 _NOISE = ("noise", "noised", "papers'\nsum")
 """Columns of a sweep that has noise schedules."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ldpfl.experiments.sweep import SweepConfig
     from ldpfl.experiments.sweep_rows import Row
-    from ldpfl.privacy.planner import Setting
+    from ldpfl.planning.planner import Setting
 
 _FORMATS = ("svg", "png", "pdf")
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.audit import MechanismAudit
 from ldpfl.experiments.canary import RunAudit
-from ldpfl.privacy.audit import MechanismAudit
-from ldpfl.privacy.planner import LARGEST_EPSILON
+from ldpfl.planning.planner import LARGEST_EPSILON
 
 _TRUSTED = {"local": "nobody", "shuffled": "shuffler", "central": "server"}
 _SCOPES = {"round": "one round", "run": "whole run"}

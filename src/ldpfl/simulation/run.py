@@ -16,16 +16,23 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import Mechanism, Reports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, stream
-from ldpfl.ranges import LayerRanges, RangeRule
-from ldpfl.server import Perturbed, ServerState, client_values
+from ldpfl.ranges import RangeRule
+from ldpfl.server import (
+    Checkpoint,
+    Observed,
+    Perturbed,
+    ServerRules,
+    ServerState,
+    client_values,
+    close_idle_round,
+    close_round,
+    round_cohort,
+    round_event,
+)
 from ldpfl.shuffling import mix
-from ldpfl.simulation.checkpoint import Checkpoint
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
-from ldpfl.simulation.closing import Observed, ServerRules, close_idle_round, close_round
-from ldpfl.simulation.cohort import round_cohort, round_event
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
-from ldpfl.simulation.metrics import ClippedCounter
-from ldpfl.simulation.noise import ScheduledNoise
+from ldpfl.simulation.observing import ClippedCounter, ScheduledNoise
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
 _PROBED_CLIENTS = 256
@@ -154,11 +161,6 @@ def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
     for number in range(1, rounds + 1):
         joined[federation.cohort(number)] += 1
     return joined
-
-
-def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "") -> Checkpoint:
-    """Return the state before the first round; ``origin`` names the data and the device."""
-    return Checkpoint(ServerState(0, weights, ranges), (), origin)
 
 
 def train_cohort(

@@ -1,0 +1,309 @@
+"""The checks that an audit is made of, and the share of the error rate that each of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, inf, isinf
+
+import numpy as np
+
+from ldpfl.audit.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
+from ldpfl.audit.statistics import (
+    Bins,
+    Correlation,
+    Counts,
+    Floats,
+    epsilon_lower_bound,
+    mean_bound,
+    mean_bound_empirical,
+    telling_bins,
+    worst_lag,
+    worst_pair,
+)
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.base import COORDINATE_BLOCK
+from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
+
+PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))
+"""Pairs of inputs, as distances from the center in radii, that an observer is to tell apart."""
+
+INSIDE = (-1.0, -0.5, 0.0, 0.7, 1.0)
+OUTSIDE = (-10.0, 10.0, 1e6)
+
+_BLOCK = 1 << 19
+"""Most values that one call of ``encode`` is given."""
+
+_WIDE_ROWS = 8
+_WIDE = 3 * COORDINATE_BLOCK // 2
+"""Weights of a client, where the trials allow: more than a mechanism handles at once, so that bits it used twice show."""
+
+_TALL_ROWS = 256
+_VECTOR_ROWS = 1 << 13
+_VECTOR_WIDTH = 4
+
+_LEVELS = 512
+"""Quantiles of each input's estimates at which the line is cut: values with more than 1 / 512 of the mass are found."""
+
+_PILOT = 1 << 15
+"""Trials of each input that the quantiles are taken from."""
+
+_CLOSED_FORM = 1e-6
+"""Relative rounding of a variance in float32."""
+
+_AGREEMENT = 2.0**-18
+"""How far, relative to the largest estimate, float32 may move a mean."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried.
+
+    Attributes:
+        name: what, in a few words.
+        figure: what was found.
+        bound: what ``figure`` must not exceed.
+        error_rate: probability that a sound mechanism fails here; 0 where chance plays no part.
+        passed: ``None`` where there is nothing to pass: the mechanism claims no privacy.
+        sentence: the same for a reader.
+    """
+
+    name: str
+    figure: float
+    bound: float
+    error_rate: float
+    passed: bool | None
+    sentence: str
+
+
+def _source(seed: int | None, rows: int) -> RandomSource:
+    if seed is None:
+        return SecureSource()
+    return SeededStreams([stream(seed, Purpose.MECHANISM, STREAM_KEY, 0, row) for row in range(rows)])
+
+
+def _name(position: float) -> str:
+    if position == 0:
+        return "c"
+    factor = "" if abs(position) == 1 else f"{abs(position):g}"
+    return f"c{'+' if position > 0 else '-'}{factor}r"
+
+
+class Examination:
+    """One audit at work: its benches, what they gave, and the checks made of that."""
+
+    def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
+        self.mechanism, self.half = mechanism, ceil(trials / 2)
+        probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())
+        guarantee = mechanism.guarantee(probe.ranges)
+        self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
+        # Without a claim there is nothing that clamping would protect, so nobody promises to clamp.
+        self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
+        self.share = error_rate / (len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2))
+        if probe.by_weight:
+            self._source = _source(seed, _TALL_ROWS)
+            self.blocks = ceil(self.half / _BLOCK)
+            self.bench, self.tall = self._wide(), self._tall()
+        else:
+            self.blocks = ceil(self.half / _VECTOR_ROWS)
+            rows = ceil(self.half / self.blocks)
+            self.bench = self.tall = Bench(mechanism, rows, _VECTOR_WIDTH, _source(seed, rows))
+        self.tallies = {position: Tally(self.bench.expected(position)) for position in (*INSIDE, *OUTSIDE)}
+
+    def _wide(self) -> Bench:
+        values = ceil(self.half / self.blocks)
+        return self._filled(max(2, min(_WIDE_ROWS, values // _WIDE)), values)
+
+    def _tall(self) -> Bench:
+        values = min(self.half, _BLOCK)
+        return self._filled(max(2, min(_TALL_ROWS, values // _TALL_ROWS)), values)
+
+    def _filled(self, rows: int, values: int) -> Bench:
+        return Bench(self.mechanism, rows, ceil(values / (rows * len(RADII))), self._source)
+
+    @property
+    def trials(self) -> int:
+        """Randomised units for each input."""
+        return 2 * self.blocks * self.bench.trials * (self.bench.groups if self.bench.by_weight else 1)
+
+    @cached_property
+    def epsilon_checks(self) -> tuple[Check, ...]:
+        """The privacy loss; draws all samples, so the checks of bias and variance come after it."""
+        return tuple(self._epsilon_checks())
+
+    def checks(self) -> tuple[Check, ...]:
+        privacy = self.epsilon_checks
+        estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
+        return (*privacy, *estimates, self._agreement_check(), *self._wire_checks())
+
+    # --- privacy ----------------------------------------------------------------------------------------------------
+
+    def _epsilon_checks(self) -> Iterator[Check]:
+        counts = self._counts()
+        for first, second in PAIRS:
+            lower = self._epsilon_lower(counts, (first, second))
+            pair = f"{_name(first)} against {_name(second)}"
+            if isinf(self.epsilon):
+                passed, sentence = None, f"nothing is protected: {pair} is told apart, which costs epsilon {lower:.4g} at least"
+            else:
+                passed = lower <= self.epsilon
+                claim = "no more than" if passed else "more than"
+                sentence = (
+                    f"the best test of {pair} that was found shows epsilon {lower:.4g} at least, {claim} the {self.epsilon:g} claimed"
+                )
+            yield Check(f"epsilon, {pair}", lower, self.epsilon, self.share, passed, sentence)
+
+    def _counts(self) -> dict[float, Counts]:
+        """Draw all samples; return for each position the (3, G, B) counts of those to order, to choose and to judge events by.
+
+        The first two share one half of the trials, the third has the other half.
+        """
+        samples = self._draw()
+        # Bins are fixed by samples of the first half, before any of the second one is drawn.
+        bins = Bins.covering([sample.statistic[:_PILOT].ravel() for sample in samples.values()], _LEVELS)
+        counts = {position: np.zeros((3, self.bench.groups, bins.count), dtype=np.int64) for position in samples}
+        for block in range(2 * self.blocks):
+            for position, sample in (samples if block == 0 else self._draw()).items():
+                if block < self.blocks:
+                    counts[position][0] += histograms(bins, sample.statistic[::2])
+                    counts[position][1] += histograms(bins, sample.statistic[1::2])
+                else:
+                    counts[position][2] += histograms(bins, sample.statistic)
+        return counts
+
+    def _draw(self) -> dict[float, Sample]:
+        samples = {position: self.bench.draw(position) for position in self.tallies}
+        for position, sample in samples.items():
+            self.tallies[position].add(sample)
+        return samples
+
+    def _epsilon_lower(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
+        """Return the best bound over both directions, every group, and all groups together."""
+        groups = self.bench.groups
+        error = self.share / (2 * (groups + (groups > 1)))
+        best = 0.0
+        for first, second in (pair, pair[::-1]):
+            for one, other in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
+                event = telling_bins((one[0], other[0]), (one[1], other[1]), error)
+                hits = int(one[2][event].sum()), int(other[2][event].sum())
+                trials = int(one[2].sum()), int(other[2].sum())
+                best = max(best, epsilon_lower_bound(hits, trials, self.delta, error))
+        return best
+
+    # --- what the estimates are ---------------------------------------------------------------------------------------
+
+    def _bias_checks(self) -> Iterator[Check]:
+        for position in self.positions:
+            tally = self.tallies[position]
+            figures, bounds = np.abs(tally.deviation), self._bias_bounds(position, tally)
+            yield self._worst(f"bias at {_name(position)}", figures, bounds, "the mean estimate is off by", "radii")
+
+    def _bias_bounds(self, position: float, tally: Tally) -> Floats:
+        largest, error = self._largest(position, "largest"), self.share / self.bench.groups
+        if self.bench.by_weight:
+            known = self.bench.expected_squares(position)
+            bounds = [mean_bound(tally.count, *pair, error) for pair in zip(known, largest, strict=True)]
+        else:  # the closed form says nothing about how the weights of a row go together
+            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.spread, 2 * largest, strict=True)]
+        return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest)
+
+    def _variance_checks(self) -> Iterator[Check]:
+        for position in self.positions:
+            tally, expected = self.tallies[position], self.bench.expected_squares(position)
+            largest, error = self._largest(position, "largest_square"), self.share / self.bench.groups
+            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.square_spread, largest, strict=True)]
+            rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
+            slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
+            figures = np.abs(tally.square - expected)
+            yield self._worst(f"variance at {_name(position)}", figures, bounds + slack, "the closed form is off by", "squared radii")
+
+    def _largest(self, position: float, figure: str) -> Floats:
+        """Return the largest deviation (G,) at ``position`` or inside the range: a rare one may not have come up here."""
+        return np.asarray(np.max([getattr(self.tallies[each], figure) for each in (*INSIDE, position)], axis=0))
+
+    def _worst(self, name: str, figures: Floats, bounds: Floats, what: str, unit: str) -> Check:
+        worst = int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
+        figure, bound = float(figures[worst]), float(bounds[worst])
+        passed = figure <= bound  # False where an estimate is no number
+        where = f"{_layer(worst)}: " if self.bench.groups > 1 else ""
+        sentence = f"{where}{what} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
+        return Check(name, figure, bound, self.share, passed, sentence)
+
+    # --- fresh noise --------------------------------------------------------------------------------------------------
+
+    def _independence_checks(self) -> Iterator[Check]:
+        first, second, wide = (self._noise(bench) for bench in (self.tall, self.tall, self.bench))
+        if first is None or second is None or wide is None:
+            passed = None if isinf(self.epsilon) else False
+            yield Check("independent noise", 0.0, 0.0, 0.0, passed, "there is no noise")
+            return
+        if not self.bench.by_weight:
+            clients = worst_lag(first, self.share)
+            calls = worst_pair(first.reshape(1, -1), second.reshape(1, -1), self.share)
+        else:
+            clients = worst_pair(first, None, self.share)
+            calls = worst_pair(first, second, self.share)
+        yield self._correlation("independent clients", clients, "the noise of two clients")
+        yield self._correlation("independent calls", calls, "the noise of two calls")
+        if self.bench.by_weight:
+            lag = worst_lag(wide, self.share)
+            yield self._correlation("independent weights", lag, f"the noise of weights {lag.place} apart")
+
+    def _noise(self, bench: Bench) -> Floats | None:
+        """Return standardised noise: (K, d), one client a row, or (G, K) where a trial is a row; None if there is none.
+
+        Mean and variance are those of all samples: within one call, noise that all share would pass for none.
+        """
+        tally = self.tallies[0.0]
+        mean, deviation = tally.expected + tally.deviation, np.sqrt(tally.spread)
+        if not bool((deviation > bench.rounding(tally.largest)).all()):
+            return None
+        standard = (bench.draw(0.0).statistic - mean) / deviation
+        if not bench.by_weight:
+            return np.ascontiguousarray(standard.T)
+        return np.ascontiguousarray(standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1).reshape(bench.rows, -1))
+
+    def _correlation(self, name: str, found: Correlation, what: str) -> Check:
+        sentence = f"{what} are correlated by {found.figure:.3g} standard errors, and chance explains up to {found.bound:.3g}"
+        return Check(name, found.figure, found.bound, self.share, found.figure <= found.bound, sentence)
+
+    # --- where chance plays no part -----------------------------------------------------------------------------------
+
+    def _agreement_check(self) -> Check:
+        """Compare the mean of all estimates with the aggregate of the same reports, received in two batches."""
+        bench = self.tall
+        sent, payloads = bench.send(0.7)
+        whole, middle = bench.receive(sent, payloads), len(payloads) // 2
+        batches = [whole] if bench.unreadable else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
+        estimates = self.mechanism.decode(whole, bench.ranges).double()
+        apart = (self.mechanism.aggregate(batches, bench.ranges).double() - estimates.mean(dim=0)).abs()
+        scale = estimates.abs().reshape(bench.rows, len(RADII), -1).amax(dim=(0, 2)).clamp_min(1e-300)
+        figure = float((apart.reshape(len(RADII), -1).amax(dim=1) / scale).max())
+        sentence = f"the aggregate and the mean of the estimates differ by {figure:.2g} of a layer's largest estimate at most"
+        return Check("aggregate is the mean", figure, _AGREEMENT, 0.0, figure <= _AGREEMENT, sentence)
+
+    def _wire_checks(self) -> Iterator[Check]:
+        benches = {id(bench): bench for bench in (self.bench, self.tall)}.values()
+        excess = max(max(bench.lengths) - min(bench.lengths) for bench in benches)
+        said = "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which tells something"
+        yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, said)
+        longest, stated = max(
+            ((max(bench.lengths), ceil(self.mechanism.payload_bits(bench.ranges) / 8)) for bench in benches),
+            key=lambda pair: abs(pair[0] - pair[1]),
+        )
+        sentence = f"a report has {longest} bytes, and {stated} are stated"
+        yield Check("stated length", float(longest), float(stated), 0.0, longest == stated, sentence)
+        refused = next((bench.unreadable for bench in benches if bench.unreadable), "")
+        sentence = f"a report is not read back: {refused}" if refused else "every report is read back"
+        yield Check("readable reports", float(bool(refused)), 0.0, 0.0, not refused, sentence)
+
+
+def _with_total(counts: Counts) -> list[Counts]:
+    """Return the groups (3, B) of (3, G, B) and, where there are several, their sum."""
+    groups = [counts[:, group] for group in range(counts.shape[1])]
+    return [*groups, counts.sum(axis=1)] if len(groups) > 1 else groups
+
+
+def _layer(index: int) -> str:
+    return f"layer with center {CENTERS[index]:g} and radius {RADII[index]:g}"

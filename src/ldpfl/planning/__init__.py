@@ -1,0 +1,1 @@
+"""Planning: what a setting guarantees, and what a guarantee asks of a setting."""

@@ -1,0 +1,20 @@
+"""The relay: takes sealed records from clients that it knows, and hands them on mixed, so that nobody sees who sent what.
+
+Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
+"""
+
+from ldpfl.relay.calling import Patience, RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.relay.clients import RelayAggregator, RelayClient
+from ldpfl.relay.protocol import RoundStatus, Terms
+
+__all__ = [
+    "Patience",
+    "RelayAggregator",
+    "RelayClient",
+    "RelayNotReleased",
+    "RelayRefused",
+    "RelayRoundOver",
+    "RelayUnreachable",
+    "RoundStatus",
+    "Terms",
+]

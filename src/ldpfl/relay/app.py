@@ -1,0 +1,307 @@
+"""The relay's HTTP interface: who may ask what, and in which form; the store decides the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeVar
+
+from anyio import to_thread
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
+from ldpfl.relay.operations import CONTENT_TYPE, Limits, Metrics, RateLimit, log_fault
+from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, TERMS_BYTES, RoundStatus, Terms, round_of, run_of, upload_of
+from ldpfl.relay.queries import Progress
+from ldpfl.relay.schema import BUSY_S, busy
+from ldpfl.relay.store import Part, Store, wrong_offset
+from ldpfl.relay.tokens import Role, Tokens
+
+_THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
+_MAX_DIGITS = 18
+_PIECE_BYTES = 256 * 2**10
+
+T = TypeVar("T")
+
+
+def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B008  (frozen)
+    """Return the relay over ``store`` as an ASGI application."""
+    relay = _Relay(store, limits)
+    one_round = "/v1/rounds/{run}/{round}"
+    routes = [
+        Route(one_round, relay.open_round, methods=["PUT"]),
+        Route(one_round, relay.status, methods=["GET"]),
+        Route(one_round, relay.cancel, methods=["DELETE"]),
+        Route(one_round + "/uploads/{upload}", relay.begin, methods=["POST"]),
+        Route(one_round + "/uploads/{upload}", relay.append, methods=["PATCH"]),
+        Route(one_round + "/uploads/{upload}", relay.progress, methods=["HEAD"]),
+        Route(one_round + "/records", relay.records, methods=["GET"]),
+        Route(one_round + "/records", relay.acknowledge, methods=["DELETE"]),
+        Route("/health", relay.health, methods=["GET"]),
+        Route("/metrics", relay.metrics_text, methods=["GET"]),
+    ]
+    handlers = {HTTPException: _http_error, Refusal: _refusal, ClientDisconnect: _broken_off, Exception: _fault}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return _Guard(app, relay.metrics)
+
+
+class _Relay:
+    """The endpoints. Calls of the store run in threads; of a request's body at most one block is in memory."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store, self._limits = store, limits
+        self._tokens = Tokens(store.engine)
+        self._rate = RateLimit(limits)
+        self._handing: Counter[str] = Counter()
+        self._threads = asyncio.Semaphore(_THREADS)
+        self.metrics = Metrics()
+
+    async def open_round(self, request: Request) -> Response:
+        owner = await self._authorised(request, Role.AGGREGATOR)
+        run, number = _round(request)
+        terms = _terms(b"".join([block async for block in self._body(request, TERMS_BYTES)]))
+        return _json(await self._call(self._store.open_round, owner, run, number, terms))
+
+    async def status(self, request: Request) -> Response:
+        owner = await self._authorised(request, Role.CLIENT, Role.AGGREGATOR)
+        return _json(await self._call(self._store.status, owner, *_round(request)))
+
+    async def begin(self, request: Request) -> Response:
+        client = await self._authorised(request, Role.CLIENT)
+        upload = _upload(request)
+        return _progress(await self._call(self._store.begin, client, *upload, _number(request, LENGTH)))
+
+    async def progress(self, request: Request) -> Response:
+        client = await self._authorised(request, Role.CLIENT)
+        return _progress(await self._call(self._store.progress, client, *_upload(request)))
+
+    async def append(self, request: Request) -> Response:
+        client = await self._authorised(request, Role.CLIENT)
+        upload = _upload(request)
+        if "content-length" not in request.headers:
+            raise LengthRequired("the body's length must be told in advance (Content-Length)")
+        offset, length = _number(request, OFFSET), _number(request, "Content-Length")
+        # All that can be refused is refused before the first byte is stored.
+        progress: Progress = await self._call(self._store.progress, client, *upload)
+        if progress.received != offset:
+            raise wrong_offset(progress)
+        if offset + length > progress.expected:
+            raise TooLong(f"an upload has exactly {progress.expected} bytes in this round")
+        async for block in self._body(request, length):
+            progress = await self._call(self._store.append, client, *upload, progress.received, block)
+            self.metrics.received(len(block))
+        return _progress(progress)
+
+    async def records(self, request: Request) -> Response:
+        owner = await self._authorised(request, Role.AGGREGATOR)
+        run, number = _round(request)
+        index = request.query_params.get("part", "")
+        if not _is_number(index):
+            raise Unknown("the query must say which part: ?part=0 is the first")
+        if self._handing[owner] >= self._limits.parts_at_once:
+            raise TooMany("too many parts at once with this token; read one first", {"Retry-After": "1"})
+        with ExitStack() as stack:
+            self._handing[owner] += 1
+            stack.callback(self._handing.subtract, [owner])
+            part = await self._call(self._store.part, owner, run, number, int(index))
+            self.metrics.handed_out(len(part.data))
+            return _Pieces(part, stack.pop_all())
+
+    async def acknowledge(self, request: Request) -> Response:
+        owner = await self._authorised(request, Role.AGGREGATOR)
+        await self._call(self._store.acknowledge, owner, *_round(request))
+        return Response(status_code=204)
+
+    async def cancel(self, request: Request) -> Response:
+        owner = await self._authorised(request, Role.AGGREGATOR)
+        await self._call(self._store.cancel, owner, *_round(request))
+        return Response(status_code=204)
+
+    async def health(self, request: Request) -> Response:
+        await self._call(self._store.check)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics_text(self, request: Request) -> Response:
+        return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _authorised(self, request: Request, *roles: Role) -> str:
+        """Return the name of who asks, if its role is one of ``roles`` and it does not ask too often."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+        owner = await self._call(self._tokens.owner, token)
+        self._rate.take(owner.name)
+        if owner.role not in roles:
+            raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")
+        return owner.name
+
+    async def _body(self, request: Request, most: int) -> AsyncIterator[bytes]:
+        """Yield the body in blocks; each has to come within the time for a block, which also ends a caller that stalls."""
+        stream = aiter(request.stream())
+        held = bytearray()
+        received, ended = 0, False
+        while not ended:
+            try:
+                async with asyncio.timeout(self._limits.block_s):
+                    while len(held) < BLOCK_BYTES and not ended:
+                        data = await anext(stream, None)
+                        ended = data is None
+                        held += data or b""
+                        received += len(data or b"")
+                        if received > most:
+                            raise TooLong(f"the body is longer than {most} bytes")
+            except TimeoutError:
+                raise TooSlow(f"the body must bring {BLOCK_BYTES} bytes every {self._limits.block_s:g} seconds") from None
+            while len(held) >= BLOCK_BYTES or (ended and held):
+                yield bytes(held[:BLOCK_BYTES])
+                del held[:BLOCK_BYTES]
+
+    async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call the store in a thread, once there is one; what waits longer for it than for the store itself is told so.
+
+        Raises:
+            StoreUnavailable: it has.
+        """
+        try:
+            async with asyncio.timeout(BUSY_S):
+                await self._threads.acquire()
+        except TimeoutError:
+            raise busy() from None
+        try:
+            return await to_thread.run_sync(partial(function, *arguments))
+        finally:
+            self._threads.release()
+
+
+class _Pieces(Response):
+    """A part that is sent as fast as it is read, and then forgotten: ``held`` is closed."""
+
+    def __init__(self, part: Part, held: ExitStack) -> None:
+        super().__init__(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(self.body), _PIECE_BYTES):
+                await send({"type": "http.response.body", "body": self.body[start : start + _PIECE_BYTES], "more_body": True})
+            await send({"type": "http.response.body"})
+
+
+_LAST = frozenset({400, 401, 404, 405})
+"""Answers after which a connection ends: a stranger gets no other ones, and is to pay for a connection each time."""
+
+
+class _Guard:
+    """What holds for every request, known or not, before and after the application has it.
+
+    It counts requests, and keeps what the application raises, whose text may repeat a request, from the server's log. Each
+    thing has one path, so one with percent signs is none. A body that was not read to its end, as of a request that is refused,
+    could go on for ever: the connection ends with the answer.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the relay speaks HTTP only, not {scope['type']}")
+        unread = _has_body(scope)
+
+        async def read() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
+
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.request(scope["method"], message["status"])
+                if unread or message["status"] in _LAST:
+                    message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+            await send(message)
+
+        app = _error(404, "Not Found: no path here has a percent sign") if b"%" in scope.get("raw_path", b"") else self._app
+        try:
+            await app(scope, read, watch)
+        except Exception as error:
+            log_fault("request_failed", error)  # Starlette has answered it: see _fault
+        except asyncio.CancelledError as error:
+            log_fault("request_ended", error)  # the relay ends, and nobody is answered any more
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status, headers)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    if not isinstance(error, Refusal):
+        raise error
+    return _error(error.status, str(error), dict(error.headers))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return _error(error.status_code, error.detail, dict(error.headers or {}))
+
+
+async def _broken_off(request: Request, error: Exception) -> Response:
+    # For the counters: nobody is there to read it. What was stored stays, and the client asks how far it is.
+    return _error(400, "the body broke off")
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return _error(500, "the relay failed; its log says where")
+
+
+def _json(status: RoundStatus) -> Response:
+    return JSONResponse(status.model_dump(exclude_none=True))
+
+
+def _progress(progress: Progress) -> Response:
+    complete = "?1" if progress.complete else "?0"
+    return Response(status_code=204, headers={OFFSET: str(progress.received), COMPLETE: complete})
+
+
+def _round(request: Request) -> tuple[str, int]:
+    return run_of(request.path_params["run"]), round_of(request.path_params["round"])
+
+
+def _upload(request: Request) -> tuple[str, int, str]:
+    return *_round(request), upload_of(request.path_params["upload"])
+
+
+def _terms(body: bytes) -> Terms:
+    try:
+        return Terms.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Refusal(f"the round's terms cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from None
+
+
+def _number(request: Request, header: str) -> int:
+    text = request.headers.get(header, "")
+    if not _is_number(text):
+        raise Refusal(f"the header {header} must be a number of bytes")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

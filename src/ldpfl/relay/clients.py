@@ -1,0 +1,162 @@
+"""Callers of the relay: a client that uploads, and the aggregator that opens rounds and takes the mixed records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import httpx
+
+from ldpfl.errors import ProtocolError
+from ldpfl.relay.calling import Caller, RelayNotReleased, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
+from ldpfl.relay.mixing import PART_BYTES, part_count
+from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, Terms, upload_of
+
+
+class RelayClient(Caller):
+    """A client of the relay: uploads its sealed records once a round."""
+
+    def round_status(self, run: str, number: int) -> RoundStatus:
+        """Return the terms and the state of a round.
+
+        Raises:
+            RelayRefused: there is no such round, or the token is not known.
+            RelayUnreachable: no answer.
+        """
+        return self._round_status(run, number)
+
+    def upload(self, run: str, number: int, upload_id: str, blob: bytes, *, within_s: float) -> None:
+        """Upload ``blob``, whole records of the round's terms, and return once the relay has all of it on disk.
+
+        After a break it asks how far it got and goes on there, as often as it takes, for ``within_s`` seconds: those that the round
+        is open for. ``upload_id`` (16 to 64 letters, digits, - and _) makes the call idempotent: once more, also from another
+        process, uploads nothing twice.
+
+        Raises:
+            RelayRoundOver: the round is over; whether an upload that was cut off by that counted, it does not say.
+            RelayRefused: the relay does not take it, and why.
+            RelayUnreachable: ``within_s`` seconds were not enough.
+            ProtocolError: an answer that cannot be right, or a name or id that the relay cannot have.
+        """
+        path = f"{path_of(run, number)}/uploads/{quote(upload_of(upload_id), safe='')}"
+        effort = Within(self._patience, self._sleep, self._clock, max(0.0, within_s))
+        offset = _offset(self._call("POST", path, effort=effort, headers={LENGTH: str(len(blob))}), blob)
+        furthest = offset
+        while offset < len(blob):
+            response = self._once("PATCH", path, effort, headers={OFFSET: str(offset)}, content=blob[offset:])
+            if response is not None and not is_worth_a_retry(response) and not _is_elsewhere(response):
+                offset = _offset(accepted(response), blob)
+            if offset < len(blob):  # broken off, or answered that not all has come
+                effort.failed(response)
+                offset = _offset(self._call("HEAD", path, effort=effort), blob)
+            if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less is no progress: all that is left was sent for it
+                furthest = offset
+                effort.progressed()
+
+
+class RelayAggregator(Caller):
+    """The aggregator: opens rounds and takes what the relay has mixed."""
+
+    def open_round(self, run: str, number: int, terms: Terms) -> RoundStatus:
+        """Open a round; once more with equal terms changes nothing.
+
+        Raises:
+            RelayRefused: the terms are not allowed or differ from those that the round has.
+            RelayUnreachable: no answer.
+            ProtocolError: an answer that cannot be right.
+        """
+        status = status_of(self._call("PUT", path_of(run, number), json=terms.model_dump()), run, number)
+        if status.terms != terms:
+            raise ProtocolError(f"the relay opened round {number} of {run} with other terms than it was asked for")
+        return status
+
+    def round_status(self, run: str, number: int) -> RoundStatus:
+        """Return the terms and the state of a round, and how many uploads are complete.
+
+        Raises:
+            RelayRefused: there is no such round, or the token is not known.
+            RelayUnreachable: no answer.
+        """
+        return self._round_status(run, number)
+
+    def wait(self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0) -> RoundStatus:
+        """Wait until the round is released, by the relay's clock, at most ``timeout_s`` seconds of waiting.
+
+        Raises:
+            RelayNotReleased: it is not released by then; says why.
+            RelayRefused, RelayUnreachable: as for :meth:`round_status`.
+        """
+        waited, began = 0.0, self._clock()
+        while (status := self._round_status(run, number)).state in ("open", "waiting"):
+            if max(waited, self._clock() - began) >= timeout_s:  # a relay may also take its time to answer
+                why = (
+                    "is still open"
+                    if status.state == "open"
+                    else f"has {status.uploads} uploads of the {status.terms.min_clients} it waits for"
+                )
+                raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
+            pause = min(max(status.seconds_left, 0.01) if status.state == "open" else poll_s, poll_s, timeout_s - waited)
+            self._sleep(pause)
+            waited += pause
+        return status
+
+    def pull(self, run: str, number: int) -> Iterator[bytes]:
+        """Yield the sealed records of a released round one by one, in the relay's mixed order; one part is in memory at a time.
+
+        May be called again until :meth:`acknowledge`: it yields the same records in the same order.
+
+        Raises:
+            RelayRefused: the round is not over yet (status 425), or gone.
+            RelayUnreachable: no answer.
+            ProtocolError: what came is not what the terms and the number of uploads promise.
+        """
+        size = self._round_status(run, number).terms.record_bytes
+        part, parts, records, expected = 0, 1, 0, 0
+        while part < parts:
+            response = self._call("GET", f"{path_of(run, number)}/records", most=_longest_part(size), params={"part": part})
+            if part == 0:
+                status = self._round_status(run, number)  # of the released round: how many uploads were mixed
+                expected = (status.uploads or 0) * status.terms.records_per_upload
+                parts = number_in(response, PARTS, part_count(expected * size))
+            data = response.content
+            if len(data) % size:
+                raise ProtocolError(f"part {part} of round {number} of {run} is no whole number of records; nothing was acknowledged")
+            records += len(data) // size
+            if records > expected:
+                break
+            for start in range(0, len(data), size):
+                yield data[start : start + size]
+            part += 1
+        if records != expected:
+            raise ProtocolError(f"round {number} of {run} brought {records} records, not what its uploads hold; nothing was acknowledged")
+
+    def acknowledge(self, run: str, number: int) -> None:
+        """Tell the relay that the records were taken: it deletes them. Once more changes nothing.
+
+        Raises:
+            RelayRefused: the round was not released, or is another aggregator's.
+            RelayUnreachable: no answer.
+        """
+        self._call("DELETE", f"{path_of(run, number)}/records")
+
+    def cancel(self, run: str, number: int) -> None:
+        """End a round that is not wanted any more, whatever its state: the relay deletes what it holds of it.
+
+        Raises:
+            RelayRefused: there is no such round, or it is another aggregator's.
+            RelayUnreachable: no answer.
+        """
+        self._call("DELETE", path_of(run, number))
+
+
+def _longest_part(record_bytes: int) -> int:
+    """Return how long a part can be. Its records are binomial, with a mean of PART_BYTES at most: no part has ever so many."""
+    return 4 * PART_BYTES + 64 * record_bytes
+
+
+def _is_elsewhere(response: httpx.Response) -> bool:
+    return response.status_code == 409 and OFFSET in response.headers
+
+
+def _offset(response: httpx.Response, blob: bytes) -> int:
+    return number_in(response, OFFSET, len(blob))

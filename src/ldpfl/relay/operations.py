@@ -1,0 +1,122 @@
+"""What the relay's operator sees and sets: its log, its counters, and how much a token may ask for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ldpfl.relay.errors import TooMany
+
+LOGGER = "ldpfl.relay"
+"""One line of JSON an event, about rounds and faults, never about a request, a client or a token."""
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The text format of Prometheus. A dozen lines instead of a library: counters of one process without histograms, no label of
+which names a client, a token, a run or a round."""
+
+_METHODS = frozenset({"GET", "PUT", "POST", "PATCH", "HEAD", "DELETE"})
+_log = logging.getLogger(LOGGER)
+
+
+def log_round(event: str, run: str, number: int, **figures: float) -> None:
+    """Log what happened to a round, with counts, sizes and durations."""
+    _log.info(json.dumps({"event": event, "run": run, "round": number, **figures}))
+
+
+def log_fault(event: str, error: BaseException) -> None:
+    """Log that something went wrong by kind and place only: an error's text could repeat a request or a token."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    _log.error(json.dumps({"event": event, "error": type(error).__name__, "place": place}))
+
+
+def log_listening(host: str, port: int, *, tls: bool) -> None:
+    """Log where the relay listens."""
+    _log.info(json.dumps({"event": "listening", "host": host, "port": port, "tls": tls}))
+
+
+class Metrics:
+    """Counters since the process started. Used by the event loop only, so without locks."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._received = 0
+        self._handed_out = 0
+
+    def request(self, method: str, status: int) -> None:
+        """Count a request and its answer."""
+        self._requests[method if method in _METHODS else "other", status] += 1
+
+    def received(self, count: int) -> None:
+        """Count bytes of uploads that were stored."""
+        self._received += count
+
+    def handed_out(self, count: int) -> None:
+        """Count bytes of mixed records that were sent to aggregators."""
+        self._handed_out += count
+
+    def text(self) -> str:
+        """Return all counters."""
+        requests = [
+            f'ldpfl_relay_requests_total{{method="{method}",status="{status}"}} {count}'
+            for (method, status), count in sorted(self._requests.items())
+        ]
+        lines = [
+            "# HELP ldpfl_relay_requests_total Requests by method and status.",
+            "# TYPE ldpfl_relay_requests_total counter",
+            *requests,
+            "# HELP ldpfl_relay_received_bytes_total Bytes of uploads that were stored.",
+            "# TYPE ldpfl_relay_received_bytes_total counter",
+            f"ldpfl_relay_received_bytes_total {self._received}",
+            "# HELP ldpfl_relay_handed_out_bytes_total Bytes of mixed records sent to aggregators.",
+            "# TYPE ldpfl_relay_handed_out_bytes_total counter",
+            f"ldpfl_relay_handed_out_bytes_total {self._handed_out}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``requests_per_s`` a token, of which ``burst`` may come at once; ``block_s`` seconds for each block of a body.
+
+    ``parts_at_once`` are those that an aggregator is being sent: each is some MiB, and in memory until it has been read.
+    """
+
+    requests_per_s: float = 50.0
+    burst: float = 200.0
+    block_s: float = 60.0
+    parts_at_once: int = 4
+
+
+class RateLimit:
+    """A token bucket for each name, in this process: with several workers each allows the full rate.
+
+    Names are those of known tokens, so the buckets are as many as these at most. Some lines of our own: the libraries
+    for it bring stores of their own, of which this needs none.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits, clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, name: str) -> None:
+        """Count one request of ``name``.
+
+        Raises:
+            TooMany: the name has none left; the refusal's header says for how many seconds.
+        """
+        now = self._clock()
+        left, then = self._buckets.get(name, (self._limits.burst, now))
+        left = min(self._limits.burst, left + (now - then) * self._limits.requests_per_s)
+        if left < 1:
+            self._buckets[name] = (left, now)
+            wait = math.ceil((1 - left) / self._limits.requests_per_s)
+            raise TooMany("too many requests with this token; slow down", {"Retry-After": str(wait)})
+        self._buckets[name] = (left - 1, now)

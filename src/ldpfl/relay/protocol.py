@@ -1,0 +1,128 @@
+"""What the relay and its callers agree on: a round's terms and state, names in paths, headers, and sizes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ldpfl.errors import ConfigError
+from ldpfl.relay.errors import Unknown
+
+OFFSET = "Upload-Offset"
+"""How many bytes of an upload the relay has, or after how many these bytes come."""
+
+COMPLETE = "Upload-Complete"
+"""``?1`` if the relay has all bytes of an upload, else ``?0``."""
+
+LENGTH = "Upload-Length"
+"""How many bytes an upload will have."""
+
+PARTS = "Relay-Parts"
+"""How many parts the mixed records have."""
+
+BLOCK_BYTES = 256 * 2**10
+"""Uploads are stored in blocks of this length; no more of a request's body is in memory."""
+
+TERMS_BYTES = 4096
+
+MIN_RECORD_BYTES = 16
+"""A sealed record has 49 at least; mixing takes memory for each, so shorter ones would cost a multiple of their bytes."""
+
+MAX_RECORD_BYTES = 16 * 2**20
+MAX_UPLOAD_BYTES = 256 * 2**20
+MAX_ROUND_BYTES = 16 * 2**30
+MAX_OPEN_S = 7 * 24 * 3600.0
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ROUND = re.compile(r"[1-9][0-9]{0,8}")  # one name for each round: 01 is none
+_UPLOAD = re.compile(r"[A-Za-z0-9_-]{16,64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+State = Literal["open", "waiting", "released", "gone"]
+
+
+class Terms(BaseModel):
+    """What a round takes: sizes in bytes, counts, and for how many seconds it is open.
+
+    An upload is exactly ``records_per_upload`` records of ``record_bytes`` bytes. The round is held for ``closes_in_s``
+    seconds and until ``min_clients`` clients have uploaded, whichever is later. ``agreement`` is a SHA-256, in hex, over
+    all that clients are asked for. The relay does not know what it stands for, and tells every client the same: so clients
+    that are asked for different things, by which they could be told apart, find out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES, le=MAX_RECORD_BYTES)]
+    records_per_upload: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
+    min_clients: Annotated[int, Field(ge=1, le=1_000_000)]
+    closes_in_s: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
+    max_uploads: Annotated[int, Field(ge=1, le=1_000_000)]
+    agreement: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def upload_bytes(self) -> int:
+        """Length of one upload."""
+        return self.record_bytes * self.records_per_upload
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.max_uploads < self.min_clients:
+            raise ValueError("max_uploads is less than min_clients: the round could never be released")
+        if self.upload_bytes > MAX_UPLOAD_BYTES:
+            raise ValueError(f"record_bytes * records_per_upload is more than {MAX_UPLOAD_BYTES:,}")
+        if self.upload_bytes * self.max_uploads > MAX_ROUND_BYTES:
+            raise ValueError(f"record_bytes * records_per_upload * max_uploads is more than {MAX_ROUND_BYTES:,}")
+        return self
+
+
+class RoundStatus(BaseModel):
+    """State of a round: ``open`` until its deadline, ``waiting`` for more clients after it, ``released``, then ``gone``.
+
+    ``seconds_left`` counts down to the deadline by the relay's clock. ``uploads`` is how many complete ones there are
+    and only the aggregator that opened the round is told.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    run: str
+    round: int
+    state: State
+    seconds_left: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
+    terms: Terms
+    uploads: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _can_be(self) -> Self:
+        if self.uploads is not None and self.uploads > self.terms.max_uploads:
+            raise ValueError("uploads is more than max_uploads")
+        return self
+
+
+def run_of(text: str) -> str:
+    """Return ``text`` if it can name a run, else refuse."""
+    if not _RUN.fullmatch(text):
+        raise Unknown("there is no such run: a name is up to 64 letters, digits, dots, dashes and underscores")
+    return text
+
+
+def round_of(text: str) -> int:
+    """Return the number of a round, else refuse."""
+    if not _ROUND.fullmatch(text):
+        raise Unknown("there is no such round: a round is a number of up to 9 digits, from 1")
+    return int(text)
+
+
+def upload_of(text: str) -> str:
+    """Return ``text`` if it can name an upload, else refuse."""
+    if not _UPLOAD.fullmatch(text):
+        raise Unknown("there is no such upload: an id is 16 to 64 letters, digits, dashes and underscores")
+    return text
+
+
+def owner_of(text: str) -> str:
+    """Return ``text`` if it can be the name of a token's owner; for the operator, so a ConfigError otherwise."""
+    if not _NAME.fullmatch(text):
+        raise ConfigError(f"{text!r} cannot name a client or aggregator: up to 64 letters, digits, and . _ @ -, not first")
+    return text

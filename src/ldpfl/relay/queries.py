@@ -1,0 +1,142 @@
+"""Queries that the store's transactions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, delete, func, select, text
+
+from ldpfl.relay.errors import Conflict, Forbidden, Unknown
+from ldpfl.relay.protocol import Terms
+from ldpfl.relay.schema import blocks, is_sqlite, rounds, uploads
+
+HELD = ("open", "released")
+"""States of rounds that are not gone, as the store has them: all the others are worked out from these."""
+
+ROUNDS_HELD = 1000
+"""Rounds of one aggregator at once that are not gone."""
+
+_ROWS_AT_A_TIME = 8
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many bytes of an upload are stored, and how many it must have."""
+
+    received: int
+    expected: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return self.received == self.expected
+
+
+def has_round(connection: Connection, run: str, number: int) -> bool:
+    """Whether there is such a round."""
+    return connection.scalar(select(rounds.c.id).where(rounds.c.run == run, rounds.c.round == number)) is not None
+
+
+def round_row(connection: Connection, run: str, number: int, *, lock: str | None = None) -> Row[Any]:
+    """Return a round, with its row locked ("shared" or "exclusive") if wanted.
+
+    Raises:
+        Unknown: there is none.
+    """
+    query: Select[Any] = select(rounds).where(rounds.c.run == run, rounds.c.round == number)
+    if lock is not None:  # SQLite leaves FOR UPDATE out: its writers are alone anyway
+        query = query.with_for_update(read=lock == "shared")
+    row = connection.execute(query).first()
+    if row is None:
+        raise Unknown(f"there is no round {number} of {run}")
+    return row
+
+
+def owned(row: Row[Any], owner: str) -> Row[Any]:
+    """Return a round that belongs to ``owner``.
+
+    Raises:
+        Forbidden: it does not.
+    """
+    if row.owner != owner:
+        raise Forbidden("this round was opened by another aggregator")
+    return row
+
+
+def require_own_run(connection: Connection, owner: str, run: str) -> None:
+    """Refuse a run of which another aggregator has opened a round: who knows its name could open the next one.
+
+    Until the transaction ends, nobody else opens a round of it.
+
+    Raises:
+        Forbidden: it has.
+    """
+    if not is_sqlite(connection):  # where transactions are alone anyway
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": run})
+    began = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # as every other round of it, so one is enough
+    if began not in (None, owner):
+        raise Forbidden("this run was begun by another aggregator")
+
+
+def require_few_rounds(connection: Connection, owner: str) -> None:
+    """Refuse one more round of an aggregator that has :data:`ROUNDS_HELD`.
+
+    Raises:
+        Conflict: it has.
+    """
+    held = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
+    if count_of(connection, held) >= ROUNDS_HELD:
+        raise Conflict(f"this aggregator has {ROUNDS_HELD} rounds that are not gone; acknowledge or cancel some first")
+
+
+def terms_of(row: Row[Any]) -> Terms:
+    """Return a round's terms."""
+    return Terms.model_validate({name: getattr(row, name) for name in Terms.model_fields})
+
+
+def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Row[Any]:
+    """Return an upload of ``client`` in a round.
+
+    Raises:
+        Unknown: it has none with this id.
+    """
+    query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
+    mine = connection.execute(query).first()
+    if mine is None:
+        raise Unknown("this client has no such upload in this round; begin it first")
+    return mine
+
+
+def progress_of(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
+    """Return how far an upload is; errors as for :func:`upload_row`."""
+    return Progress(upload_row(connection, row, client, upload_id).received, terms_of(row).upload_bytes)
+
+
+def complete_uploads(connection: Connection, row: Row[Any]) -> int:
+    """Return how many uploads of a round are complete."""
+    expected = row.record_bytes * row.records_per_upload
+    query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == expected)
+    return count_of(connection, query)
+
+
+def count_of(connection: Connection, query: Select[int]) -> int:
+    """Return the number that ``query`` is for."""
+    return connection.scalars(query).one()
+
+
+def stream_of(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
+    """Yield the bytes of all complete uploads of a round, one after the other, a few blocks in memory at a time."""
+    expected = row.record_bytes * row.records_per_upload
+    complete = select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)
+    for upload in connection.scalars(complete).all():
+        query = select(blocks.c.data).where(blocks.c.upload == upload).order_by(blocks.c.start)
+        yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_A_TIME}).scalars()
+
+
+def delete_uploads(connection: Connection, round_id: int) -> None:
+    """Delete all uploads of a round, and so who has uploaded."""
+    here = select(uploads.c.id).where(uploads.c.round_id == round_id)
+    connection.execute(delete(blocks).where(blocks.c.upload.in_(here)))
+    connection.execute(delete(uploads).where(uploads.c.round_id == round_id))

@@ -1,0 +1,156 @@
+"""Run the relay as a server process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+import uvicorn
+
+from ldpfl.errors import ConfigError
+from ldpfl.permissions import check_own
+from ldpfl.relay.app import create_app
+from ldpfl.relay.calling import is_loopback
+from ldpfl.relay.connections import HEAD_BYTES, Connections, Gate, TlsInTime, protocol_within
+from ldpfl.relay.operations import LOGGER, Limits, log_listening
+from ldpfl.relay.schema import open_engine
+from ldpfl.relay.store import Store
+
+_SHUTDOWN_S = 10
+_TIDY_S = 2.0
+_OTHER_FILES = 64
+"""File descriptors for the store, what is mixed, the log and the event loop."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files of the certificate chain and its private key, both PEM."""
+
+    certificate: Path
+    key: Path
+
+
+def serve(
+    store: str,
+    host: str,
+    port: int,
+    tls: Tls | None,
+    limits: Limits = Limits(),  # noqa: B008  (frozen)
+    connections: Connections = Connections(),  # noqa: B008  (frozen)
+) -> None:
+    """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return; port 0 lets the system choose.
+
+    Raises:
+        ConfigError: the host is not this machine's own loopback and there is no TLS; others may read the store or the key; or the
+            certificate, store or address cannot be opened.
+    """
+    if tls is None and not is_loopback(host):
+        raise ConfigError(f"without TLS the relay listens on this machine only, not on {host}: give --tls-cert and --tls-key")
+    if tls is not None:
+        check_own(tls.key, "the certificate's key", ConfigError, secret=True)
+    _log_to_stderr()
+    with closing(Store(open_engine(store))) as relay:
+        server = uvicorn.Server(_config(relay, tls, limits, connections))
+        with _told_by_signals(server), Gate(_listen(host, port), _with_descriptors(connections)) as listener:
+            relay.tidy()
+            log_listening(host, listener.getsockname()[1], tls=tls is not None)
+            with _tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
+                runner.run(server.serve(sockets=[listener]))
+            relay.tidy()
+
+
+@contextmanager
+def _told_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """End ``server`` when the process is told to, at any time. uvicorn raises the signal again at its end, and this takes it once more."""
+    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _with_descriptors(connections: Connections) -> Connections:
+    """Return bounds that this process has file descriptors for, after asking for more: without any, each connection would be a fault."""
+    if resource is None:
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections.in_all + _OTHER_FILES
+    if soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    return replace(connections, in_all=max(1, min(connections.in_all, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES)))
+
+
+@contextmanager
+def _tidying(relay: Store) -> Iterator[None]:
+    """Try again, now and then, what could not be deleted: a reader was there, the disk was full, or it would have taken too long."""
+    over = threading.Event()
+
+    def tidy() -> None:
+        while not over.wait(_TIDY_S):
+            if relay.untidy:
+                relay.tidy(at_once=False)
+
+    thread = threading.Thread(target=tidy, name="tidying")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connections) -> uvicorn.Config:
+    config = uvicorn.Config(
+        create_app(relay, limits),
+        http=protocol_within(connections),  # never httptools, which reads a head of any length
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
+        access_log=False,  # it would say who uploaded when
+        log_config=None,
+        log_level="error",  # warnings are about callers, and a stranger could fill the disk with them
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=connections.served,
+        timeout_keep_alive=connections.idle_s,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate or its key cannot be read ({type(error).__name__}): both must be PEM files that fit together"
+        ) from None
+    return config
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+def _log_to_stderr() -> None:
+    logger = logging.getLogger(LOGGER)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())

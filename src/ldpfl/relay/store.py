@@ -1,0 +1,359 @@
+"""The relay's store: rounds, uploads as they arrive, and the one release of each round.
+
+Every method is one transaction, or nothing: a process that is killed leaves the store as it was before the call. To end a
+round takes several: see ``ending``. Any number of threads and processes may share a store. On PostgreSQL the round's row is
+the lock: begin and release take it alone, appends share it. On SQLite each transaction is alone.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from sqlalchemy import Connection, Engine, Row, func, insert, select, text, update
+
+from ldpfl.randomness import RandomSource, SecureSource
+from ldpfl.relay.ending import Leftovers
+from ldpfl.relay.errors import Conflict, Refusal, RoundOver, TooEarly, TooLong, Unknown, WrongLength
+from ldpfl.relay.mixing import part_count, scatter
+from ldpfl.relay.operations import log_fault, log_round
+from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
+from ldpfl.relay.queries import (
+    Progress,
+    complete_uploads,
+    count_of,
+    delete_uploads,
+    has_round,
+    owned,
+    progress_of,
+    require_few_rounds,
+    require_own_run,
+    round_row,
+    stream_of,
+    terms_of,
+    upload_row,
+)
+from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, store_errors, uploads
+
+
+@dataclass(frozen=True, repr=False)
+class Part:
+    """One part of the mixed records, and how many parts there are."""
+
+    data: bytes
+    count: int
+
+
+def steady_clock() -> Callable[[], float]:
+    """Return a clock that starts with the wall clock and is not moved by it: one set back would keep rounds open."""
+    start = time.time() - time.monotonic()
+    return lambda: start + time.monotonic()
+
+
+def _spool() -> BinaryIO:
+    # It has no name: nothing is left of it when the process ends, however it ends.
+    return cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
+
+
+class Store:
+    """Rounds, uploads and mixed records in the database behind ``engine``.
+
+    ``clock`` gives seconds; left out, it is that of the machine with the SQLite file, as it was when this was made, or of the
+    PostgreSQL server, which all workers share. Deadlines are wall times, so they outlast restarts. ``source`` decides the
+    mixed order; only a test may give another one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        source: RandomSource | None = None,
+        clock: Callable[[], float] | None = None,
+        spool: Callable[[], BinaryIO] = _spool,
+    ) -> None:
+        self.engine = engine
+        self._source = source or SecureSource()
+        self._clock = clock or (steady_clock() if is_sqlite(engine) else None)
+        self._open_spool = spool
+        self._leftovers = Leftovers(engine)
+
+    def check(self) -> None:
+        """Ask the store whether it answers.
+
+        Raises:
+            StoreUnavailable: it does not.
+        """
+        with self._reading() as connection:
+            connection.execute(select(rounds.c.id).limit(1))
+
+    def open_round(self, owner: str, run: str, number: int, terms: Terms) -> RoundStatus:
+        """Open a round for the aggregator ``owner``; once more with equal terms changes nothing.
+
+        Raises:
+            Conflict: the round has other terms, or the aggregator has too many rounds.
+            Forbidden: the round, or another one of its run, belongs to another aggregator.
+        """
+        with self._writing() as connection:
+            require_own_run(connection, owner, run)
+            missing = not has_round(connection, run, number)
+            if missing:
+                require_few_rounds(connection, owner)
+                closes_at = self._now(connection) + terms.closes_in_s
+                values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **terms.model_dump()}
+                connection.execute(insert(rounds).values(values))
+            row = owned(round_row(connection, run, number), owner)
+            if terms_of(row) != terms:
+                raise Conflict(f"round {number} of {run} was opened with other terms")
+            status = self._status(connection, row, owner)
+        if missing:
+            log_round("round_opened", run, number, **terms.model_dump())
+        return status
+
+    def status(self, owner: str, run: str, number: int) -> RoundStatus:
+        """Return the state of a round; to the aggregator that opened it, also how many uploads are complete.
+
+        Raises:
+            Unknown: there is no such round.
+        """
+        with self._reading() as connection:
+            return self._status(connection, round_row(connection, run, number), owner)
+
+    def begin(self, client: str, run: str, number: int, upload_id: str, length: int) -> Progress:
+        """Begin the one upload of ``client`` in this round, or return how far it is.
+
+        Raises:
+            Unknown: there is no such round.
+            RoundOver: it takes no uploads any more.
+            WrongLength: the upload would not have the length of the round's terms.
+            Conflict: the client has another upload in this round, another client has this id, or the round is full.
+        """
+        with self._writing() as connection:
+            row = round_row(connection, run, number, lock="exclusive")
+            expected = terms_of(row).upload_bytes
+            if length != expected:
+                raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
+            mine = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
+            if mine is None:
+                self._require_open(connection, row)
+                _create_upload(connection, row, client, upload_id)
+                return Progress(0, expected)
+            if mine.upload_id != upload_id:
+                raise Conflict("this client has another upload in this round; one a round is allowed")
+            return self._still_wanted(connection, row, Progress(mine.received, expected))
+
+    def progress(self, client: str, run: str, number: int, upload_id: str) -> Progress:
+        """Return how far an upload of ``client`` is.
+
+        Raises:
+            Unknown: there is no such round, or the client has no such upload in it.
+            RoundOver: it takes no uploads any more.
+        """
+        with self._reading() as connection:
+            row = round_row(connection, run, number)
+            if row.state != "open":
+                raise _over(row)
+            return self._still_wanted(connection, row, progress_of(connection, row, client, upload_id))
+
+    def append(self, client: str, run: str, number: int, upload_id: str, offset: int, data: bytes) -> Progress:
+        """Store the bytes of an upload that follow the first ``offset``; they are on disk when this returns.
+
+        Raises:
+            Unknown: there is no such round, or the client has no such upload in it.
+            RoundOver: it takes no uploads any more.
+            Conflict: another offset is next; the refusal's header says which.
+            TooLong: more bytes than the upload has room for.
+        """
+        with self._writing() as connection:
+            row = round_row(connection, run, number, lock="shared")
+            self._require_open(connection, row)
+            mine = upload_row(connection, row, client, upload_id)
+            expected = terms_of(row).upload_bytes
+            if offset + len(data) > expected:
+                raise TooLong(f"an upload has exactly {expected} bytes in this round")
+            # Comparing inside the UPDATE settles a race of two requests for the same bytes: one row changes, or none.
+            moved = update(uploads).where(uploads.c.id == mine.id, uploads.c.received == offset).values(received=offset + len(data))
+            if connection.execute(moved).rowcount != 1:
+                raise wrong_offset(progress_of(connection, row, client, upload_id))
+            if data:
+                connection.execute(insert(blocks).values(upload=mine.id, start=offset, data=data))
+            return Progress(offset + len(data), expected)
+
+    def part(self, owner: str, run: str, number: int, index: int) -> Part:
+        """Return one part of the mixed records, the same bytes each time; the first call after the deadline mixes the round.
+
+        Raises:
+            Unknown: there is no such round or part.
+            Forbidden: the round belongs to another aggregator.
+            TooEarly: the deadline is to come, or too few clients have uploaded.
+            RoundOver: the records were acknowledged and deleted.
+            StoreFull: mixing found no room; the round is as it was.
+        """
+        with self._reading() as connection:
+            row = owned(round_row(connection, run, number), owner)
+        if row.state == "open":
+            self._release(owner, run, number, index)
+        with self._reading() as connection:
+            row = round_row(connection, run, number)
+            if row.state == "gone":
+                raise RoundOver(f"the records of round {number} of {run} were acknowledged and deleted")
+            data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
+        if data is None:
+            raise _no_part(row, row.parts)
+        return Part(data, row.parts)
+
+    def acknowledge(self, owner: str, run: str, number: int) -> None:
+        """Delete the mixed records; that the round is over stays. Once more changes nothing.
+
+        Raises:
+            Unknown: there is no such round.
+            Forbidden: the round belongs to another aggregator.
+            Conflict: the records were not handed out yet.
+        """
+        self._end(owner, run, number, "round_acknowledged", only_released=True)
+
+    def cancel(self, owner: str, run: str, number: int) -> None:
+        """Delete all that the round holds, whatever its state; that it is over stays. Once more changes nothing.
+
+        Raises:
+            Unknown: there is no such round.
+            Forbidden: the round belongs to another aggregator.
+        """
+        self._end(owner, run, number, "round_cancelled", only_released=False)
+
+    @property
+    def untidy(self) -> bool:
+        """Whether something is left of rounds that are gone, which :meth:`tidy` could not delete, or not yet."""
+        return self._leftovers.waiting
+
+    def tidy(self, *, at_once: bool = True) -> None:
+        """Delete what is left of rounds that are gone, by a process that was killed for instance; what fails is logged, and left for later.
+
+        Args:
+            at_once: whatever that takes; else not more than a share of the time.
+        """
+        try:
+            self._leftovers.delete(at_once=at_once)
+        except Refusal as error:
+            log_fault("tidy_failed", error)
+
+    def close(self) -> None:
+        """Close the connections to the store."""
+        self.engine.dispose()
+
+    def _release(self, owner: str, run: str, number: int, index: int) -> None:
+        """Mix the round: the uploads go and the parts come in one transaction, by one of the workers that are asked."""
+        began = time.monotonic()
+        with self._writing() as connection:
+            row = owned(round_row(connection, run, number, lock="exclusive"), owner)
+            if row.state != "open":
+                return  # another worker was first
+            self._require_due(connection, row)
+            begun = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
+            complete = complete_uploads(connection, row)
+            count = part_count(complete * terms_of(row).upload_bytes)
+            if index >= count:
+                raise _no_part(row, count)
+            self._mix(connection, row, complete, count)
+            connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=count))
+        self._leftovers.scrub()
+        seconds = round(time.monotonic() - began, 3)
+        log_round("round_released", run, number, uploads=complete, incomplete=begun - complete, parts=count, seconds=seconds)
+
+    def _mix(self, connection: Connection, row: Row[Any], complete: int, count: int) -> None:
+        with self._open_spool() as spool:
+            scattered = scatter(stream_of(connection, row), row.record_bytes, count, self._source, spool)
+            if scattered.records != complete * row.records_per_upload:
+                raise RuntimeError("the store holds another number of records than its uploads say")
+            delete_uploads(connection, row.id)
+            for index in range(count):
+                connection.execute(insert(parts).values(round_id=row.id, number=index, data=scattered.part(index)))
+
+    def _end(self, owner: str, run: str, number: int, event: str, *, only_released: bool) -> None:
+        if self._leftovers.with_room(lambda: self._mark_gone(owner, run, number, only_released=only_released)):
+            log_round(event, run, number)
+        self._leftovers.delete()
+
+    def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
+        """Return whether it was not yet."""
+        with self._writing() as connection:
+            row = owned(round_row(connection, run, number, lock="exclusive"), owner)
+            if row.state == "gone":
+                return False
+            if only_released and row.state != "released":
+                raise Conflict(f"the records of round {number} of {run} were not handed out yet; there is nothing to acknowledge")
+            connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="gone"))
+            return True
+
+    def _status(self, connection: Connection, row: Row[Any], asker: str) -> RoundStatus:
+        state, left = self._state(connection, row)
+        complete = (complete_uploads(connection, row) if row.state == "open" else row.uploads) if asker == row.owner else None
+        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=left, terms=terms_of(row), uploads=complete)
+
+    def _state(self, connection: Connection, row: Row[Any]) -> tuple[State, float]:
+        """Return the state and the seconds to the deadline. A round that is due is released to all but the bookkeeping."""
+        if row.state != "open":
+            return row.state, 0.0
+        left = row.closes_at - self._now(connection)
+        if left > 0:
+            return "open", left
+        return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
+
+    def _require_open(self, connection: Connection, row: Row[Any]) -> None:
+        if self._state(connection, row)[0] not in ("open", "waiting"):
+            raise _over(row)
+
+    def _still_wanted(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
+        """Return ``progress``; a complete upload is told so even when the round is over, an incomplete one came too late."""
+        if not progress.complete:
+            self._require_open(connection, row)
+        return progress
+
+    def _require_due(self, connection: Connection, row: Row[Any]) -> None:
+        state, left = self._state(connection, row)
+        if state == "open":
+            raise TooEarly(f"round {row.round} of {row.run} is open for {left:.1f} seconds more", {"Retry-After": str(math.ceil(left))})
+        if state == "waiting":
+            lacking = f"round {row.round} of {row.run} waits for {row.min_clients} clients: too few have uploaded"
+            raise TooEarly(lacking, {"Retry-After": "1"})
+
+    def _now(self, connection: Connection) -> float:
+        if self._clock is not None:
+            return self._clock()
+        return float(connection.scalars(text("SELECT extract(epoch FROM clock_timestamp())")).one())
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with store_errors(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with store_errors(), self.engine.connect().execution_options(**READ_ONLY) as connection:
+            yield connection
+
+
+def wrong_offset(progress: Progress) -> Conflict:
+    """Return the refusal of bytes that are not the next ones; its header says which are."""
+    return Conflict(f"the next byte of this upload is number {progress.received}", {OFFSET: str(progress.received)})
+
+
+def _over(row: Row[Any]) -> RoundOver:
+    return RoundOver(f"round {row.round} of {row.run} takes no uploads any more")
+
+
+def _no_part(row: Row[Any], count: int) -> Unknown:
+    return Unknown(f"round {row.round} of {row.run} has {count} parts, counted from 0")
+
+
+def _create_upload(connection: Connection, row: Row[Any], client: str, upload_id: str) -> None:
+    here = uploads.c.round_id == row.id
+    if connection.scalar(select(uploads.c.id).where(here, uploads.c.upload_id == upload_id)) is not None:
+        raise Conflict("this upload id is taken in this round; choose another one")
+    if count_of(connection, select(func.count()).select_from(uploads).where(here)) >= row.max_uploads:
+        raise Conflict(f"the round is full: it takes {row.max_uploads} uploads")
+    connection.execute(insert(uploads).values(round_id=row.id, client=client, upload_id=upload_id))

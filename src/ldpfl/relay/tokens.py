@@ -1,0 +1,104 @@
+"""Bearer tokens of clients and aggregators: 256 random bits, of which the store keeps only a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from ldpfl.errors import ConfigError
+from ldpfl.relay.errors import Unauthenticated
+from ldpfl.relay.protocol import owner_of
+from ldpfl.relay.schema import READ_ONLY, store_errors, tokens
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+class Role(StrEnum):
+    """What the owner of a token may do."""
+
+    CLIENT = "client"
+    AGGREGATOR = "aggregator"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who a token belongs to."""
+
+    name: str
+    role: Role
+
+
+class Tokens:
+    """The tokens in a store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def add(self, name: str, role: Role) -> str:
+        """Make a token for ``name`` and return it: the only time that it can be read.
+
+        Raises:
+            ConfigError: the name is not allowed or has a token.
+            StoreUnavailable, StoreFull: the store does not take it.
+        """
+        token = secrets.token_urlsafe(32)
+        row = {"hash": _hash(token), "name": owner_of(name), "role": role.value}
+        with store_errors():
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(insert(tokens).values(row))
+            except IntegrityError:
+                raise ConfigError(f"{name} has a token already; revoke it to give a new one") from None
+        return token
+
+    def all(self) -> list[Owner]:
+        """Return who has a token, by name.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        known = select(tokens.c.name, tokens.c.role).order_by(tokens.c.name)
+        with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
+            return [Owner(name, Role(role)) for name, role in connection.execute(known)]
+
+    def revoke(self, name: str) -> None:
+        """Take the token of ``name`` away, from its next request on.
+
+        Raises:
+            ConfigError: there is none.
+            StoreUnavailable, StoreFull: the store does not take it.
+        """
+        with store_errors(), self._engine.begin() as connection:
+            if connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount == 0:
+                raise ConfigError(f"{name} has no token")
+
+    def owner(self, token: str) -> Owner:
+        """Return whose token this is.
+
+        Raises:
+            Unauthenticated: nobody's.
+            StoreUnavailable: the store does not answer.
+        """
+        if _TOKEN.fullmatch(token):
+            with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
+                row = connection.execute(select(tokens.c.name, tokens.c.role).where(tokens.c.hash == _hash(token))).first()
+            if row is not None:
+                return Owner(row.name, Role(row.role))
+        raise Unauthenticated("the token is not known to this relay", {"WWW-Authenticate": "Bearer"})
+
+
+def _hash(token: str) -> bytes:
+    """Return what the store keeps of a token.
+
+    Slow, salted hashes protect passwords, which can be guessed. Of 2**256 equally likely tokens none can, however fast
+    the hash, and equal tokens do not occur: SHA-256 is enough, and a stolen store opens nothing. The hash is also what
+    is looked up: how long the index takes can at most tell about hashes, and nobody can choose a token by its hash, so
+    no comparison has to run in constant time.
+    """
+    return hashlib.sha256(token.encode("ascii")).digest()

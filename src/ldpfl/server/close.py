@@ -1,0 +1,116 @@
+"""The server's end of a round: from pooled reports to the next checkpoint. The simulator and Flower share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy import RoundEvent
+from ldpfl.ranges import RangeRule
+from ldpfl.server.checkpoint import Checkpoint
+from ldpfl.server.metrics import RoundMetrics
+from ldpfl.server.state import Perturbed, advance
+from ldpfl.shuffling import PartialPool, ReportPool
+
+
+@dataclass(frozen=True)
+class ServerRules:
+    """What the server does with the reports of a round; the same over all rounds of a run.
+
+    Attributes:
+        names: of the layers.
+        perturbed: whether reports are of trained weights or of their change.
+        rule: how the next ranges are chosen.
+        learning_rate: factor on the mean update.
+        accuracy: measures new global weights (d,), 0 to 1.
+    """
+
+    names: tuple[str, ...]
+    perturbed: Perturbed
+    rule: RangeRule
+    learning_rate: float
+    accuracy: Callable[[Tensor], float]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What only those who hold the clients' values can know of a round: a simulation does, a server does not.
+
+    Attributes:
+        clipped: by layer, share of values outside their range.
+        noise_std: by layer, the noise of the mean as it was; without it the largest possible is recorded.
+        noise: figures of a noise schedule.
+        memory: what clients remember after the round.
+    """
+
+    clipped: Sequence[float] = ()
+    noise_std: Sequence[float] | None = None
+    noise: dict[str, float] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def close_round(
+    rules: ServerRules,
+    before: Checkpoint,
+    mechanism: Mechanism,
+    pool: ReportPool | PartialPool,
+    *,
+    event: Callable[[int], RoundEvent],
+    uplink_bytes: int,
+    observed: Observed,
+    began: float,
+) -> Checkpoint:
+    """Return what follows ``before`` when the reports in ``pool`` have arrived.
+
+    Args:
+        mechanism: of this round.
+        event: the ledger's record of the round, given how many clients reported.
+        uplink_bytes: length of one client's message.
+        observed: empty on a server.
+        began: ``time.perf_counter()`` when the round began.
+
+    Raises:
+        PrivacyError: reports of another model, or a mean that is not finite.
+    """
+    ranges = before.state.ranges
+    state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, learning_rate=rules.learning_rate)
+    largest = mechanism.noise_std(ranges, pool.clients).tolist()
+    metrics = RoundMetrics(
+        round=state.round,
+        accuracy=rules.accuracy(state.weights),
+        clients=pool.clients,
+        uplink_bytes_per_client=uplink_bytes,
+        clipped_fraction=_by_layer(rules, observed.clipped),
+        noise_std=_by_layer(rules, largest if observed.noise_std is None else observed.noise_std),
+        radius=_by_layer(rules, ranges.radius.tolist()),
+        seconds=time.perf_counter() - began,
+        noise=observed.noise,
+    )
+    ledger = before.ledger.charge(event(pool.clients))
+    return replace(before, state=state, history=(*before.history, metrics), ledger=ledger, memory=observed.memory)
+
+
+def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
+    """Return what follows ``before`` when no report came: the same model, and nothing released."""
+    state = replace(before.state, round=before.state.round + 1, previous=before.state.weights)
+    nothing = [0.0] * len(rules.names)
+    metrics = RoundMetrics(
+        round=state.round,
+        accuracy=rules.accuracy(state.weights),
+        clients=0,
+        uplink_bytes_per_client=0,
+        clipped_fraction=_by_layer(rules, nothing),
+        noise_std=_by_layer(rules, nothing),
+        radius=_by_layer(rules, state.ranges.radius.tolist()),
+        seconds=0.0,
+    )
+    return replace(before, state=state, history=(*before.history, metrics))
+
+
+def _by_layer(rules: ServerRules, figures: Sequence[float]) -> dict[str, float]:
+    """Return ``figures`` by layer name; nothing, where they are not known."""
+    return dict(zip(rules.names, figures, strict=True)) if figures else {}

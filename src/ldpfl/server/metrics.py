@@ -1,0 +1,41 @@
+"""What is recorded of a round."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """Figures of one finished round.
+
+    ``clipped_fraction`` is computed from values that never leave a real client: only a simulation can know it.
+
+    Attributes:
+        accuracy: share of the evaluation images that the new global model classifies correctly.
+        clients: cohort size.
+        uplink_bytes_per_client: measured length of one client's message.
+        clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to; empty on a real server.
+        noise_std: by layer, largest standard deviation of the noise in the mean.
+        radius: by layer, radius of the range used in this round.
+        seconds: wall time of the round.
+        noise: figures of a noise schedule, by name (see ``simulation.observing``); where noise depends on the data, only a
+            simulation can know them.
+    """
+
+    round: int
+    accuracy: float
+    clients: int
+    uplink_bytes_per_client: int
+    clipped_fraction: dict[str, float]
+    noise_std: dict[str, float]
+    radius: dict[str, float]
+    seconds: float
+    noise: dict[str, float] = field(default_factory=dict)
+
+    def reproducible(self) -> dict[str, Any]:
+        """Return the figures that a second run of the same config repeats exactly."""
+        figures = asdict(self)
+        del figures["seconds"]
+        return figures

@@ -1,0 +1,584 @@
+"""The audit lets sound mechanisms pass and catches each planted fault by the check that is there for it.
+
+All seeds are fixed, so a test gives the same answer each time; the rates below are what the seeds were drawn from. An
+audit of a sound mechanism fails with probability at most its error rate, 1e-4 unless a test says otherwise. The faults
+stand out by so much that a miss, on other seeds, would be rarer than 1e-3; where it is closer, the test says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from ldpfl import ConfigError, Guarantee, LayerRanges, SeededStreams, mechanisms
+from ldpfl.audit import MechanismAudit, audit_mechanism
+from ldpfl.audit.bench import CENTERS, RADII, STREAM_KEY
+from ldpfl.audit.statistics import (
+    Bins,
+    best_threshold,
+    clopper_pearson,
+    epsilon_lower_bound,
+    mean_bound,
+    mean_bound_empirical,
+    telling_bins,
+    worst_lag,
+    worst_pair,
+)
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import BitReports, DenseReports, Identity, Mechanism
+from ldpfl.mechanisms.base import COORDINATE_BLOCK, require_finite
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.reports import packed_size
+from ldpfl.privacy import Release
+from ldpfl.randomness import Purpose, RandomSource, as_source, draw, stream
+
+TRIALS = 400_000
+
+
+def audited(mechanism: Mechanism, *, trials: int = TRIALS, seed: int = 11) -> MechanismAudit:
+    return audit_mechanism(mechanism, trials=trials, seed=seed)
+
+
+def failures(audit: MechanismAudit) -> set[str]:
+    """The kinds of checks that failed: what stands before the inputs in their names."""
+    return {check.name.split(" at ")[0].split(",")[0] for check in audit.failures}
+
+
+# --- sound mechanisms -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 10.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float, seed: int) -> None:
+    audit = audit_mechanism(Duchi(epsilon), trials=1_000_000, seed=seed)
+    assert audit.passed, audit.verdict
+    assert audit.epsilon_lower <= epsilon
+    # How close follows from a standard error of log(p / q), some five of them: 0.002 at epsilon 0.1, and at epsilon 10,
+    # where the rarer answer comes 23 times in half a million, a factor of about 2.
+    assert audit.epsilon_lower > {0.1: 0.08, 1.0: 0.97, 4.0: 3.9, 10.0: 8.8}[epsilon]
+    assert audit.epsilon_claimed == epsilon
+
+
+def test_the_system_s_random_bits_serve_where_no_seed_is_given() -> None:
+    # Not seeded, so this fails by itself once in a million times.
+    first, second = (audit_mechanism(Duchi(1.0), trials=20_000, error_rate=1e-6) for _ in range(2))
+    assert first.passed
+    assert second.passed
+    assert [check.figure for check in first.checks] != [check.figure for check in second.checks]
+
+
+def test_a_seed_makes_an_audit_reproducible() -> None:
+    first, again, other = (audit_mechanism(Duchi(1.0), trials=5000, seed=seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first.checks != other.checks
+
+
+def test_false_alarms_are_as_rare_as_stated() -> None:
+    # 50 audits at error rate 0.3: more than 26 alarms would come up once in 3000 times at that rate, and the bounds are
+    # wider than they need to be. Fewer trials than usual, so that skew and discreteness count.
+    alarms = sum(not audit_mechanism(Duchi(2.0), trials=2000, seed=seed, error_rate=0.3).passed for seed in range(50))
+    assert alarms <= 26
+
+
+def test_the_error_rate_is_shared_out_and_no_more() -> None:
+    audit = audited(Duchi(1.0), trials=2000)
+    assert sum(check.error_rate for check in audit.checks) == pytest.approx(1e-4, rel=1e-9)
+
+
+def test_no_protection_is_neither_passed_nor_called_private() -> None:
+    audit = audited(Identity())
+    assert audit.epsilon_claimed == math.inf
+    assert audit.epsilon_lower > 8  # two answers that never overlap, in 200,000 trials each
+    privacy = [check for check in audit.checks if check.name.startswith("epsilon")]
+    assert privacy
+    assert all(check.passed is None and "nothing is protected" in check.sentence for check in privacy)
+    assert audit.failures == ()
+    assert "nothing is protected" in audit.verdict
+    assert "epsilon" not in audit.verdict
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+class OwnEncoder(Duchi):
+    """Duchi's formula written out plainly, with a place for each fault."""
+
+    def plus(self, distance: Tensor) -> Tensor:
+        """Return the probability of + at a distance from the center, in radii."""
+        return 0.5 + distance.clamp(-1, 1) / (2 * self.gain)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        values = require_finite(values, ranges)
+        center, radius = ranges.expand()
+        words = torch.stack([draw(as_source(generator), row, ranges.dimension) for row in range(len(values))])
+        bits = (words.double() + 2**31) / 2**32 < self.plus((values - center) / radius)
+        return BitReports(np.packbits(bits.numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+def test_the_plain_encoder_is_sound_before_anything_is_planted() -> None:
+    # So that the tests below fail for their fault and for nothing else.
+    assert audited(OwnEncoder(1.0)).passed
+
+
+class NoClamp(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return 0.5 + distance / (2 * self.gain)
+
+
+class LateClamp(Duchi):
+    """Clamps, but to ten times the range."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values, replace(ranges, radius=10 * ranges.radius), generator)
+
+
+class HalfTheRange(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values, replace(ranges, radius=ranges.radius / 2), generator)
+
+
+class TwoPercentMore(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return 1.02 * super().plus(distance)
+
+
+class TwoPercentLess(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return 0.98 * super().plus(distance)
+
+
+def test_a_missing_clamp_shows_as_a_privacy_loss_far_beyond_the_claim() -> None:
+    audit = audited(NoClamp(1.0))
+    assert "epsilon" in failures(audit)
+    failed = {check.name for check in audit.failures}
+    assert {"epsilon, c+10r against c-10r", "epsilon, c+1e+06r against c-r"} <= failed
+    assert "epsilon, c+r against c-r" not in failed  # inside the range nothing is wrong
+    assert audit.epsilon_lower > 8
+
+
+def test_a_clamp_to_a_wider_range_shows_as_bias() -> None:
+    # Ten times too wide a range only adds noise: it keeps its epsilon.
+    assert failures(audited(LateClamp(1.0))) == {"bias", "variance"}
+
+
+def test_a_range_twice_too_small_shows_as_bias_and_breaks_no_promise() -> None:
+    audit = audited(HalfTheRange(1.0))
+    assert "bias" in failures(audit)
+    assert "epsilon" not in failures(audit)
+
+
+def test_two_percent_too_much_breaks_epsilon_1() -> None:
+    # - at the two ends is then e**1.0487 times as likely: 9 standard errors above the claim at these trials.
+    audit = audited(TwoPercentMore(1.0), trials=1_000_000)
+    assert {"epsilon", "bias"} <= failures(audit)
+    assert 1 < audit.epsilon_lower <= 1.0487
+
+
+def test_two_percent_too_little_shows_as_bias_alone() -> None:
+    audit = audited(TwoPercentLess(1.0))
+    assert "bias" in failures(audit)
+    assert "epsilon" not in failures(audit)
+
+
+@pytest.mark.parametrize("layer", range(len(RADII)))
+def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
+    class OneLayer(Duchi):
+        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+            radius = ranges.radius.clone()
+            radius[layer] *= 1.25
+            return super().encode(values, replace(ranges, radius=radius), generator)
+
+    audit = audited(OneLayer(1.0))
+    assert "bias" in failures(audit)
+    named = f"layer with center {CENTERS[layer]:g} and radius {RADII[layer]:g}"
+    assert all(named in check.sentence for check in audit.failures)
+
+
+class Reusing:
+    """A source that hands the same words out again: to every client of a block, or along the weights of a client."""
+
+    def __init__(self, source: RandomSource, *, clients: bool = False, period: int = 0, blocks: bool = False) -> None:
+        self._source, self._clients, self._period, self._blocks = source, clients, period, blocks
+        self._kept: dict[int, Tensor] = {}
+
+    def int32(self, row: int, count: int) -> Tensor:
+        if self._period:
+            return self._source.int32(row, self._period).repeat(-(-count // self._period))[:count]
+        if self._blocks:
+            kept = self._kept.setdefault(row, self._source.int32(row, COORDINATE_BLOCK))
+            return kept[:count].clone()
+        if row == 0 or not self._clients:
+            self._kept[0] = self._source.int32(0, count)
+        return self._kept[0].clone()
+
+
+@pytest.mark.parametrize(
+    ("reuse", "found"),
+    [
+        pytest.param({"clients": True}, "independent clients", id="every-client"),
+        pytest.param({"period": 1}, "independent weights", id="every-weight"),
+        pytest.param({"period": 64}, "independent weights", id="every-64-weights"),
+        pytest.param({"period": 4097}, "independent weights", id="every-4097-weights"),
+        pytest.param({"blocks": True}, "independent weights", id="every-block"),
+    ],
+)
+def test_a_random_stream_that_is_used_twice_is_found(reuse: dict[str, Any], found: str) -> None:
+    class Reuser(Duchi):
+        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+            return super().encode(values, ranges, Reusing(as_source(generator), **reuse))
+
+    audit = audited(Reuser(1.0))
+    assert found in failures(audit)
+    # Marginally nothing is wrong, so what holds for each weight on its own still does; the statistics of bias and
+    # variance rest on independence and may fail as well.
+    assert not failures(audit) & {"aggregate is the mean", "equal lengths", "stated length", "readable reports"}
+
+
+def test_the_same_bits_in_every_call_are_found() -> None:
+    class Restarting(Duchi):
+        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+            return super().encode(values, ranges, SeededStreams.for_clients(7, 1, range(len(values))))
+
+    assert "independent calls" in failures(audited(Restarting(1.0)))
+
+
+def test_no_noise_at_all_is_found() -> None:
+    class Silent(OwnEncoder):
+        def plus(self, distance: Tensor) -> Tensor:
+            return (distance > 0).double()
+
+    assert {"epsilon", "independent noise"} <= failures(audited(Silent(1.0)))
+
+
+@dataclass(frozen=True, eq=False)
+class ChattyReports(BitReports):
+    """Appends a byte to a report with more + than -."""
+
+    def payloads(self) -> Iterable[bytes]:
+        return (row.tobytes() + b"\0" * int(np.unpackbits(row).sum() > self.dimension / 2) for row in self.packed)
+
+
+def test_a_payload_whose_length_depends_on_the_value_is_found() -> None:
+    class Chatty(Duchi):
+        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+            sent = super().encode(values, ranges, generator)
+            return ChattyReports(sent.packed, sent.dimension)
+
+        def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+            return super().read([payload[: packed_size(ranges.dimension)] for payload in payloads], ranges)
+
+    assert failures(audited(Chatty(1.0))) == {"equal lengths", "stated length"}
+
+
+def test_a_wrong_statement_of_the_payload_is_found() -> None:
+    class Understated(Duchi):
+        def payload_bits(self, ranges: LayerRanges) -> int:
+            return ranges.dimension - 8
+
+    assert failures(audited(Understated(1.0))) == {"stated length"}
+
+
+def test_reports_that_cannot_be_read_back_are_found() -> None:
+    class Unreadable(Duchi):
+        def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+            raise ProtocolError("a report is not what it should be")
+
+    audit = audited(Unreadable(1.0))
+    assert failures(audit) == {"readable reports"}
+    assert "not what it should be" in audit.failures[0].sentence
+
+
+def test_an_aggregate_that_is_not_the_mean_is_found() -> None:
+    class Scaled(Duchi):
+        def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
+            return super().aggregate(reports, ranges) * 1.0001
+
+    assert failures(audited(Scaled(1.0))) == {"aggregate is the mean"}
+
+
+def test_an_aggregate_that_forgets_a_batch_is_found() -> None:
+    class Forgetful(Duchi):
+        def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
+            return super().aggregate(reports[:1], ranges)
+
+    assert failures(audited(Forgetful(1.0))) == {"aggregate is the mean"}
+
+
+def test_a_wrong_closed_form_of_the_variance_is_found() -> None:
+    class Boasting(Duchi):
+        def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+            return super().variance(values, ranges) * 0.97
+
+    assert failures(audited(Boasting(1.0))) == {"variance"}
+
+
+def test_estimates_that_are_no_numbers_are_found() -> None:
+    class Undefined(Duchi):
+        def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
+            estimates = super().decode(reports, ranges)
+            estimates[0, 0] = math.nan
+            return estimates
+
+    audit = audited(Undefined(1.0), trials=5000)
+    assert {"bias", "variance"} <= failures(audit)
+    json.dumps(audit.to_dict(), allow_nan=False)
+
+
+# --- another mechanism, with continuous noise -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Mechanism):
+    """Each weight plus Laplace noise: for tests alone, because doubles leak. ``unit`` says what epsilon is to cover.
+
+    With unit "vector" epsilon is divided over the weights; ``leak`` is how often a value leaves as it is; ``hair`` the
+    width of what noise is left on it then, in radii.
+    """
+
+    epsilon: float
+    unit: Literal["weight", "layer", "vector", "client"] = "weight"
+    divided: bool = True
+    leak: float = 0.0
+    hair: float = 0.0
+    name = "laplace-noise"
+
+    def _scale(self, ranges: LayerRanges) -> Tensor:
+        weights = ranges.dimension if self.unit == "vector" and self.divided else 1
+        return 2 * ranges.expand()[1] * weights / self.epsilon
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        center, radius = ranges.expand()
+        inside = require_finite(values, ranges).double().clamp(center - radius, center + radius)
+        source = as_source(generator)
+        words = torch.stack([draw(source, row, 2 * ranges.dimension) for row in range(len(values))]).double()
+        noise, chance = ((words + 2**31 + 0.5) / 2**32).chunk(2, dim=1)
+        noise = -(noise - 0.5).sign() * torch.log1p(-2 * (noise - 0.5).abs())
+        noise = torch.where(chance < self.leak, noise * radius * self.hair, noise * self._scale(ranges))
+        return DenseReports((inside + noise).float())
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports:
+        return DenseReports.from_payloads(payloads, ranges.dimension)
+
+    def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
+        return reports.values.clone()
+
+    def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
+        return torch.cat([batch.values for batch in reports]).double().mean(dim=0).float()
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        return (2 * self._scale(ranges) ** 2).float().expand(values.shape)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        raise NotImplementedError
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        raise NotImplementedError
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return 32 * ranges.dimension
+
+    def release(self, ranges: LayerRanges) -> Release:
+        raise NotImplementedError
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        units = ranges.dimension if self.unit == "weight" else 1
+        return Guarantee(self.epsilon, 0.0, self.unit, units, "replace one client's value", "local", "claimed")
+
+
+def test_continuous_noise_passes() -> None:
+    audit = audited(LaplaceNoise(1.0))
+    assert audit.passed, audit.verdict
+    assert audit.epsilon_lower > 0.9
+
+
+@pytest.mark.parametrize("hair", [0.0, 1e-3])
+def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: float) -> None:
+    # At epsilon 1 the leak adds 0.01 to events of probability 1/2: only an event that isolates the value shows it.
+    audit = audited(LaplaceNoise(1.0, leak=0.01, hair=hair))
+    assert "epsilon" in failures(audit)
+    assert audit.epsilon_lower > 2
+
+
+@pytest.mark.parametrize(("unit", "divided"), [("vector", True), ("client", False), ("layer", False)])
+def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal["vector", "client", "layer"], divided: bool) -> None:
+    """A row of noise as large as one weight needs costs d epsilon, which only a judgement of whole rows shows."""
+    audit = audited(LaplaceNoise(1.0, unit=unit, divided=divided), trials=5000)
+    assert failures(audit) == (set() if divided else {"epsilon"})
+    assert {check.name for check in audit.checks} >= {"independent clients", "independent calls"}
+    assert "independent weights" not in {check.name for check in audit.checks}
+
+
+def test_whole_rows_that_share_their_noise_are_found() -> None:
+    class Shared(LaplaceNoise):
+        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+            return super().encode(values, ranges, Reusing(as_source(generator), clients=True))
+
+    class Restarting(LaplaceNoise):
+        def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+            return super().encode(values, ranges, SeededStreams.for_clients(7, 1, range(len(values))))
+
+    assert failures(audited(Restarting(1.0, unit="vector"), trials=2000)) >= {"independent calls"}
+    assert failures(audited(Shared(1.0, unit="vector"), trials=2000)) >= {"independent clients"}
+
+
+# --- what it refuses and what it returns ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trials", [0, 999, -5, True, 1e4, "many"])
+def test_too_few_trials_are_refused(trials: Any) -> None:
+    with pytest.raises(ConfigError, match="at least 1000"):
+        audit_mechanism(Duchi(1.0), trials=trials)
+
+
+@pytest.mark.parametrize("error_rate", [0, 0.5, 1, -0.1, math.nan, "small", True])
+def test_an_error_rate_that_is_none_is_refused(error_rate: Any) -> None:
+    with pytest.raises(ConfigError, match="error rate"):
+        audit_mechanism(Duchi(1.0), trials=1000, error_rate=error_rate)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        audit_mechanism(Duchi(1.0), trials=1000, seed=seed)
+
+
+@pytest.mark.parametrize("trials", [1000, 1001, 77_777])
+def test_at_least_the_trials_asked_for_are_made(trials: int) -> None:
+    audit = audited(Duchi(1.0), trials=trials)
+    assert trials <= audit.trials <= trials + 2 * 8 * 4 + 1
+
+
+def test_more_trials_than_fit_a_block_are_made_in_several() -> None:
+    audit = audit_mechanism(Duchi(1.0), trials=2_200_000, seed=5)
+    assert audit.passed
+    assert 2_200_000 <= audit.trials < 2_201_000
+    assert audit.epsilon_lower > 0.985  # closer than half as many trials come
+
+
+@pytest.mark.parametrize("mechanism", [Duchi(1.0), Identity()])
+def test_the_dict_is_json_and_has_no_infinity(mechanism: Mechanism) -> None:
+    audit = audited(mechanism, trials=1000)
+    read = json.loads(json.dumps(audit.to_dict(), allow_nan=False))
+    assert read["mechanism"] == mechanism.name
+    assert read["epsilon_claimed"] == ("infinity" if mechanism.name == "none" else 1.0)
+    assert read["passed"] is audit.passed
+    assert len(read["checks"]) == len(audit.checks)
+    assert set(read["checks"][0]) == {"name", "figure", "bound", "error_rate", "passed", "sentence"}
+
+
+def test_the_audit_draws_from_no_stream_of_a_run() -> None:
+    used = stream(3, Purpose.MECHANISM, STREAM_KEY, 0, 5).integers(2**63)
+    assert used not in [stream(3, Purpose.MECHANISM, number, 5).integers(2**63) for number in range(100)]
+
+
+def test_every_registered_mechanism_can_be_audited() -> None:
+    for name in mechanisms.names():
+        audit = audited(mechanisms.with_defaults(name, 1.0), trials=2000)
+        assert audit.passed, audit.verdict
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 10), (10, 10), (1, 1000), (371, 1000), (500_000, 1_000_000)])
+@pytest.mark.parametrize("error", [0.05, 1e-8])
+def test_clopper_pearson_agrees_with_scipy_s_exact_test(hits: int, trials: int, error: float) -> None:
+    expected = stats.binomtest(hits, trials).proportion_ci(confidence_level=1 - error, method="exact")
+    assert clopper_pearson(hits, trials, error) == pytest.approx((expected.low, expected.high), rel=1e-6)
+
+
+def test_clopper_pearson_keeps_its_promise_by_enumeration() -> None:
+    # The chance that the interval misses p, summed over all outcomes, for a grid of p.
+    trials, error = 40, 0.05
+    intervals = np.array([clopper_pearson(hits, trials, error) for hits in range(trials + 1)])
+    for p in np.linspace(0.005, 0.995, 100):
+        missed = (p < intervals[:, 0]) | (p > intervals[:, 1])
+        assert stats.binom.pmf(np.arange(trials + 1), trials, p)[missed].sum() <= error
+
+
+def test_the_bound_on_epsilon_is_the_logarithm_of_the_ratio_of_bounds() -> None:
+    low, high = clopper_pearson(700, 1000, 0.01)[0], clopper_pearson(300, 1000, 0.01)[1]
+    assert epsilon_lower_bound((700, 300), (1000, 1000), 0.1, 0.01) == pytest.approx(math.log((low - 0.1) / high))
+    assert epsilon_lower_bound((0, 0), (1000, 1000), 0.0, 0.01) == -math.inf
+    assert epsilon_lower_bound((5, 0), (1000, 1000), 0.1, 0.01) == -math.inf
+
+
+def test_bins_give_a_value_that_keeps_coming_back_a_bin_of_its_own() -> None:
+    generator = np.random.default_rng(1)
+    sample = np.where(generator.random(20_000) < 0.01, 0.25, generator.normal(size=20_000))
+    bins = Bins.covering([sample], 512)
+    alone = np.flatnonzero(bins.histogram(np.array([0.25])))
+    assert bins.histogram(sample)[alone].item() == np.count_nonzero(sample == 0.25)
+    assert bins.histogram(sample).sum() == sample.size
+    assert bins.histogram(np.array([-99.0, 99.0]))[[0, -1]].tolist() == [1, 1]
+
+
+def test_the_bins_that_tell_most_are_chosen() -> None:
+    for first, second, expected in (
+        ([5000, 100, 4900], [5000, 0, 5000], [1]),
+        ([731, 269], [269, 731], [0]),
+        ([269, 731], [731, 269], [1]),
+        ([100, 100, 100, 300], [100, 100, 300, 100], [3]),
+    ):
+        counts = np.array(first), np.array(second)
+        assert np.flatnonzero(telling_bins(counts, counts, 0.01)).tolist() == expected
+
+
+def test_chance_does_not_hide_a_plateau() -> None:
+    """Where all of one side is equally telling, half a side would be a poor choice; so many bins that each says little."""
+    generator = np.random.default_rng(7)
+    rate = np.where(np.arange(4096) < 2048, 10.0, 10.0 * math.e)
+    first, second = [generator.poisson(rate, (2, 4096)), generator.poisson(rate[::-1], (2, 4096))]
+    chosen = telling_bins((first[0], second[0]), (first[1], second[1]), 1e-6)
+    assert not chosen[:2048].any()
+    assert chosen[2048:].sum() > 2000
+
+
+@pytest.mark.parametrize("p", [0.5, 0.05, 0.0005])
+def test_the_bounds_on_means_hold_for_rare_large_values_too(p: float) -> None:
+    # 4000 means of 2000 values each, at error 0.01: 40 misses are expected at most; 70 would be five standard
+    # deviations more. A z-test misses more often than that for the rarest values.
+    count, error = 2000, 0.01
+    hits = np.random.default_rng(4).binomial(count, p, size=4000)
+    apart = np.abs(hits / count - p)
+    known = mean_bound(count, p * (1 - p), 1 - min(p, 1 - p), error)
+    sampled = [mean_bound_empirical(count, h / count * (1 - h / count) * count / (count - 1), 1.0, error) for h in hits]
+    assert np.count_nonzero(apart > known) < 70
+    assert np.count_nonzero(apart > np.array(sampled)) < 70
+    assert known < 8 * math.sqrt(p * (1 - p) / count)  # and they are of use
+
+
+def test_correlations_are_found_where_they_are() -> None:
+    noise = np.random.default_rng(5).choice([-1.0, 1.0], size=(4, 3000))
+    assert worst_lag(noise, 1e-4).accepted
+    assert worst_pair(noise, None, 1e-4).accepted
+    lagged = noise.copy()
+    lagged[:, 1234:] = noise[:, :-1234]
+    found = worst_lag(lagged, 1e-4)
+    assert not found.accepted
+    assert found.place == 1234
+    alike = noise.copy()
+    alike[3] = -noise[1]
+    found = worst_pair(alike, None, 1e-4)
+    assert not found.accepted
+    assert found.place == 1 * 4 + 3
+    found = worst_pair(noise, np.roll(noise, 1, axis=0), 1e-4)
+    assert not found.accepted
+    assert found.figure == pytest.approx(math.sqrt(3000))
+
+
+def test_the_best_threshold_is_the_best_by_trying_all() -> None:
+    generator = np.random.default_rng(6)
+    for _ in range(50):
+        high, low = np.floor(generator.uniform(1, 9, 9)), np.floor(generator.uniform(0, 8, 7))
+        found, *others = ((high > t).sum() + (low <= t).sum() for t in (best_threshold(high, low), *np.arange(-1.5, 10)))
+        assert found == max(others)

@@ -1,0 +1,312 @@
+"""What the relay's tests share: a clock to turn, a transport without sockets, a PostgreSQL server and relay processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from anyio.from_thread import BlockingPortal
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import select
+from starlette.types import ASGIApp
+from torch import Tensor
+
+from ldpfl import SecureSource, SeededStreams
+from ldpfl.relay import RoundStatus, Terms
+from ldpfl.relay.connections import Connections
+from ldpfl.relay.errors import Refusal
+from ldpfl.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, uploads
+from ldpfl.relay.serve import Tls, serve
+from ldpfl.relay.store import Store
+
+TABLES = (meta, tokens, rounds, uploads, blocks, parts)
+RUN = "run-1"
+RECORD_BYTES = 16
+
+
+def terms(**changes: Any) -> Terms:
+    """Terms of a small round; by name, others."""
+    usual = {"record_bytes": RECORD_BYTES, "records_per_upload": 40, "min_clients": 2, "closes_in_s": 100.0, "max_uploads": 8}
+    return Terms(**{"agreement": "0" * 64, **usual, **changes})
+
+
+def upload_id(client: str) -> str:
+    return f"upload-of-{client}-0123456789"
+
+
+def blob(client: str, size: Terms | None = None) -> bytes:
+    """Return an upload whose records name their client and number."""
+    size = size or terms()
+    return b"".join(f"{client}-{index}".encode().ljust(size.record_bytes, b".") for index in range(size.records_per_upload))
+
+
+def records(data: bytes, record_bytes: int = RECORD_BYTES) -> Counter[bytes]:
+    assert len(data) % record_bytes == 0
+    return Counter(data[start : start + record_bytes] for start in range(0, len(data), record_bytes))
+
+
+def put(store: Store, client: str, number: int = 1, *, size: Terms | None = None, block: int = 300) -> None:
+    """Upload a whole blob, in blocks that cut through records."""
+    data = blob(client, size)
+    store.begin(client, RUN, number, upload_id(client), len(data))
+    for start in range(0, len(data), block):
+        store.append(client, RUN, number, upload_id(client), start, data[start : start + block])
+
+
+def pull(store: Store, number: int = 1, owner: str = "aggregator") -> bytes:
+    """Return all parts of a round."""
+    first = store.part(owner, RUN, number, 0)
+    return first.data + b"".join(store.part(owner, RUN, number, index).data for index in range(1, first.count))
+
+
+def on_disk(path: Path) -> bytes:
+    """Return all bytes of a SQLite store's files, but for its reserve."""
+    return b"".join(file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*")) if file.suffix != ".reserve")
+
+
+def content(store: Store) -> list[list[tuple[Any, ...]]]:
+    with store.engine.connect().execution_options(**READ_ONLY) as connection:
+        return [sorted(tuple(row) for row in connection.execute(select(table))) for table in TABLES]
+
+
+def opened(store: Store, number: int = 1, **changes: Any) -> RoundStatus:
+    return store.open_round("aggregator", RUN, number, terms(**changes))
+
+
+def refused(store: Store, kind: type[Refusal], action: Callable[[], object], match: str | None = None) -> None:
+    """Expect a refusal of exactly this kind that changes nothing."""
+    before = content(store)
+    with pytest.raises(kind, match=match) as caught:
+        action()
+    assert type(caught.value) is kind
+    assert content(store) == before
+
+
+def seeded(seed: int) -> SeededStreams:
+    return SeededStreams([np.random.Generator(np.random.PCG64DXSM(seed))])
+
+
+@dataclass
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class InProcess(httpx.BaseTransport):
+    """Carries requests to an application in this process. ``fault`` sees each request first and may break it."""
+
+    app: ASGIApp
+    portal: BlockingPortal
+    fault: Callable[[httpx.Request], httpx.Response | None] = lambda request: None
+    seen: list[httpx.Request] = field(default_factory=list)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        return self.fault(request) or self.portal.call(self._send, request)
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        sent = httpx.Request(request.method, request.url, headers=request.headers, stream=httpx.ByteStream(request.read()))
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+        response = await transport.handle_async_request(sent)
+        return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
+
+
+class Changes:
+    """Counts what others commit to a SQLite file; an own connection, since SQLite counts for each one apart."""
+
+    def __init__(self, path: str | None) -> None:
+        self._connection = sqlite3.connect(str(path), check_same_thread=False)
+
+    def count(self) -> int:
+        """Return a number that is another one after each change."""
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Postgres:
+    """A PostgreSQL server of the tests' own, in a temporary folder, reached by a socket in it only."""
+
+    def __init__(self, programs: Path) -> None:
+        # As root it must run under another name, which cannot enter pytest's own folders.
+        self._folder = Path(tempfile.mkdtemp(prefix="relay-pg-"))
+        self._as: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+        if self._as:
+            shutil.chown(self._folder, "postgres", "postgres")
+        data = self._folder / "data"
+        self._run(programs / "initdb", "--no-sync", "--auth=trust", "--username=relay", "--encoding=UTF8", f"--pgdata={data}")
+        options = [
+            "-c",
+            "listen_addresses=",
+            "-c",
+            f"unix_socket_directories={self._folder}",
+            "-c",
+            "fsync=off",
+            "-c",
+            "max_connections=60",
+        ]
+        self._process = subprocess.Popen(
+            [programs / "postgres", "-D", data, *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder,
+            **self._as,
+        )
+        self._schemas = 0
+        self._psql = programs / "psql"
+        self._wait()
+
+    def new_store(self) -> str:
+        """Return the URL of an empty store."""
+        self._schemas += 1
+        self._command(f"CREATE SCHEMA s{self._schemas}")
+        return f"postgresql://relay@/postgres?host={self._folder}&options=-csearch_path%3Ds{self._schemas}"
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)  # ends its sessions; SIGTERM would wait for them
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self._command("SELECT 1")
+            except subprocess.CalledProcessError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    self.stop()
+                    raise
+                time.sleep(0.1)
+
+    def _command(self, sql: str) -> None:
+        self._run(self._psql, "-h", self._folder, "-U", "relay", "-d", "postgres", "-c", sql)
+
+    def _run(self, *command: str | Path) -> None:
+        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, **self._as)
+
+
+def postgres_programs() -> Path | None:
+    """Return the folder of PostgreSQL's server programs, or None."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    path = shutil.which("initdb")
+    return found[-1].parent if found else Path(path).parent if path else None
+
+
+# A server that holds the package loaded forks a new process in milliseconds, where loading takes seconds.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["ldpfl.relay.serve"])
+
+
+@contextmanager
+def process(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
+    """Run a function in a process of its own that does not outlive the block."""
+    started = _processes.Process(target=target, args=arguments, daemon=True)
+    started.start()
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.join()
+
+
+@contextmanager
+def relay_process(
+    store: str,
+    log: Path,
+    port: int = 0,
+    tls: Tls | None = None,
+    connections: Connections | None = None,
+    descriptors: int | None = None,
+) -> Iterator[tuple[Any, int]]:
+    """Run a relay on loopback; yield its process and port. Its output goes to ``log``; it may have so many file descriptors."""
+    log.unlink(missing_ok=True)
+    with process(_serve, store, log, port, tls, connections or Connections(), descriptors) as running:
+        deadline = time.monotonic() + 60
+        while not (lines := _read(log)) or not lines.endswith("\n"):
+            assert time.monotonic() < deadline
+            assert running.is_alive(), lines
+            time.sleep(0.02)
+        yield running, json.loads(lines.splitlines()[0])["port"]
+
+
+def _read(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
+def _serve(store: str, log: Path, port: int, tls: Tls | None, connections: Connections, descriptors: int | None) -> None:
+    if descriptors is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    with log.open("a") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    serve(store, "127.0.0.1", port, tls, connections=connections)
+
+
+class KillsItself:
+    """A secure source that ends its process, as kill -9 does, when it is asked for the ``last``-th time."""
+
+    def __init__(self, last: int) -> None:
+        self._left = last
+
+    def int32(self, row: int, count: int) -> Tensor:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), 9)
+        return SecureSource().int32(row, count)
+
+
+def certificate(folder: Path) -> Tls:
+    """Make a certificate of its own authority for loopback."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relay")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = Tls(folder / "relay.crt", folder / "relay.key")
+    files.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form: Any = serialization.PrivateFormat.PKCS8
+    files.key.touch(0o600)
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return files

@@ -1,0 +1,330 @@
+"""What the relay's store leaves on disks: nothing of a round that is over, also if it is killed, read by others, or out of room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from relay_support import (
+    RUN,
+    TABLES,
+    Clock,
+    Postgres,
+    blob,
+    content,
+    on_disk,
+    opened,
+    pull,
+    put,
+    records,
+    refused,
+    terms,
+    upload_id,
+)
+from sqlalchemy import event, text
+
+from ldpfl import ConfigError
+from ldpfl.relay.ending import Leftovers
+from ldpfl.relay.errors import (
+    StoreFull,
+    StoreUnavailable,
+)
+from ldpfl.relay.mixing import scatter
+from ldpfl.relay.schema import open_engine, parts, uploads
+from ldpfl.relay.store import Store
+
+pytest_plugins = ["relay_fixtures"]
+
+
+@pytest.mark.parametrize("ends", [["release", "acknowledge"], ["release", "cancel"], ["cancel"]])
+def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clock: Clock, tmp_path: Path, ends: list[str]) -> None:
+    """With so many clients that tables and indexes have several levels, whose pages are moved and merged."""
+    uploaded = {f"n-{index * 7919 % 1000:03d}-n": os.urandom(640) for index in range(250)}
+    opened(sqlite_store, max_uploads=250)
+    for name, data in uploaded.items():
+        sqlite_store.begin(name, RUN, 1, upload_id(name), 640)
+        sqlite_store.append(name, RUN, 1, upload_id(name), 0, data)
+    assert all(name.encode() in on_disk(tmp_path / "relay.db") for name in uploaded)
+    clock.now += 100
+    for end in ends:
+        if end == "release":
+            pull(sqlite_store)
+        else:
+            getattr(sqlite_store, end)("aggregator", RUN, 1)
+        files = on_disk(tmp_path / "relay.db")
+        assert re.findall(rb"n-\d{3}|upload-of", files) == []
+        assert not any(data[:64] in files for data in uploaded.values())
+        assert {path.name for path in tmp_path.iterdir()} <= {"relay.db", "relay.db.reserve"}
+    assert not any(data[16 * place : 16 * place + 16] in files for data in uploaded.values() for place in range(3))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_stays_either_where_another_round_is_open(seed: int, sqlite_store: Store, tmp_path: Path) -> None:
+    """Their rows share pages, and SQLite leaves copies in the room that it moves rows out of; overwriting a row does not reach those."""
+    chance = random.Random(seed)
+    begun = [(number, f"n{number}-{client:03d}-n") for number in (1, 2) for client in range(300)]
+    for number in (1, 2):
+        opened(sqlite_store, number, max_uploads=300)
+    for phase in ("begin", "append"):
+        chance.shuffle(begun)
+        for number, name in begun:
+            if phase == "begin":
+                sqlite_store.begin(name, RUN, number, upload_id(name), 640)
+            else:
+                sqlite_store.append(name, RUN, number, upload_id(name), 0, f"R{number}{name}".encode() * 58)
+    sqlite_store.cancel("aggregator", RUN, 1)
+    files = on_disk(tmp_path / "relay.db")
+    assert len(set(re.findall(rb"n2-\d{3}-n", files))) == 300
+    assert re.findall(rb"n1-\d{3}|R1n", files) == []
+
+
+@contextmanager
+def reader(path: Path) -> Iterator[None]:
+    """Somebody else who reads the store, and holds it for as long."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM relay_rounds").fetchone()
+        yield
+
+
+def test_who_reads_the_store_holds_up_writers_and_spoils_nothing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.relay.schema._HELD_S", 0.2)
+    store = Store(open_engine(str(tmp_path / "relay.db")), clock=clock)
+    opened(store)
+    put(store, "alice")
+    put(store, "bob")
+    clock.now += 100
+    with reader(tmp_path / "relay.db"):
+        refused(store, StoreUnavailable, lambda: pull(store))
+        refused(store, StoreUnavailable, lambda: store.cancel("aggregator", RUN, 1))
+        assert store.status("aggregator", RUN, 1).uploads == 2
+    pulled = pull(store)
+    with reader(tmp_path / "relay.db"):
+        refused(store, StoreUnavailable, lambda: store.acknowledge("aggregator", RUN, 1))
+        assert pull(store) == pulled
+    assert b"upload-of-" not in on_disk(tmp_path / "relay.db")
+    store.acknowledge("aggregator", RUN, 1)
+    assert b"alice" not in on_disk(tmp_path / "relay.db")
+    store.close()
+
+
+def test_a_request_waits_for_a_long_one_of_its_own_process(sqlite_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than another process may hold the store."""
+    monkeypatch.setattr("ldpfl.relay.schema._HELD_S", 0.1)
+    sqlite_store.engine.dispose()
+    opened(sqlite_store, min_clients=1)
+    put(sqlite_store, "alice")
+    clock.now += 100
+    mixing = threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        mixing.set()
+        time.sleep(0.5)
+        return scatter(*arguments)
+
+    monkeypatch.setattr("ldpfl.relay.store.scatter", slow)
+    with ThreadPoolExecutor(1) as pool:
+        pulled = pool.submit(pull, sqlite_store)
+        assert mixing.wait(30)
+        assert sqlite_store.open_round("aggregator", RUN, 2, terms()).state == "open"
+        assert records(pulled.result(30)) == records(blob("alice"))
+
+
+def test_a_store_with_a_write_ahead_log_is_converted_before_it_is_served(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ldpfl.relay.schema._HELD_S", 0.2)
+    path = tmp_path / "relay.db"
+    first = Store(open_engine(str(path)), clock=clock)
+    opened(first)
+    first.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        assert old.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+        old.execute("UPDATE relay_rounds SET run = 'run-7'")
+        assert path.with_name("relay.db-wal").exists()
+        old.execute("BEGIN")
+        old.execute("SELECT * FROM relay_rounds").fetchone()
+        with pytest.raises(ConfigError, match="held by another process"):
+            open_engine(str(path))
+        old.execute("COMMIT")
+    second = Store(open_engine(str(path)), clock=clock)
+    assert second.status("aggregator", "run-7", 1).state == "open"
+    assert [file.name for file in tmp_path.iterdir()] == ["relay.db"]
+    with closing(sqlite3.connect(path)) as plain:
+        assert plain.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    second.close()
+
+
+@pytest.mark.parametrize("end", ["", "-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("mode", [0o666, 0o640, 0o604, 0o620])
+def test_a_store_that_others_may_use_is_refused(tmp_path: Path, end: str, mode: int) -> None:
+    open_engine(str(tmp_path / "relay.db")).dispose()
+    file = tmp_path / f"relay.db{end}"
+    file.touch()
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600") as caught:
+        open_engine(str(tmp_path / "relay.db"))
+    assert "\n" not in str(caught.value)
+    file.chmod(0o600)
+    if end in ("", "-journal"):  # an empty one is none
+        open_engine(str(tmp_path / "relay.db")).dispose()
+
+
+def test_what_a_killed_process_left_of_a_round_that_is_gone_is_deleted_at_the_next_start(
+    place: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Store(open_engine(place), clock=clock)
+    for number in (1, 2, 3):
+        opened(first, number)
+        put(first, "alice", number)
+        put(first, "bob", number)
+    clock.now += 100
+    pull(first, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Leftovers, "delete", lambda self: None)  # killed right behind the mark
+        first.cancel("aggregator", RUN, 1)
+        first.acknowledge("aggregator", RUN, 2)
+    first.close()
+    second = Store(open_engine(place), clock=clock)
+    assert second.status("aggregator", RUN, 1).state == "gone"
+    assert "alice" in repr(content(second))
+    second.tidy()
+    by_table = dict(zip(TABLES, content(second), strict=True))
+    assert by_table[parts] == []
+    assert len(by_table[uploads]) == 2  # of the round that is open
+    assert records(pull(second, 3)) == records(blob("alice") + blob("bob"))
+    second.close()
+
+
+def test_a_tidying_that_fails_is_logged_and_done_at_the_next_end_of_a_round(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        opened(store, number)
+        put(store, "alice", number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Leftovers, "delete", mock.Mock(side_effect=StoreUnavailable("held")))
+        with pytest.raises(StoreUnavailable):
+            store.cancel("aggregator", RUN, 1)
+        store.tidy()
+    assert [json.loads(record.getMessage())["event"] for record in caplog.records if record.levelname == "ERROR"] == ["tidy_failed"]
+    store.cancel("aggregator", RUN, 2)
+    assert dict(zip(TABLES, content(store), strict=True))[uploads] == []
+
+
+def test_ending_rounds_takes_a_share_of_the_time_whatever_that_costs(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one who ends tiny rounds of his own, over and over, has all that others have uploaded written anew each time."""
+    written: list[float] = []
+    now = [0.0]
+
+    def slow(self: Leftovers) -> None:
+        written.append(now[0])
+        now[0] += 6.0  # for a GB of other rounds
+
+    leftovers = Leftovers(sqlite_store.engine)
+    leftovers._scrubbing._clock = lambda: now[0]
+    leftovers._scrubbing._then = 0.0
+    monkeypatch.setattr(Leftovers, "_scrub", slow)
+    for _ in range(600):
+        leftovers.scrub()
+        now[0] += 1.0
+    assert leftovers.waiting
+    assert len(written) * 6.0 <= 0.1 * now[0] + 6.0
+    assert len(written) > 5
+    leftovers.delete(at_once=True)
+    assert not leftovers.waiting
+
+
+def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres, clock: Clock) -> None:
+    store = Store(open_engine(postgres.new_store()), clock=clock)
+    said: list[str] = []
+    event.listen(store.engine, "before_cursor_execute", lambda *call: said.append(call[2]))
+    store.tidy()
+    for number, uploaded in ((1, True), (2, False)):  # nothing was there of the second one: else ending it over and over would cost much
+        opened(store, number)
+        if uploaded:
+            put(store, "client-1", number)
+        store.cancel("aggregator", RUN, number)
+    assert [text for text in said if text.startswith("VACUUM")] == [f"VACUUM relay_{name}" for name in ("blocks", "uploads", "parts")] * 2
+    store.close()
+
+
+def test_a_full_disk_takes_the_end_of_a_round_by_giving_up_its_reserve(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:
+    reserve = tmp_path / "relay.db.reserve"
+    sqlite_store.tidy()
+    assert reserve.stat().st_blocks * 512 >= reserve.stat().st_size > 2**20
+    assert reserve.stat().st_mode & 0o777 == 0o600
+
+    def full(*call: Any) -> None:
+        if call[2].startswith(("UPDATE", "INSERT", "DELETE")) and reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened(sqlite_store)
+    put(sqlite_store, "alice")
+    event.listen(sqlite_store.engine, "before_cursor_execute", full)
+    refused(sqlite_store, StoreFull, lambda: put(sqlite_store, "bob"))
+    assert reserve.exists()  # nothing else may have it
+    sqlite_store.cancel("aggregator", RUN, 1)
+    assert b"alice" not in on_disk(tmp_path / "relay.db")
+    assert reserve.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_round_ends_on_a_disk_that_is_full(small_disk: Path, clock: Clock, released: bool) -> None:
+    size = terms(record_bytes=1024, records_per_upload=2 * 1024, min_clients=1, max_uploads=100)
+    store = Store(open_engine(str(small_disk / "relay.db")), clock=clock)
+    store.tidy()
+    store.open_round("aggregator", RUN, 1, size)
+    put(store, "alice", size=size, block=2**18)
+    if released:
+        clock.now += 100
+        pull(store)
+    store.open_round("aggregator", RUN, 2, size)
+    with pytest.raises(StoreFull):  # noqa: PT012  (which of them is one too many depends on the disk)
+        for index in range(40):
+            put(store, f"c{index}", 2, size=size, block=2**18)
+    with suppress(OSError), (small_disk / "full").open("wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
+    (store.acknowledge if released else store.cancel)("aggregator", RUN, 1)
+    assert store.status("aggregator", RUN, 1).state == "gone"
+    assert b"alice" not in on_disk(small_disk / "relay.db")
+    store.cancel("aggregator", RUN, 2)
+    assert b"upload-of-" not in on_disk(small_disk / "relay.db")
+    (small_disk / "full").unlink()
+    store.open_round("aggregator", RUN, 3, size)
+    put(store, "alice", 3, size=size, block=2**18)
+    store.close()
+
+
+def test_a_sqlite_store_is_private_durable_and_overwrites_what_it_deletes(sqlite_store: Store, tmp_path: Path) -> None:
+    opened(sqlite_store)
+    for path in tmp_path.glob("relay.db*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    with sqlite_store.engine.connect() as connection:
+        values = [connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "secure_delete", "foreign_keys")]
+    assert values == ["delete", 3, 1, 1]
