@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from brought_package import install
 from conftest import TINY_TOML, CommandLine
-from ldpfl import LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.mechanisms import BitReports, Duchi
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
@@ -114,7 +112,7 @@ def test_a_delta_that_is_not_below_one_over_n_is_warned_of(ldpfl: CommandLine) -
 
 
 BAD_LEDGERS: dict[str, tuple[Callable[[str], str], str]] = {
-    "another version": (lambda text: text.replace('"version": 1', '"version": 2'), "version 2, and this ldpfl reads version 1"),
+    "another version": (lambda text: text.replace('"version": 2', '"version": 3'), "version 3, and this ldpfl reads versions up to 2"),
     "an unknown event": (lambda text: text.replace('"binary"', '"binari"'), "unknown kind of release 'binari': did you mean 'binary'?"),
     "another file": (lambda text: '{"accuracy": 0.9}', "is not a ledger"),
     "half of it": (lambda text: text[:100], "is not valid JSON"),
@@ -312,14 +310,6 @@ def test_a_client_alone_is_planned_with_the_local_figures(ldpfl: CommandLine) ->
 # --- audit ------------------------------------------------------------------------------------------------------------
 
 
-class Careless(Duchi):
-    """Sends the sign of each value as it is, and says that this is epsilon-LDP."""
-
-    def encode(self, values: torch.Tensor, ranges: LayerRanges, generator: Any) -> BitReports:
-        center, _ = ranges.expand()
-        return BitReports(np.packbits((values.cpu() > center).numpy(), axis=1, bitorder="little"), ranges.dimension)
-
-
 def test_a_sound_mechanism_passes_its_audit(ldpfl: CommandLine) -> None:
     outcome = ldpfl("audit", "duchi", "--epsilon", "2", "--trials", "50000", "--seed", "1")
     assert outcome.code == 0, outcome.err
@@ -328,8 +318,10 @@ def test_a_sound_mechanism_passes_its_audit(ldpfl: CommandLine) -> None:
     assert figures(ldpfl, "audit", "duchi", "--trials", "50000", "--seed", "1")["passed"] is True
 
 
-def test_a_faulty_mechanism_fails_its_audit_with_an_exit_code_of_its_own(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mechanisms._REGISTRY, "careless", Careless)
+def test_a_faulty_mechanism_fails_its_audit_with_an_exit_code_of_its_own(
+    ldpfl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", monkeypatch)
     arguments = ["audit", "careless", "--trials", "20000", "--seed", "1"]
     outcome = ldpfl(*arguments)
     assert outcome.code == 3

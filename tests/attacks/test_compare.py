@@ -38,12 +38,13 @@ def attacked(name: str, config: RunConfig, protected: float, unprotected: float 
         Row("floor", (distance(5.0),), (1.0,)),
         Row("other classes", (distance(900.0 + unprotected, other=foreign),), (0.0,)),
     ]
+    epsilon, budget = config.mechanism.budgeted or (None, "unit")
     attack = RunAttack(
         name=config.name,
         label=4,
         mechanism=config.mechanism.name,
-        epsilon=config.mechanism.epsilon if private else None,
-        budget=config.mechanism.budget,
+        epsilon=epsilon,
+        budget=budget,
         own_images=500,
         own_of_label=0,
         plan=Plan(images=IMAGES, seeds=(0, 1)),

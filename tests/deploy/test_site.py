@@ -20,8 +20,9 @@ from ldpfl.deploy.site import Site, equip, write_app
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
+from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.privacy.policy import Declined, Request, epsilon_of, read_policy, unit_epsilon
+from ldpfl.privacy.policy import Declined, Request, read_policy
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import load_key

@@ -119,7 +119,7 @@ def test_overrides_are_read_as_toml_values_and_else_as_text() -> None:
         "model.options={bias = false, width = 3}",
         "ranges.radius=initial",
     )
-    assert config.mechanism.epsilon == 4.0
+    assert config.mechanism.budgeted == (4.0, "unit")
     assert config.clients.count == 20
     assert config.data.name == "cifar10"
     assert (config.name, config.description) == ("quoted", "two words")
@@ -239,7 +239,7 @@ def test_an_update_twin_differs_in_mechanism_and_ranges_only(name: str) -> None:
 
 
 def test_a_recipe_takes_overrides() -> None:
-    assert load_recipe("quickstart", ["mechanism.epsilon=3"]).mechanism.epsilon == 3.0
+    assert load_recipe("quickstart", ["mechanism.epsilon=3"]).mechanism.budgeted == (3.0, "unit")
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
@@ -250,5 +250,6 @@ def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
 def test_all_numbers_of_all_recipes_are_finite() -> None:
     for name in recipe_names():
         config = load_recipe(name)
-        assert math.isfinite(config.mechanism.epsilon)
+        assert config.mechanism.budgeted is not None
+        assert math.isfinite(config.mechanism.budgeted[0])
         assert parse(config.to_toml()) == config

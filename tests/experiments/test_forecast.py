@@ -48,10 +48,13 @@ def test_every_recipe_is_forecast(name: str) -> None:
     assert [event.round for event in events] == list(range(1, config.training.rounds + 1))
     release = events[0].release
     if isinstance(release, UnprotectedRelease):  # LaDP-FL as published
-        assert (release.claimed_epsilon, release.claimed_delta) == (config.mechanism.epsilon, config.noise.delta)
+        assert (release.claimed_epsilon, release.claimed_delta) == (
+            config.mechanism.model_dump()["epsilon"],
+            config.mechanism.model_dump()["delta"],
+        )
     else:
         assert isinstance(release, BinaryRelease | PureRelease)
-        assert release.epsilon == config.mechanism.epsilon
+        assert config.mechanism.budgeted == (release.epsilon, "unit")
 
 
 def test_the_paper_s_mnist_setting_has_its_number_of_weights() -> None:

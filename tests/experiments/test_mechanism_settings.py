@@ -10,7 +10,7 @@ import torch
 from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
-from ldpfl.experiments.config import MechanismConfig, RunConfig, parse_config
+from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.mechanisms import DuchiVector, Harmony, Hybrid, Laplace, Mechanism, Piecewise, PrivUnitG
 from ldpfl.privacy import BinaryRelease, PureRelease
 from ldpfl.privacy.accounting import account
@@ -52,8 +52,8 @@ def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -
 
 
 def test_every_registered_mechanism_can_be_configured_planned_and_named() -> None:
-    for name in mechanisms.names():
-        config = RunConfig(mechanism=MechanismConfig.model_validate({"name": name, "perturbed": "update"}))
+    for name in mechanisms.names(alone=True):
+        config = RunConfig(mechanism=mechanisms.read_settings({"name": name, "perturbed": "update"}))
         assert mechanism_of(config, RANGES, 1).name == name
         assert mechanisms.with_defaults(name, 1.0).name == name
 
@@ -85,7 +85,7 @@ def test_a_clients_budget_is_what_the_ledger_says_a_round_costs(name: str, tiny_
     ],
 )
 def test_a_clients_budget_is_divided_evenly_over_its_units(settings: dict[str, object], units: int) -> None:
-    config = RunConfig(mechanism=MechanismConfig.model_validate({**settings, "epsilon": 18.0, "budget": "client"}))
+    config = RunConfig(mechanism=mechanisms.read_settings({**settings, "epsilon": 18.0, "budget": "client"}))
     release = mechanism_of(config, RANGES, 1).release(RANGES)
     assert isinstance(release, BinaryRelease | PureRelease)
     assert (release.units, release.epsilon) == (units, 18.0 / units)
@@ -93,7 +93,7 @@ def test_a_clients_budget_is_divided_evenly_over_its_units(settings: dict[str, o
 
 def test_a_clients_budget_too_small_to_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="too small"):
-        mechanism_of(RunConfig(mechanism=MechanismConfig(epsilon=1e-8, budget="client")), RANGES, 1)
+        mechanism_of(RunConfig(mechanism=mechanisms.read_settings({"epsilon": 1e-8, "budget": "client"})), RANGES, 1)
 
 
 def test_a_group_larger_than_every_layer_is_refused_before_a_run(tiny_data: Path) -> None:

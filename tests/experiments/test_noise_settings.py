@@ -1,4 +1,4 @@
-"""From a config's ``[noise]`` to a schedule, its forecast, its figures and its twin; and what is refused, in one line."""
+"""From the settings of a Gaussian mechanism to a schedule, its forecast, its figures and its twin; and what is refused, in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import CommandLine
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
-from ldpfl.experiments.config import NoiseConfig, RunConfig, parse_config
+from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.runner import noise_free
@@ -55,28 +55,34 @@ STEPS = LocalSteps(0.05, 2, 10, 1.5)
 SETTINGS: dict[str, tuple[list[str], NoiseSchedule]] = {
     "full-dp": ([], FullDP(0.9, 1e-5, CLIPPED)),
     "full-dp, as assumed": (
-        ["noise.sensitivity=per_dataset", "noise.delta=1e-3", "noise.layers_separately=true"],
+        ["mechanism.sensitivity=per_dataset", "mechanism.delta=1e-3", "mechanism.layers_separately=true"],
         FullDP(0.9, 1e-3, Sensitivity("per_dataset", STEPS, samples=40), layers_separately=True),
     ),
     "full-dp, classical": (
-        ["noise.sensitivity=per_batch", "noise.constant=classical"],
+        ["mechanism.sensitivity=per_batch", "mechanism.constant=classical"],
         FullDP(0.9, 1e-5, Sensitivity("per_batch", STEPS, samples=40), "classical"),
     ),
-    "nbafl": (["noise.exposures=3"], NbAFL(0.9, 1e-5, 0.5, 40, 3)),
+    "nbafl": (["mechanism.exposures=3"], NbAFL(0.9, 1e-5, 0.5, 40, 3)),
     "time-varying": (
-        ["noise.ratio=0.8", "noise.participations=2"],
+        ["mechanism.ratio=0.8", "mechanism.participations=2"],
         TimeVarying(0.9, 1e-5, CLIPPED, rounds=3, participations=2, ratio=0.8),
     ),
-    "time-varying, paper": (["noise.variant=paper"], TimeVarying(0.9, 1e-5, CLIPPED, rounds=3, variant="paper")),
-    "sensitive-dp": (["noise.own_share=0.25", "noise.kappa=2"], SensitiveDP(0.9, 1e-5, CLIPPED, None, 0.25, 2.0)),
+    "time-varying, paper": (["mechanism.variant=paper"], TimeVarying(0.9, 1e-5, CLIPPED, rounds=3, variant="paper")),
+    "sensitive-dp": (["mechanism.own_share=0.25", "mechanism.kappa=2"], SensitiveDP(0.9, 1e-5, CLIPPED, None, 0.25, 2.0)),
     "sensitive-dp, sound": (
-        ["noise.own_share=0", "noise.clip_to_estimate=true"],
+        ["mechanism.own_share=0", "mechanism.clip_to_estimate=true"],
         SensitiveDP(0.9, 1e-5, CLIPPED, lam=0.0, clip_to_estimate=True),
     ),
-    "dpa": (["noise.contraction=0.8"], Dpa(0.9, 1e-5, CLIPPED, rounds=3, contraction=0.8)),
-    "adapldp": (["noise.rate_decay=0.9", "noise.degrees_bug=false"], AdapLDP(0.9, 1e-5, STEPS, 0.9, False)),
+    "dpa": (["mechanism.contraction=0.8"], Dpa(0.9, 1e-5, CLIPPED, rounds=3, contraction=0.8)),
+    "adapldp": (["mechanism.rate_decay=0.9", "mechanism.degrees_bug=false"], AdapLDP(0.9, 1e-5, STEPS, 0.9, False)),
     "ladp": (
-        ["noise.sensitivity=per_batch", "noise.selection=rms", "noise.threshold=0.02", "noise.p_max=1e-3", "noise.normaliser=l1"],
+        [
+            "mechanism.sensitivity=per_batch",
+            "mechanism.selection=rms",
+            "mechanism.threshold=0.02",
+            "mechanism.p_max=1e-3",
+            "mechanism.normaliser=l1",
+        ],
         LadpPaper(
             *(0.9, 1e-5, Sensitivity("per_batch", STEPS, samples=40)),
             selection=LayerSelection("rms", 0.02),
@@ -85,14 +91,14 @@ SETTINGS: dict[str, tuple[list[str], NoiseSchedule]] = {
         ),
     ),
     "ladp-sound": (
-        ["noise.share_rule=size", "noise.smallest_share=0.01", "noise.p_min=1e-8"],
+        ["mechanism.share_rule=size", "mechanism.smallest_share=0.01", "mechanism.p_min=1e-8"],
         LadpSound(0.9, 1e-5, 0.5, "size", 0.01, 1e-8),
     ),
 }
 
 
 def config_of(name: str, *overrides: str) -> RunConfig:
-    return parse_config("", [*BASE, f"mechanism.name={name}", *overrides], origin="test")
+    return parse_config("", ["mechanism.name=full-dp"], BASE, [f"mechanism.name={name}", *overrides], origin="test")
 
 
 def schedule_built(config: RunConfig, data: Path) -> NoiseSchedule:
@@ -121,7 +127,7 @@ def test_every_schedule_builds_with_no_more_than_its_name(name: str, tiny_data: 
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("mechanism.perturbed=weights", 'set mechanism.perturbed = "update"'),
+        ("mechanism.perturbed=weights", "'mechanism.perturbed'.*should be 'update'"),
         ("ranges.center=0.1", "leave ranges.center"),
         ("ranges.rule=denoised", "ranges.rule out"),
     ],
@@ -129,7 +135,7 @@ def test_every_schedule_builds_with_no_more_than_its_name(name: str, tiny_data: 
 def test_schedules_noise_updates_and_use_no_ranges(name: str, override: str, named: str, tiny_data: Path) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         schedule_built(config_of(name, override), tiny_data)
-    assert repr(name) in str(caught.value)
+    assert "perturbed" in override or repr(name) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -141,31 +147,31 @@ def run_one_round(name: str, overrides: list[str], data: Path) -> None:
     ("name", "overrides", "named"),
     [
         ("adapldp", ["training.clip_norm=off"], "set training.clip_norm"),
-        ("full-dp", ["training.clip_norm=off", "noise.sensitivity=theorem"], "set training.clip_norm"),
-        ("ladp", ["training.clip_norm=off", "noise.sensitivity=per_batch"], "set training.clip_norm"),
-        ("full-dp", ["noise.delta=0"], "'noise.delta'.*greater than 0"),
-        ("full-dp", ["noise.delta=1"], "'noise.delta'.*less than 1"),
-        ("full-dp", ["noise.delta=nan"], "'noise.delta'"),
+        ("full-dp", ["training.clip_norm=off", "mechanism.sensitivity=theorem"], "set training.clip_norm"),
+        ("ladp", ["training.clip_norm=off", "mechanism.sensitivity=per_batch"], "set training.clip_norm"),
+        ("full-dp", ["mechanism.delta=0"], "'mechanism.delta'.*greater than 0"),
+        ("full-dp", ["mechanism.delta=1"], "'mechanism.delta'.*less than 1"),
+        ("full-dp", ["mechanism.delta=nan"], "'mechanism.delta'"),
         ("full-dp", ["mechanism.epsilon=0"], "'mechanism.epsilon'"),
-        ("ladp", ["noise.p_min=1e-4", "noise.p_max=1e-5"], "p_min must not exceed p_max"),
-        ("ladp-sound", ["noise.p_min=1e-4", "noise.p_max=1e-5"], "p_min must not exceed p_max"),
-        ("ladp", ["noise.threshold=-0.5"], "'noise.threshold'.*greater than or equal to 0"),
-        ("ladp", ["noise.threshold=0"], "top_fraction must lie in"),
-        ("ladp", ["noise.threshold=1.5"], "top_fraction must lie in"),
-        ("ladp", ["noise.selection=l2"], "'noise.selection'.*abs_l2"),
-        ("ladp", ["noise.normaliser=sigmoid"], "'noise.normaliser'.*softmax"),
-        ("ladp-sound", ["noise.share_rule=kld"], "'noise.share_rule'.*kl"),
-        ("ladp-sound", ["noise.smallest_share=0.6"], "smallest_share must be below 1 over the 2 layers"),
-        ("full-dp", ["noise.sensitivity=per_client"], "'noise.sensitivity'.*per_dataset"),
-        ("full-dp", ["noise.constant=theorem2"], "'noise.constant'.*theorem3"),
-        ("time-varying", ["noise.variant=papers"], "'noise.variant'.*equal_budget"),
-        ("time-varying", ["noise.participations=4"], "participations must lie between 1 and the 3 rounds"),
-        ("time-varying", ["noise.ratio=1.1"], "'noise.ratio'"),
-        ("dpa", ["noise.contraction=1"], "'noise.contraction'"),
-        ("sensitive-dp", ["noise.clip_to_estimate=true"], "clip_to_estimate needs lam = 0"),
+        ("ladp", ["mechanism.p_min=1e-4", "mechanism.p_max=1e-5"], "p_min must not exceed p_max"),
+        ("ladp-sound", ["mechanism.p_min=1e-4", "mechanism.p_max=1e-5"], "p_min must not exceed p_max"),
+        ("ladp", ["mechanism.threshold=-0.5"], "'mechanism.threshold'.*greater than or equal to 0"),
+        ("ladp", ["mechanism.threshold=0"], "top_fraction must lie in"),
+        ("ladp", ["mechanism.threshold=1.5"], "top_fraction must lie in"),
+        ("ladp", ["mechanism.selection=l2"], "'mechanism.selection'.*abs_l2"),
+        ("ladp", ["mechanism.normaliser=sigmoid"], "'mechanism.normaliser'.*softmax"),
+        ("ladp-sound", ["mechanism.share_rule=kld"], "'mechanism.share_rule'.*kl"),
+        ("ladp-sound", ["mechanism.smallest_share=0.6"], "smallest_share must be below 1 over the 2 layers"),
+        ("full-dp", ["mechanism.sensitivity=per_client"], "'mechanism.sensitivity'.*per_dataset"),
+        ("full-dp", ["mechanism.constant=theorem2"], "'mechanism.constant'.*theorem3"),
+        ("time-varying", ["mechanism.variant=papers"], "'mechanism.variant'.*equal_budget"),
+        ("time-varying", ["mechanism.participations=4"], "participations must lie between 1 and the 3 rounds"),
+        ("time-varying", ["mechanism.ratio=1.1"], "'mechanism.ratio'"),
+        ("dpa", ["mechanism.contraction=1"], "'mechanism.contraction'"),
+        ("sensitive-dp", ["mechanism.clip_to_estimate=true"], "clip_to_estimate needs lam = 0"),
         ("nbafl", ["mechanism.epsilon=1.5"], "proved for epsilon < 1"),
-        ("ladpp", [], "'mechanism.name'.*ladp-sound"),
-        ("full-dp", ["noise.treshold=1"], "unknown setting 'noise.treshold'.*threshold"),
+        ("ladpp", [], "'mechanism.name'.*did you mean 'ladp'"),
+        ("ladp", ["mechanism.treshold=1"], "unknown setting 'mechanism.treshold'.*threshold"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_clear_line(name: str, overrides: list[str], named: str, tiny_data: Path) -> None:
@@ -181,11 +187,11 @@ def test_what_does_not_fit_is_refused_in_one_clear_line(name: str, overrides: li
     ("name", "overrides"),
     [
         ("full-dp", []),
-        ("full-dp", ["noise.sensitivity=per_dataset"]),
-        ("time-varying", ["noise.ratio=0.8"]),
+        ("full-dp", ["mechanism.sensitivity=per_dataset"]),
+        ("time-varying", ["mechanism.ratio=0.8"]),
         ("dpa", []),
         ("adapldp", []),
-        ("ladp", ["noise.sensitivity=per_batch"]),
+        ("ladp", ["mechanism.sensitivity=per_batch"]),
         ("ladp-sound", []),
     ],
 )
@@ -245,8 +251,7 @@ def test_other_mechanisms_have_no_noise_in_their_result(tiny_data: Path) -> None
 
 def test_the_noise_free_twin_has_no_noise_settings() -> None:
     """So that all schedules share one; how clients train is the same."""
-    twin = noise_free(config_of("ladp", "noise.p_max=1e-3", "noise.delta=1e-3"))
-    assert twin.noise == NoiseConfig()
+    twin = noise_free(config_of("ladp", "mechanism.p_max=1e-3", "mechanism.delta=1e-3"))
     assert twin == noise_free(config_of("full-dp"))
     assert twin.mechanism.name == "none"
     assert twin.training.clip_norm == 1.5
@@ -255,7 +260,7 @@ def test_the_noise_free_twin_has_no_noise_settings() -> None:
 @pytest.mark.parametrize(("name", "sound"), [("ladp", False), ("ladp-sound", True)])
 def test_the_closing_tables_show_the_noise_and_the_claim(name: str, sound: bool, ldpfl: CommandLine, tiny_data: Path) -> None:
     """The claim stands at the paper's own delta, above what holds."""
-    chosen = [*BASE, f"mechanism.name={name}", "noise.delta=1e-3", "training.rounds=1"]
+    chosen = [*BASE, f"mechanism.name={name}", "mechanism.delta=1e-3", "training.rounds=1"]
     settings = [part for setting in chosen for part in ("--set", setting)]
     Path("run.toml").write_text("", encoding="utf-8")
     outcome = ldpfl("run", "run.toml", "--data-dir", tiny_data, "--no-twin", *settings)
@@ -276,7 +281,7 @@ def test_the_closing_tables_show_the_noise_and_the_claim(name: str, sound: bool,
 
 
 def test_a_run_s_claim_is_that_of_its_own_delta(tiny_data: Path) -> None:
-    config = config_of("ladp", "noise.delta=1e-3")
+    config = config_of("ladp", "mechanism.delta=1e-3")
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
     *_, last = simulate(federation, start, 1)
     release = last.ledger.events[0].release

@@ -26,9 +26,9 @@ TINY = ("data.name=mnist", "model.name=logistic-regression", "clients.count=4", 
 NOISY = (
     'mechanism.name="full-dp"',
     'mechanism.perturbed="update"',
-    "noise.sensitivity=per_batch",
+    "mechanism.sensitivity=per_batch",
     "training.clip_norm=1.0",
-    "noise.delta=1e-3",
+    "mechanism.delta=1e-3",
     "training.rounds=3",
     "clients.fraction=0.5",
 )
@@ -57,7 +57,7 @@ def sweep(**changes: object) -> SweepConfig:
         "recipe": "quickstart",
         "seeds": [0, 1],
         "axes": {"mechanism.epsilon": [1.0, 4.0]},
-        "variants": {"no noise": ['mechanism.name="none"', "mechanism.epsilon=1.0"], "bits": []},
+        "variants": {"no noise": ['mechanism.name="none"'], "bits": []},
     }
     return SweepConfig.model_validate({**fields, **changes})
 
@@ -65,8 +65,8 @@ def sweep(**changes: object) -> SweepConfig:
 def test_every_variant_meets_every_point_and_seed() -> None:
     found = cells(sweep(), TINY)
     assert len(found) == 2 * 2 * 2
-    assert {(cell.variant, cell.config.mechanism.epsilon, cell.seed) for cell in found if cell.variant == "bits"} == {
-        ("bits", epsilon, seed) for epsilon in (1.0, 4.0) for seed in (0, 1)
+    assert {(cell.variant, cell.config.mechanism.budgeted, cell.seed) for cell in found if cell.variant == "bits"} == {
+        ("bits", (epsilon, "unit"), seed) for epsilon in (1.0, 4.0) for seed in (0, 1)
     }
     assert all(cell.config.seed == cell.seed and cell.config.clients.count == 4 for cell in found)
     # A variant that fixes a setting is not moved along the axis; its runs are the same and share a folder.
@@ -241,11 +241,11 @@ def test_a_run_that_goes_to_nan_is_a_result_and_the_sweep_goes_on(tiny_data: Pat
 @pytest.fixture
 def noisy(tiny_data: Path, tmp_path: Path) -> list[tuple[Cell, dict[str, Any]]]:
     """A sweep over a noise schedule, with a variant without noise, finished in ``tmp_path / "out"``."""
-    config = sweep(variants={"plain": ['mechanism.name="none"', "mechanism.epsilon=1.0"], "noisy": []})
-    overrides = [text for text in NOISY if not text.startswith("mechanism.name")]
-    config = config.model_copy(update={"settings": [NOISY[0]]})
+    config = sweep(variants={"plain": ['mechanism.name="none"'], "noisy": []})
+    config = config.model_copy(update={"settings": [text for text in NOISY if text.startswith("mechanism.")]})
+    others = [text for text in NOISY if not text.startswith("mechanism.")]
     runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)
-    return [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in cells(config, [*TINY, *overrides])]
+    return [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in cells(config, [*TINY, *others])]
 
 
 def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ldpfl
 from ldpfl import ConfigError, LayerRanges, LdpflError, PrivacyError, SecureSource, SeededStreams
 from ldpfl.mechanisms import BitReports, Mechanism
-from ldpfl.mechanisms.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK
 from ldpfl.privacy import BinaryRelease
 
 WORDS = 1 << BITS

@@ -21,9 +21,9 @@ from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededSt
 from ldpfl.audit import audit_mechanism
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import BitReports
-from ldpfl.mechanisms.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.duchi import Duchi, thresholds
-from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial, mix_vectors
+from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK
 from ldpfl.privacy import PureRelease
 
 Floats = NDArray[np.float64]
@@ -444,14 +444,14 @@ def test_mixing_keeps_rows_together_and_puts_them_in_any_order() -> None:
     rows = np.arange(4, dtype=np.uint8)[:, None]
     batches = [VectorBitReports(rows[:3], 2), VectorBitReports(rows[3:], 2)]
     generator = np.random.default_rng(0)
-    orders = [tuple(mix_vectors(batches, generator).packed[:, 0].tolist()) for _ in range(4800)]
+    orders = [tuple(VectorBitReports.mix(batches, generator).packed[:, 0].tolist()) for _ in range(4800)]
     seen = {order: orders.count(order) for order in set(orders)}
     assert len(seen) == 24
     assert stats.chisquare(list(seen.values())).pvalue > 1e-4
     with pytest.raises(PrivacyError, match="no report"):
-        mix_vectors([], generator)
+        VectorBitReports.mix([], generator)
     with pytest.raises(PrivacyError, match="dimensions"):
-        mix_vectors([batches[0], VectorBitReports(rows, 3)], generator)
+        VectorBitReports.mix([batches[0], VectorBitReports(rows, 3)], generator)
 
 
 # --- the wire, what is refused, what is stated ---------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.mechanisms import BitReports
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, read_valid
+from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK
 from ldpfl.privacy import BinaryRelease, PureRelease
 
 WORDS = 1 << BITS
@@ -295,7 +296,7 @@ def test_the_aggregate_is_the_mean_of_what_is_decoded_however_it_is_batched(clie
         ]
         assert torch.equal(mechanism.aggregate(parts, ranges), mean)
         assert torch.equal(mechanism.aggregate(parts[::-1], ranges), mean)
-    assert torch.equal(mechanism.aggregate([mix_indexed([whole], np.random.default_rng(0))], ranges), mean)
+    assert torch.equal(mechanism.aggregate([IndexedBitReports.mix([whole], np.random.default_rng(0))], ranges), mean)
 
 
 def test_reports_do_not_depend_on_batching_or_order() -> None:

@@ -60,7 +60,7 @@ def test_guarantee_admits_that_nothing_is_protected() -> None:
     guarantee = NONE.guarantee(RANGES)
     assert guarantee.epsilon == math.inf
     assert guarantee.units_per_round == 5
-    assert any("nothing" in assumption for assumption in guarantee.assumptions)
+    assert guarantee.assumptions == ("values leave as they are",)
     assert NONE.release(RANGES) == UnprotectedRelease("none", "values leave as they are", 5, "weight")
 
 

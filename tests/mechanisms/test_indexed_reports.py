@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ldpfl import PrivacyError, ProtocolError
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed, payload_bits
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits
 
 
 def sizes_of(*sizes: int) -> NDArray[np.int64]:
@@ -156,7 +156,7 @@ def pairs(batch: IndexedBitReports, group: int) -> Counter[tuple[int, bool]]:
 @given(reports(smallest=1), st.integers(0, 5), st.integers(0, 2**32))
 def test_mixing_keeps_what_each_group_received(batch: IndexedBitReports, cut: int, seed: int) -> None:
     parts = [IndexedBitReports(batch.index[rows], batch.signs[rows], batch.group_sizes) for rows in (slice(0, cut), slice(cut, None))]
-    mixed = mix_indexed(parts, np.random.default_rng(seed))
+    mixed = IndexedBitReports.mix(parts, np.random.default_rng(seed))
     assert mixed.clients == batch.clients
     for group in range(batch.group_sizes.size):
         assert pairs(mixed, group) == pairs(batch, group)
@@ -167,7 +167,7 @@ def test_mixing_breaks_what_one_client_sent_apart() -> None:
     clients, groups = 50, 100
     marks = np.repeat(np.arange(clients)[:, None], groups, axis=1)
     batch = IndexedBitReports(marks, marks % 2 == 1, np.full(groups, clients, dtype=np.int64))
-    mixed = mix_indexed([batch], np.random.default_rng(5))
+    mixed = IndexedBitReports.mix([batch], np.random.default_rng(5))
     np.testing.assert_array_equal(mixed.signs, mixed.index % 2 == 1)  # an index keeps its sign
     np.testing.assert_array_equal(batch.index, marks)  # what came in is left alone
     assert len({tuple(column) for column in mixed.index.T.tolist()}) == groups
@@ -182,7 +182,7 @@ def test_every_order_is_equally_likely() -> None:
     groups = 30_000
     marks = np.repeat(np.arange(3)[:, None], groups, axis=1)
     batch = IndexedBitReports(marks, np.zeros((3, groups), bool), np.full(groups, 3, dtype=np.int64))
-    mixed = mix_indexed([batch], np.random.default_rng(8)).index
+    mixed = IndexedBitReports.mix([batch], np.random.default_rng(8)).index
     counts = np.bincount(mixed[0] * 3 + mixed[1], minlength=9)
     counts = counts[counts > 0]
     assert counts.size == 6
@@ -191,7 +191,7 @@ def test_every_order_is_equally_likely() -> None:
 
 def test_mixing_depends_on_the_generator_alone() -> None:
     batch = reports_of([[0, 1], [1, 0], [2, 1]], [[0, 1], [1, 0], [1, 1]], 3, 2)
-    first, second = (mix_indexed([batch], np.random.default_rng(3)) for _ in range(2))
+    first, second = (IndexedBitReports.mix([batch], np.random.default_rng(3)) for _ in range(2))
     np.testing.assert_array_equal(first.index, second.index)
     np.testing.assert_array_equal(first.signs, second.signs)
 
@@ -200,6 +200,6 @@ def test_nothing_and_other_groups_are_not_mixed() -> None:
     empty = IndexedBitReports.from_payloads([], sizes_of(3, 4))
     for batches in ([], [empty], [empty, empty]):
         with pytest.raises(PrivacyError, match="no report to shuffle"):
-            mix_indexed(batches, np.random.default_rng(0))
+            IndexedBitReports.mix(batches, np.random.default_rng(0))
     with pytest.raises(PrivacyError, match="different groups"):
-        mix_indexed([reports_of([[0, 0]], [[0, 0]], 3, 4), reports_of([[0, 0]], [[0, 0]], 4, 3)], np.random.default_rng(0))
+        IndexedBitReports.mix([reports_of([[0, 0]], [[0, 0]], 3, 4), reports_of([[0, 0]], [[0, 0]], 4, 3)], np.random.default_rng(0))

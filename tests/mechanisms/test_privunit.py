@@ -26,7 +26,7 @@ from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.privunit import DirectionLaw, PrivUnitG, direction_law
 from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION
-from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
+from ldpfl.mechanisms.vector_reports import VectorReports
 from ldpfl.privacy import PureRelease
 from ldpfl.randomness import RandomSource, as_source
 
@@ -378,16 +378,16 @@ def test_missing_and_foreign_reports_are_refused() -> None:
 def test_mixing_keeps_rows_together_and_puts_them_in_any_order() -> None:
     rows = torch.arange(4.0)[:, None].expand(4, 3)
     batches, generator = [VectorReports(rows[:3]), VectorReports(rows[3:])], np.random.default_rng(0)
-    mixed = [mix_vector_rows(batches, generator).values for _ in range(2400)]
+    mixed = [VectorReports.mix(batches, generator).values for _ in range(2400)]
     assert all(torch.equal(values, values[:, :1].expand(4, 3)) for values in mixed)
     orders = [tuple(values[:, 0].tolist()) for values in mixed]
     counts = [orders.count(order) for order in set(orders)]
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > 1e-4
     with pytest.raises(PrivacyError, match="no report"):
-        mix_vector_rows([], generator)
+        VectorReports.mix([], generator)
     with pytest.raises(PrivacyError, match="dimensions"):
-        mix_vector_rows([batches[0], VectorReports(torch.zeros(1, 4))], generator)
+        VectorReports.mix([batches[0], VectorReports(torch.zeros(1, 4))], generator)
 
 
 # --- the wire, what is refused, what is stated ----------------------------------------------------------------------------------

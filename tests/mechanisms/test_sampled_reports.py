@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ldpfl import PrivacyError, ProtocolError
-from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits, mix_sampled
+from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
 
 
 def reports(index: list[list[int]], dimension: int, values: list[list[float]] | None = None) -> SampledReports:
@@ -161,7 +161,7 @@ def test_a_uniform_number_rounded_to_one_still_gives_a_set() -> None:
 
 def test_mixing_keeps_every_message_whole() -> None:
     first, second = reports([[0, 1], [2, 5]], 6, [[1.0, 2.0], [3.0, 4.0]]), reports([[1, 2]], 6, [[5.0, 6.0]])
-    mixed = mix_sampled([first, second], np.random.default_rng(0))
+    mixed = SampledReports.mix([first, second], np.random.default_rng(0))
     assert isinstance(mixed, SampledReports)
     assert (mixed.dimension, mixed.clients) == (6, 3)
     assert Counter(mixed.payloads()) == Counter([*first.payloads(), *second.payloads()])
@@ -171,7 +171,7 @@ def test_every_order_is_equally_likely() -> None:
     """Pearson's chi-square over the 24 orders of 4 reports; the bound is exceeded once in 100,000 seeds, the seed is fixed."""
     generator, trials = np.random.default_rng(5), 12_000
     parts = [reports([[0], [1]], 4), reports([[2]], 4), reports([[3]], 4)]
-    found = Counter(tuple(mix_sampled(parts, generator).index[:, 0].tolist()) for _ in range(trials))
+    found = Counter(tuple(SampledReports.mix(parts, generator).index[:, 0].tolist()) for _ in range(trials))
     expected = trials / 24
     assert len(found) == 24
     assert sum((count - expected) ** 2 / expected for count in found.values()) < 63.97  # 23 degrees of freedom, 1e-5
@@ -182,7 +182,7 @@ def test_mixing_refuses_what_does_not_belong_together() -> None:
     empty = SampledReports(np.zeros((0, 2), dtype=np.int64), np.zeros((0, 2), dtype=np.float32), 6)
     for nothing in ([], [empty], [empty, empty]):
         with pytest.raises(PrivacyError, match="no report"):
-            mix_sampled(nothing, generator)
+            SampledReports.mix(nothing, generator)
     for other in (reports([[0, 1]], 7), reports([[0]], 6)):
         with pytest.raises(PrivacyError, match="different"):
-            mix_sampled([one, other], generator)
+            SampledReports.mix([one, other], generator)

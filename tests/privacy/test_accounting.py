@@ -27,8 +27,9 @@ from ldpfl.privacy.guarantee import Scope
 from ldpfl.privacy.statement import Statement
 
 DELTA = 1e-5
-BIT = BinaryRelease("duchi", 1.0, 1)
-BITS = BinaryRelease("duchi", 1.0, 21)
+CLAIM = "LDP-FL, section 4"
+BIT = BinaryRelease("duchi", 1.0, 1, claim=CLAIM)
+BITS = BinaryRelease("duchi", 1.0, 21, claim=CLAIM)
 VECTOR = PureRelease("laplace", 1.0, 1, "vector")
 NOISE = GaussianRelease("gaussian", 0.3)
 NOTHING = UnprotectedRelease("none", "values leave as they are", 21, "weight")
@@ -65,7 +66,7 @@ def direct(*releases: Release, **fields: Any) -> Ledger:
 @pytest.fixture(scope="module")
 def mnist() -> Statement:
     """LDP-FL on MNIST: 21,840 weights at epsilon 1, ten rounds, a hundred clients."""
-    return accounted(ledger_of(*[BinaryRelease("duchi", 1.0, 21_840)] * 10))
+    return accounted(ledger_of(*[BinaryRelease("duchi", 1.0, 21_840, claim=CLAIM)] * 10))
 
 
 def test_the_figures_of_the_paper_s_mnist_setting(mnist: Statement) -> None:
@@ -208,7 +209,7 @@ def test_the_unprotected_round_counts_even_where_a_client_joined_only_some() -> 
     assert figures(direct(BITS, BITS, NOTHING, BITS, joined=1, population=400))["local"] == "infinity"
 
 
-def test_only_duchi_is_claimed_by_the_paper() -> None:
+def test_only_a_release_whose_paper_says_so_is_claimed() -> None:
     assert figures(direct(VECTOR))["paper_claim"] is None
     assert figures(direct(BinaryRelease("ours", 1.0, 3)))["paper_claim"] is None
     assert figures(direct(BITS, replace(BITS, epsilon=2.5)))["paper_claim"] == 2.5
@@ -470,7 +471,7 @@ def test_a_shuffled_message_of_a_large_budget_falls_back_to_the_local_figure(rel
 
 
 def test_a_paper_s_claim_stands_first_with_its_source() -> None:
-    for release in (BinaryRelease("duchi", 1.5, 100), PureRelease("harmony", 1.5, 8, "layer")):
+    for release in (BinaryRelease("duchi", 1.5, 100, claim=CLAIM), PureRelease("harmony", 1.5, 8, "layer", f"Optimal {CLAIM}")):
         first = accounted(direct(release)).rows[0]
         assert (first.status, first.epsilon, first.scope, first.unit) == ("claimed", 1.5, "run", "client")
         assert "LDP-FL" in first.source
@@ -481,7 +482,9 @@ def test_a_paper_s_claim_stands_first_with_its_source() -> None:
 # --- claims of what is unprotected ----------------------------------------------------------------------------------------
 
 
-CLAIMED = UnprotectedRelease("ladp", "the noise depends on the client's weights", claimed_epsilon=0.9, claimed_delta=1e-3)
+CLAIMED = UnprotectedRelease(
+    "ladp", "the noise depends on the client's weights", claimed_epsilon=0.9, claimed_delta=1e-3, claim="LaDP-FL, Theorem 3"
+)
 
 
 @pytest.mark.parametrize("claimed", [0.9, 2])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ldpfl.errors import DataError
 from ldpfl.files import WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.accounting import account
 
 COUNTS = st.integers(1, 10**12)
 PARAMETERS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -93,7 +94,7 @@ def test_what_is_written_is_strict_ascii_json_with_an_event_a_line(ledger: Ledge
 
     text = ledger.to_json()
     tree = json.loads(text, parse_constant=refuse)
-    assert (tree["format"], tree["version"]) == ("ldpfl-ledger", 1)
+    assert (tree["format"], tree["version"]) == ("ldpfl-ledger", 2)
     assert text.isascii()
     assert sum(line.strip().startswith('{"round": ') for line in text.splitlines()) == len(ledger.events) == len(tree["events"])
 
@@ -134,6 +135,19 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
     release = UnprotectedRelease("none", "values leave as they are", 7, "weight")
     assert release.claimed_epsilon is release.claimed_delta is None
     assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 5, 9, 1, channel="direct"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mechanism", "claimed"), [("binary", "duchi", True), ("pure", "harmony", True), ("pure", "laplace", False)]
+)
+def test_what_papers_claim_of_old_events_is_known(kind: str, mechanism: str, claimed: bool) -> None:
+    release = {"kind": kind, "mechanism": mechanism, "epsilon": 1.0, "units": 3, "unit": "weight"}
+    event = {"round": 1, "release": release, "cohort": 5, "population": 9, "joined": 1}
+    old = Ledger.from_json(json.dumps({"format": "ldpfl-ledger", "version": 1, "events": [event]}))
+    now = Ledger.from_json(json.dumps({"format": "ldpfl-ledger", "version": 2, "events": [event]}))
+    assert [row.status == "claimed" for row in account(old).rows].count(True) == claimed
+    assert [row.status for row in account(now).rows].count("claimed") == 0  # from then on events say so themselves
+    assert Ledger.from_json(old.to_json()).events == old.events
 
 
 @pytest.mark.parametrize(
@@ -274,7 +288,7 @@ RELEASE: tuple[str | int, ...] = ("events", 1, "release")
 NO_LEDGERS: dict[str, tuple[Change, str]] = {
     "other format": (put("format", to="ldpfl-checkpoint"), "not a ledger"),
     "no format": (drop("format"), "not a ledger"),
-    "newer version": (put("version", to=2), "version 2"),
+    "newer version": (put("version", to=3), "version 3"),
     "version as text": (put("version", to="1"), "version '1'"),
     "version true": (put("version", to=True), "version True"),
     "no version": (drop("version"), "version None"),
@@ -288,7 +302,7 @@ NO_LEDGERS: dict[str, tuple[Change, str]] = {
     "unknown kind": (put(*RELEASE, "kind", to="binari"), "event 2: unknown kind of release 'binari': did you mean 'binary'"),
     "kind a list": (put(*RELEASE, "kind", to=["binary"]), "unknown kind of release"),
     "no kind": (drop(*RELEASE, "kind"), "unknown kind of release None"),
-    "another kind's fields": (put(*RELEASE, "kind", to="gaussian"), "unknown field 'epsilon' in GaussianRelease"),
+    "another kind's fields": (put(*RELEASE, "kind", to="gaussian"), "unknown field 'claim' in GaussianRelease"),
     "unknown field of an event": (put(*EVENT, "cohortt", to=3), "did you mean 'cohort'"),
     "unknown field of a release": (put(*RELEASE, "epsilonn", to=3), "did you mean 'epsilon'"),
     "no cohort": (drop(*EVENT, "cohort"), "lacks the field 'cohort'"),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_run import CLIENTS, federation_of
 
 from ldpfl.data import ImageTask
 from ldpfl.errors import DataError
 from ldpfl.privacy import BinaryRelease, UnprotectedRelease
 from ldpfl.server import Checkpoint, round_event, sample_cohort
 from ldpfl.simulation import simulate
+from simulated import CLIENTS, federation_of
 
 ROUNDS = 6
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import ldpfl
 from ldpfl import LayerRanges, PrivacyError, SeededStreams
-from ldpfl.mechanisms import BitReports, DenseReports, Reports
+from ldpfl.mechanisms import BitReports, DenseReports, Perturbed, Reports
 from ldpfl.ranges import Denoised, Fixed, NoisyMinMax, RangeRule
-from ldpfl.server import Perturbed, ServerState, advance, client_values
+from ldpfl.server import ServerState, advance, client_values
 from ldpfl.shuffling import PartialPool, ReportPool, mix
 from ldpfl.shuffling.partial import Part
 

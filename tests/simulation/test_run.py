@@ -12,49 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ldpfl import LayerRanges, ParameterLayout, mechanisms, models
-from ldpfl.data import ImageTask, partition
+from ldpfl import LayerRanges
+from ldpfl.data import ImageTask
 from ldpfl.errors import PrivacyError
-from ldpfl.ranges import Denoised
 from ldpfl.server import Checkpoint, initial_checkpoint, round_cohort, sample_cohort
-from ldpfl.simulation import Federation, LocalTask, LoopTrainer, VectorizedTrainer, simulate
-
-CLIENTS = 9
-
-
-def federation_of(
-    data: ImageTask,
-    *,
-    model: str = "logistic-regression",
-    mechanism: str = "duchi",
-    scheme: str = "iid",
-    seed: int = 5,
-    batch_size: int = 5,
-    learning_rate: float = 0.05,
-) -> tuple[Federation, Checkpoint]:
-    """A small federation over ``data``, and its state before the first round."""
-    module = models.create(model, data.shape, data.classes, seed=1)
-    layout = ParameterLayout.from_module(module)
-    weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    samples = partition(data.train.labels.numpy(), CLIENTS, np.random.default_rng(2), scheme=scheme)  # type: ignore[arg-type]
-    task = LocalTask(module, layout, data.train, data.mean, data.std, learning_rate)
-    parameters = {"epsilon": 2.0} if mechanism == "duchi" else {}
-    federation = Federation(
-        seed=seed,
-        task=task,
-        trainer=VectorizedTrainer(task),
-        samples=samples,
-        evaluation=data.test,
-        mechanism=mechanisms.create(mechanism, **parameters),
-        perturbed="update",
-        rule=Denoised(floor=0.005),
-        server_learning_rate=1.0,
-        fraction=1.0,
-        epochs=1,
-        batch_size=batch_size,
-        chunk_size=4,
-    )
-    return federation, initial_checkpoint(weights, LayerRanges(0.0, 0.02, layout.sizes))  # type: ignore[arg-type]
+from ldpfl.simulation import Federation, LoopTrainer, simulate
+from simulated import CLIENTS, federation_of
 
 
 def outcome(federation: Federation, start: Checkpoint, rounds: int = 2) -> tuple[str, list[object]]:

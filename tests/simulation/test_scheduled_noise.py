@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from test_run import CLIENTS, federation_of
 from torch import Tensor
 
 from ldpfl.data import ImageTask
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Gaussian, Mechanism
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
     ClientState,
@@ -29,7 +29,6 @@ from ldpfl.mechanisms.gaussian import (
     LocalSteps,
     NbAFL,
     NoiseSchedule,
-    PublicState,
     SensitiveDP,
     Sensitivity,
     TimeVarying,
@@ -43,6 +42,7 @@ from ldpfl.ranges import Fixed
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.observing import ScheduledNoise
+from simulated import CLIENTS, federation_of
 
 ROUNDS = 4
 DELTA = 1e-5

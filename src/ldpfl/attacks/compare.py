@@ -14,6 +14,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import noise_free
+from ldpfl.mechanisms import MechanismSettings
 
 _NAMES = ("seed", "name", "description")
 """Settings in which runs of one group may differ: the seed, and what changes nothing."""
@@ -132,7 +133,7 @@ def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Line, ...], 
     groups: dict[str, list[AttackedRun]] = {}
     twins: dict[str, AttackedRun] = {}
     for run in runs:
-        if run.config.mechanism.name != "none":
+        if run.config.mechanism.protects:
             groups.setdefault(_identity(run.config, _NAMES), []).append(run)
         # Runs that share an unprotected model share client 0's images as well.
         twins.setdefault(noise_free(run.config).to_toml(), run)
@@ -160,10 +161,14 @@ def _rows(run: AttackedRun, kind: Kind) -> list[Row]:
     return [row for row in run.attack.rows if row.kind == kind]
 
 
+def _protection(settings: MechanismSettings) -> str:
+    epsilon, budget = settings.budgeted or (None, "")
+    return settings.name if epsilon is None else f"{settings.name}, epsilon {epsilon:g} a {budget}"
+
+
 def _protections(configs: Sequence[RunConfig]) -> list[str]:
     """Name each group by its mechanism and epsilon; groups that share these, by the settings that differ as well."""
-    mechanisms = [config.mechanism for config in configs]
-    names = [f"{mechanism.name}, epsilon {mechanism.epsilon:g} a {mechanism.budget}" for mechanism in mechanisms]
+    names = [_protection(config.mechanism) for config in configs]
     settings = [_settings(config) for config in configs]
     told_apart = []
     for name, own in zip(names, settings, strict=True):

@@ -172,7 +172,7 @@ class Attacker:
         self._warn_of_own(own, label)
         real, others = _public_images(task, label, plan.images)
         make_folder(out)
-        private = config.mechanism.name != "none"
+        private = config.mechanism.protects
         models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if private else {}
         models["unprotected"] = self._unprotected(config) if private else (weights, accuracy)
         sets: dict[Kind, _Set] = {
@@ -197,12 +197,13 @@ class Attacker:
     ) -> RunAttack:
         classifier = trained_classifier(task, progress=_reporting(self.progress, "classifier to measure with"))
         extractor = inception() or classifier.extractor()
+        epsilon, budget = config.mechanism.budgeted or (None, "unit")
         return RunAttack(
             name=config.name,
             label=label,
             mechanism=config.mechanism.name,
-            epsilon=config.mechanism.epsilon if config.mechanism.name != "none" else None,
-            budget=config.mechanism.budget,
+            epsilon=epsilon,
+            budget=budget,
             own_images=len(own),
             own_of_label=int((own.labels == label).sum()),
             plan=plan,

@@ -23,7 +23,7 @@ from ldpfl.audit.statistics import (
     worst_pair,
 )
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK
 from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))

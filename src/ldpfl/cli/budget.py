@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.privacy import GaussianRelease, Release, UnprotectedRelease
+from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.guarantee import json_number
-from ldpfl.privacy.policy import epsilon_of
 from ldpfl.report.privacy import number
 
 _HOLDS = (

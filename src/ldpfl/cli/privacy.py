@@ -171,8 +171,8 @@ def audit(
     if Path(what).is_dir():
         _audit_run(RunFolder(Path(what)), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
-    if what not in mechanisms.names():
-        raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names())}")
+    if what not in mechanisms.names(alone=True):
+        raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names(alone=True))}")
     mechanism = mechanisms.with_defaults(what, epsilon)
     result = audit_mechanism(mechanism, trials=trials or default_trials(mechanism), seed=seed, error_rate=error_rate)
     if as_json:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ldpfl import mechanisms, models
+from ldpfl import models
 from ldpfl.data import Images, ImageTask, partition
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import LOWEST_PROBABILITY, MechanismConfig, RangesConfig, RunConfig
-from ldpfl.experiments.noise import is_scheduled, schedule_of
+from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Gaussian, Mechanism
+from ldpfl.mechanisms import Facts, Mechanism, Training
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.server import Checkpoint, initial_checkpoint
@@ -105,35 +103,19 @@ def lowest_probability(config: RunConfig) -> float | None:
 
 
 def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mechanism:
-    """Return the mechanism that ``config`` names, with those of its settings that this one has.
+    """Return the mechanism that ``config`` names.
 
     ``smallest`` is the size of the smallest client's data set.
 
     Raises:
-        ConfigError: a setting is out of range, or a client's budget is too small to be divided over its units.
+        ConfigError: a setting is out of range, or does not fit the others.
     """
-    chosen = config.mechanism
-    if is_scheduled(chosen.name):
-        return Gaussian(schedule_of(config, smallest))
-    mechanism = _at_unit_budget(chosen, chosen.epsilon)
-    if chosen.name == "none" or chosen.budget == "unit":
-        return mechanism
-    units = mechanism.release(ranges).units
-    try:
-        return _at_unit_budget(chosen, chosen.epsilon / units)
-    except ConfigError as error:
-        raise ConfigError(f"mechanism.epsilon {chosen.epsilon:g} a client, divided over {units:,} units: {error}") from None
-
-
-def _at_unit_budget(config: MechanismConfig, epsilon: float) -> Mechanism:
-    settings: dict[str, Any] = {} if config.name == "none" else {"epsilon": epsilon}
-    if config.name == "harmony":
-        settings["group"] = None if config.group == "layer" else config.group
-    elif config.name in ("laplace", "piecewise", "hybrid"):
-        settings["coordinates"] = None if config.coordinates == "all" else config.coordinates
-    elif config.name == "privunit-g":
-        settings |= {"norm": config.norm, "magnitude_share": config.magnitude_share}
-    return mechanisms.create(config.name, **settings)
+    settings, training = config.mechanism, config.training
+    if not settings.uses_ranges and (config.ranges.center != 0 or config.ranges.rule != "fixed"):
+        raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
+    clip_norm = None if training.clip_norm == "off" else training.clip_norm
+    local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm)
+    return settings.build(Facts(ranges, training.rounds, smallest, local))
 
 
 def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:

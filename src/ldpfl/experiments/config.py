@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 
 from ldpfl.data.partition import Isolation, Scheme
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms.gaussian.divergence import Normaliser
-from ldpfl.mechanisms.gaussian.fixed import Variant
-from ldpfl.mechanisms.gaussian.ladp import ShareRule
-from ldpfl.mechanisms.gaussian.sensitivity import SensitivityMode
+from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
+from ldpfl.mechanisms.duchi import DuchiSettings
+from ldpfl.mechanisms.settings import Count, Positive, Repeats
 from ldpfl.privacy.events import Channel
-from ldpfl.server import Perturbed
 from ldpfl.suggestions import did_you_mean
-
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Repeats = Annotated[int, Field(ge=1, le=10**6)]
-"""What is gone through one by one."""
 
 
 class _Section(BaseModel):
@@ -83,85 +77,6 @@ class TrainingConfig(_Section):
     """Scales the mean update; for ``mechanism.perturbed = "update"`` only."""
 
 
-class MechanismConfig(_Section):
-    """What clients do to their values before they leave."""
-
-    name: Literal[
-        "duchi",
-        "harmony",
-        "laplace",
-        "piecewise",
-        "hybrid",
-        "duchi-vector",
-        "privunit-g",
-        "full-dp",
-        "nbafl",
-        "time-varying",
-        "sensitive-dp",
-        "dpa",
-        "adapldp",
-        "ladp",
-        "ladp-sound",
-        "none",
-    ] = "duchi"
-    """From ``full-dp`` on Gaussian noise, with the settings of ``[noise]``; ``ladp`` as published, ``ladp-sound`` as it holds."""
-    epsilon: Positive = 1.0
-    """Budget of what ``budget`` says, in one round."""
-    budget: Literal["unit", "client"] = "unit"
-    """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
-    client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
-    group: Count | Literal["layer"] = "layer"
-    """``harmony``: weights of which one is sent; ``layer`` as in Optimal LDP-FL."""
-    coordinates: Count | Literal["all", "auto"] = "all"
-    """``laplace``, ``piecewise``, ``hybrid``: weights sent, at the whole budget together; ``all`` sends each at ``epsilon``."""
-    norm: Positive = 1.0
-    """``privunit-g`` and Gaussian noise: longest vector, a longer one is shortened to it; ``nbafl``: of the weights."""
-    magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
-    """``privunit-g``: part of ``epsilon`` that buys the vector's length."""
-    perturbed: Perturbed = "weights"
-    """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast."""
-
-
-class NoiseConfig(_Section):
-    """Gaussian noise by a schedule over rounds and layers: LaDP-FL, and what it is compared with."""
-
-    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
-    """Of one client's round, as ``mechanism.epsilon``."""
-    sensitivity: SensitivityMode = "update_clip"
-    """How far an update is assumed to move with the data; only ``update_clip`` is proved: updates are clipped to ``mechanism.norm``."""
-    constant: Literal["auto", "theorem3", "classical", "exact"] = "auto"
-    """How much noise an epsilon takes; ``auto``: ``exact`` where the sensitivity is proved, else LaDP-FL's Theorem 3."""
-    layers_separately: bool = False
-    """Whether the paper's accounting adds up a client's layers or averages them; changes no noise."""
-    selection: Literal["abs_l2", "rms", "top_fraction"] = "top_fraction"
-    """``ladp``: which layers get noise, those above ``threshold``, by L2 norm, norm / sqrt(size), or rank."""
-    threshold: Annotated[FiniteFloat, Field(ge=0)] = 1.0
-    p_max: Positive = 1e-5
-    p_min: Positive = 1e-9
-    """``ladp``: bounds of the privacy estimate of a layer."""
-    normaliser: Normaliser = "softmax"
-    share_rule: ShareRule = "kl"
-    """``ladp-sound``: how the budget is shared over layers."""
-    smallest_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-3
-    variant: Variant = "equal_budget"
-    """``time-varying``, ``dpa``: epsilon for all rounds together, or (``paper``) for the first."""
-    participations: Repeats | Literal["all"] = "all"
-    """``time-varying``, ``dpa`` at equal budget: rounds that one client joins at most."""
-    ratio: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.99789
-    """``time-varying``: of the noise of two successive rounds."""
-    contraction: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.9956
-    """``dpa``: a."""
-    own_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
-    kappa: Positive = 1.0
-    clip_to_estimate: bool = False
-    """``sensitive-dp``: weight of the client's own history, factor, and whether updates are clipped to the estimate."""
-    rate_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.995
-    degrees_bug: bool = True
-    """``adapldp``: decay of its learning rate at each step, and whether its correction is as in the authors' program."""
-    exposures: Count = 1
-    """``nbafl``: L."""
-
-
 class RangesConfig(_Section):
     """The range (center, radius) that each layer's values are clamped to."""
 
@@ -200,8 +115,8 @@ class RunConfig(_Section):
     model: ModelConfig = ModelConfig()
     clients: ClientsConfig = ClientsConfig()
     training: TrainingConfig = TrainingConfig()
-    mechanism: MechanismConfig = MechanismConfig()
-    noise: NoiseConfig = NoiseConfig()
+    mechanism: Annotated[SerializeAsAny[MechanismSettings], BeforeValidator(read_settings)] = DuchiSettings()
+    """What clients do to their values before they leave: the settings of the mechanism that ``name`` says."""
     ranges: RangesConfig = RangesConfig()
     shuffling: ShufflingConfig = ShufflingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -216,7 +131,7 @@ class RunConfig(_Section):
         return [f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}" for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
 
 
-def read_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
     """Read a TOML file and apply ``key=value`` overrides.
 
     Raises:
@@ -226,21 +141,55 @@ def read_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
-    return parse_config(text, overrides, origin=str(path))
+    return parse_config(text, *overrides, origin=str(path))
 
 
-def parse_config(text: str, overrides: Iterable[str], *, origin: str) -> RunConfig:
-    """Turn TOML ``text`` and ``key=value`` overrides into a config; ``origin`` is named in errors."""
+def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig:
+    """Turn TOML ``text`` and ``key=value`` overrides into a config; ``origin`` is named in errors.
+
+    Overrides may come in several lists. One that names another mechanism leaves, of what was set before its list, the settings that
+    this mechanism has too; so a list can choose a mechanism, and what it says itself is checked by that.
+    """
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
-    for override in overrides:
-        _apply(tree, override)
+    _without_noise_section(tree)
+    for group in overrides:
+        for override in sorted(group, key=lambda text: not _names_mechanism(text)):
+            _apply(tree, override)
+            if _names_mechanism(override):
+                _keep_what_fits(tree)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, origin)) from None
+        raise ConfigError(_explain(error, origin, tree)) from None
+
+
+def _names_mechanism(override: str) -> bool:
+    return override.partition("=")[0].strip() == "mechanism.name"
+
+
+def _keep_what_fits(tree: dict[str, Any]) -> None:
+    mechanism = tree["mechanism"]
+    with suppress(ConfigError):  # an unknown name, which is refused later
+        known = settings_of(str(mechanism["name"])).model_fields
+        tree["mechanism"] = {key: value for key, value in mechanism.items() if key in known}
+
+
+_ONCE_FOR_ALL = frozenset({"group", "coordinates", "norm", "magnitude_share"})
+"""Settings that every mechanism had in configs of version 0.1, whether it used them or not."""
+
+
+def _without_noise_section(tree: dict[str, Any]) -> None:
+    """Read a config of version 0.1, with a section ``[noise]`` for all Gaussian mechanisms; others ignored it, as they did ``group``."""
+    noise, mechanism = tree.pop("noise", None), tree.get("mechanism", {})
+    if not isinstance(noise, dict) or not isinstance(mechanism, dict):
+        return
+    with suppress(ConfigError):
+        known = settings_of(str(mechanism.get("name", "duchi"))).model_fields
+        own = {key: value for key, value in mechanism.items() if key in known or key not in _ONCE_FOR_ALL}
+        tree["mechanism"] = {**{key: value for key, value in noise.items() if key in known}, **own}
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -266,34 +215,44 @@ def _value(text: str) -> Any:
         return text
 
 
-def _explain(error: ValidationError, origin: str) -> str:
+def _explain(error: ValidationError, origin: str, tree: Mapping[str, Any]) -> str:
     errors = error.errors()
     first = errors[0]
-    key = ".".join(str(part) for part in first["loc"] if str(part) in _known_parts())
+    known = known_keys(str(_section(tree, "mechanism").get("name", "duchi")))
+    parts = {part for key in known for part in key.split(".")}
+    key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
         key = ".".join(str(part) for part in first["loc"])
-        return f"unknown setting {key!r} in {origin}: {_suggest(key)}"
+        return f"unknown setting {key!r} in {origin}: {_suggest(key, known)}"
+    if first["type"] == "unknown_mechanism":
+        return f"setting {key!r} in {origin}: {first['msg']}"
     # A setting of several kinds, a number or a word, gives an error for each kind.
     expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
     return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
 
 
-def _suggest(key: str) -> str:
+def _suggest(key: str, known: Iterable[str]) -> str:
     """Look among the settings of the same section first, then everywhere, sections included."""
     section = key.rpartition(".")[0]
-    siblings = [name for name in known_keys() if section and name.startswith(f"{section}.")]
-    everywhere = sorted({*known_keys(), *RunConfig.model_fields})
+    siblings = [name for name in known if section and name.startswith(f"{section}.")]
+    everywhere = sorted({*known, *RunConfig.model_fields})
     return did_you_mean(key, siblings) if siblings else did_you_mean(key, everywhere)
 
 
-def known_keys() -> tuple[str, ...]:
-    """All settings in dotted form."""
-    return tuple(_flat(RunConfig().model_dump()))
+def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = tree.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
-def _known_parts() -> set[str]:
-    return {part for key in known_keys() for part in key.split(".")}
+def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
+    """All settings of a config that names this ``mechanism``, in dotted form."""
+    others = [key for key in _flat(RunConfig().model_dump()) if not key.startswith("mechanism.")]
+    try:
+        own = settings_of(mechanism).model_fields
+    except ConfigError:
+        own = MechanismSettings.model_fields
+    return (*others, *(f"mechanism.{name}" for name in own))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

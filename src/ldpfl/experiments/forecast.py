@@ -11,7 +11,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, lowest_probability, mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms.gaussian import PublicState
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import round_cohort, round_event
@@ -25,12 +25,10 @@ def planned_ledger(config: RunConfig) -> Ledger:
     Raises:
         ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes.
     """
-    if config.mechanism.name == "nbafl" or (config.mechanism.name == "sensitive-dp" and not config.noise.clip_to_estimate):
-        raise ConfigError(
-            f"what {config.mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger"
-        )
     weights, ranges = start_of(config)
     mechanism = mechanism_of(config, ranges, smallest=1)
+    if not mechanism.foreseeable:
+        raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, lowest = config.clients.count, lowest_probability(config)
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()

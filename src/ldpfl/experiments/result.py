@@ -61,7 +61,7 @@ def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: 
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
-    private = config.mechanism.name != "none"
+    private = config.mechanism.protects
     guarantee = federation.mechanism.guarantee(last.state.ranges)
     return {
         "mechanism": config.mechanism.name,

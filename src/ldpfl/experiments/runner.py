@@ -15,11 +15,13 @@ from ldpfl.data import ImageTask, load
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
-from ldpfl.experiments.config import MechanismConfig, NoiseConfig, PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
+from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import WriteError, writing
-from ldpfl.server import Checkpoint, Perturbed, RoundMetrics
+from ldpfl.mechanisms import Perturbed
+from ldpfl.mechanisms.identity import IdentitySettings
+from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 
 
@@ -61,7 +63,7 @@ class Runner:
         """
         task = load(config.data.name, self.data_dir, self.observer.warn)
         federation, start = build(config, task, self.device)
-        private = config.mechanism.name != "none"
+        private = config.mechanism.protects
         wants_twin = twin and private
         folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
@@ -197,8 +199,7 @@ def noise_free(config: RunConfig) -> RunConfig:
             "name": "noise-free",
             "description": "",
             "training": training,
-            "mechanism": MechanismConfig(name="none", perturbed=perturbed),
-            "noise": NoiseConfig(),
+            "mechanism": IdentitySettings(perturbed=perturbed),
             "ranges": RangesConfig(),
             "shuffling": ShufflingConfig(),
             "privacy": PrivacyConfig(),

@@ -123,7 +123,7 @@ def _config(
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={json.dumps(value)}" for key, value in point]
     named = [f"seed={seed}", 'description=""', f'name="{sweep.name}"']
-    return load_recipe(sweep.recipe, [*sweep.settings, *at, *settings, *named, *overrides])
+    return load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
 
 
 def check_cells(cells: Sequence[Cell]) -> None:

@@ -120,7 +120,7 @@ class _Prepared:
 @lru_cache(maxsize=2)
 def _prepare(text: str, data_dir: Path | None, device: str) -> _Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process."""
-    config = parse_config(text, (), origin="the round's terms")
+    config = parse_config(text, origin="the round's terms")
     task = load(config.data.name, data_dir)
     federation, start = build(config, task, choose_device(device))
     return _Prepared(config, task, federation, start)

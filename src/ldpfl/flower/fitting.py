@@ -19,9 +19,10 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.flower.terms import deployable_mechanism
-from ldpfl.mechanisms.gaussian import PublicState
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.events import UnprotectedRelease
-from ldpfl.privacy.policy import Policy, Transport, epsilon_of, unit_epsilon
+from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
 

@@ -16,7 +16,7 @@ from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Gaussian, Mechanism
+from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.policy import Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
@@ -24,7 +24,7 @@ from ldpfl.relay.protocol import run_of
 RECORD = "ldpfl"
 """Name of both records."""
 
-VERSION = 2
+VERSION = 3
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
 
@@ -226,18 +226,15 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
             schedules have no guarantee, and run in the simulator only.
     """
     mechanism = mechanism_of(config, ranges, smallest=1)
-    if isinstance(mechanism, Gaussian) and (mechanism.name not in _PUBLIC_SCHEDULES or mechanism.guarantee(ranges).delta == 0):
+    if not mechanism.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
     return mechanism
-
-
-_PUBLIC_SCHEDULES = ("full-dp", "time-varying", "dpa")
 
 
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> RunConfig:
     try:
-        return parse_config(text, (), origin="the server's terms")
+        return parse_config(text, origin="the server's terms")
     except LdpflError as error:
         raise ProtocolError(str(error)) from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from math import inf
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +14,49 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.reports import Reports
 from ldpfl.mechanisms.units import SampledUnits, Units
-from ldpfl.privacy import Guarantee, Release
+from ldpfl.privacy import REPLACE_ONE, Guarantee, Release
+from ldpfl.privacy.accountants.local import unit_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 
-if TYPE_CHECKING:
-    from ldpfl.mechanisms.gaussian.schedule import PublicState
 
-COORDINATE_BLOCK = 1 << 15
-"""Coordinates handled at once: their working set stays inside a core's cache. Even, so that a seeded
-stream, which yields two 32-bit values a word, gives the same bits whatever the block size."""
+@dataclass(frozen=True, eq=False)
+class PublicState:
+    """What everybody knows when a round begins.
+
+    Attributes:
+        round: its number, from 1.
+        weights: (d,) what was broadcast.
+        previous: (d,) the broadcast of the round before; None in round 1.
+        sizes: weights of each layer.
+
+    Raises:
+        PrivacyError: shapes that contradict each other, or weights that are NaN or infinite.
+    """
+
+    round: int
+    weights: Tensor
+    previous: Tensor | None
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        dimension = sum(self.sizes)
+        if self.round < 1:
+            raise PrivacyError(f"rounds are numbered from 1, got {self.round}; nothing was sent")
+        for vector in (self.weights, self.previous):
+            if vector is not None and vector.shape != (dimension,):
+                raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
+            if vector is not None and not is_finite(vector):
+                raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
+
+
+_ADJACENCY: Mapping[str, str] = {
+    "weight": "replace one client's value",
+    "group": "replace one client's values of one group",
+    "layer": "replace one client's values of one layer",
+    "vector": "replace one client's vector",
+    "client": REPLACE_ONE,
+}
 
 
 class Mechanism(ABC):
@@ -78,12 +112,47 @@ class Mechanism(ABC):
         """Bits that one client sends in one round, before rounding up to bytes."""
 
     @abstractmethod
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        """State what one report protects."""
-
-    @abstractmethod
     def release(self, ranges: LayerRanges) -> Release:
         """Say what one client's report of a round is, for the ledger."""
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        """State what one report protects: it follows from :meth:`release`."""
+        release = self.release(ranges)
+        epsilon = unit_epsilon(release, self.delta)
+        return Guarantee(
+            epsilon=epsilon,
+            delta=self.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
+            unit=release.unit,
+            units_per_round=release.units,
+            adjacency=_ADJACENCY[release.unit],
+            trust_model="local",
+            status="proved",
+            assumptions=self.assumptions if epsilon < inf else (getattr(release, "reason", "nothing is protected"),),
+            source=self.source,
+        )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What has to be true for the guarantee, outside the mechanism."""
+        return ("ranges are public", "random bits are uniform and secret")
+
+    @property
+    def delta(self) -> float:
+        """Failure probability at which the guarantee is stated, where there is no pure one."""
+        return 0.0
+
+    source: ClassVar[str] = ""
+    """Where the mechanism's guarantee is proved, if not with its release."""
+
+    @property
+    def deployable(self) -> bool:
+        """Whether a client on Flower can run it: it needs nothing but its own values and what is public in a round."""
+        return True
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether what it releases follows from public settings, so that it is known before a run."""
+        return True
 
     @property
     def caveats(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from math import ceil, isfinite, log, sqrt
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, total_clients
-from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
+from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK, BitReports, count_ones, packed_size
+from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.mechanisms.units import Units
-from ldpfl.privacy import BinaryRelease, Guarantee
+from ldpfl.privacy import BinaryRelease
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
@@ -51,6 +52,12 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     if 2 * lo >= 1 << BITS:
         raise ConfigError(f"epsilon {epsilon} is too small to tell + from - with {BITS} random bits")
     return lo, (1 << BITS) - lo
+
+
+_CLAIM = (
+    'LDP-FL, section 4: with shuffling "it is sufficient to protect eps-LDP for each weight"; '
+    "shuffling hides who sent a bit, but a client's bits are many, and they add up"
+)
 
 
 @dataclass(frozen=True)
@@ -156,20 +163,17 @@ class Duchi(Mechanism):
         """A bit a weight."""
         return Units.equal(ranges.dimension, 1)
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=0.0,
-            unit="weight",
-            units_per_round=ranges.dimension,
-            adjacency="replace one client's value",
-            trust_model="local",
-            status="proved",
-            assumptions=("ranges are public", "random bits are uniform and secret"),
-        )
-
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        return BinaryRelease(self.name, self.epsilon, ranges.dimension, realised=self.epsilon_realised)
+        return BinaryRelease(self.name, self.epsilon, ranges.dimension, realised=self.epsilon_realised, claim=_CLAIM)
+
+
+class DuchiSettings(EpsilonSettings):
+    """Settings of ``duchi``."""
+
+    name: Literal["duchi"] = "duchi"
+
+    def at(self, epsilon: float) -> Duchi:
+        return Duchi(epsilon)
 
 
 class _Scratch:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, pi, sqrt
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
-from ldpfl.privacy import Guarantee, PureRelease
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK, BitReports, count_ones, packed_size
+from ldpfl.mechanisms.settings import EpsilonSettings
+from ldpfl.privacy import PureRelease
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
@@ -31,18 +32,18 @@ Packed = NDArray[np.uint8]
 class VectorBitReports(BitReports):
     """One bit a weight, of which a client's row is protected as a whole: it stays together, in the shuffler too."""
 
+    @classmethod
+    def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> VectorBitReports:
+        """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
 
-def mix_vectors(batches: Sequence[VectorBitReports], generator: np.random.Generator) -> VectorBitReports:
-    """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
-
-    Raises:
-        PrivacyError: no report, or reports of different dimensions.
-    """
-    if sum(batch.clients for batch in batches) == 0:
-        raise PrivacyError("there is no report to shuffle")
-    if len({batch.dimension for batch in batches}) != 1:
-        raise PrivacyError("reports of different dimensions cannot be shuffled together")
-    return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
+        Raises:
+            PrivacyError: no report, or reports of different dimensions.
+        """
+        if sum(batch.clients for batch in batches) == 0:
+            raise PrivacyError("there is no report to shuffle")
+        if len({batch.dimension for batch in batches}) != 1:
+            raise PrivacyError("reports of different dimensions cannot be shuffled together")
+        return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
 
 
 @dataclass(frozen=True)
@@ -129,19 +130,6 @@ class DuchiVector(Mechanism):
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=0.0,
-            unit="vector",
-            units_per_round=1,
-            adjacency="replace one client's vector",
-            trust_model="local",
-            status="proved",
-            assumptions=("ranges are public", "random bits are uniform and secret"),
-            source="Duchi, Jordan & Wainwright 2018, corrected for even dimensions",
-        )
-
     def release(self, ranges: LayerRanges) -> PureRelease:
         return PureRelease(self.name, self.epsilon, 1, "vector")
 
@@ -149,6 +137,15 @@ class DuchiVector(Mechanism):
         """Return the center and the amplitude r B of every weight, (d,) each."""
         center, radius = ranges.expand()
         return center, radius * self.gain(ranges.dimension)
+
+
+class DuchiVectorSettings(EpsilonSettings):
+    """Settings of ``duchi-vector``."""
+
+    name: Literal["duchi-vector"] = "duchi-vector"
+
+    def at(self, epsilon: float) -> DuchiVector:
+        return DuchiVector(epsilon)
 
 
 @lru_cache(maxsize=64)

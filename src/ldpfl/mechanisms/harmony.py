@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_shape, total_clients
+from ldpfl.mechanisms.base import Mechanism, require_shape, total_clients
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits, unit_bits
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK
+from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
 from ldpfl.mechanisms.units import Units
-from ldpfl.privacy import BinaryRelease, Guarantee, PureRelease
+from ldpfl.privacy import BinaryRelease, PureRelease
 from ldpfl.privacy.guarantee import Unit
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
+
+_CLAIM = 'Optimal LDP-FL, section 4: the "framework satisfies eps-LDP"; epsilon is spent once a layer and round, and these add up'
 
 
 @dataclass(frozen=True)
@@ -135,23 +139,11 @@ class Harmony(Mechanism):
         """Where every layer that is left is smaller than a group, each of them is one group, and the largest sets the size."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=0.0,
-            unit=self._unit,
-            units_per_round=_Groups.of(ranges, self.group).sizes.size,
-            adjacency="replace one client's value" if self.group == 1 else f"replace one client's values of one {self._unit}",
-            trust_model="local",
-            status="proved",
-            assumptions=("ranges are public", "random bits are uniform and secret"),
-        )
-
     def release(self, ranges: LayerRanges) -> BinaryRelease | PureRelease:
         """A pure report a group. Only groups of one weight are plain bits, which the shuffle accountants count."""
         if self.group == 1:
-            return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name)
-        return PureRelease(self.name, self.epsilon, _Groups.of(ranges, self.group).sizes.size, self._unit)
+            return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name, claim=_CLAIM)
+        return PureRelease(self.name, self.epsilon, _Groups.of(ranges, self.group).sizes.size, self._unit, _CLAIM)
 
     @property
     def _unit(self) -> Unit:
@@ -163,6 +155,17 @@ class Harmony(Mechanism):
         """s r^2 A^2, (d,): the mean square of an estimate's distance from the center."""
         sizes = _Groups.of(ranges, self.group).sizes
         return torch.from_numpy(np.repeat(sizes, sizes)) * (ranges.expand()[1] * self.gain) ** 2
+
+
+class HarmonySettings(EpsilonSettings):
+    """Settings of ``harmony``."""
+
+    name: Literal["harmony"] = "harmony"
+    group: Count | Literal["layer"] = "layer"
+    """Weights of which one is sent; ``layer`` as in Optimal LDP-FL."""
+
+    def at(self, epsilon: float) -> Harmony:
+        return Harmony(epsilon, as_none(self.group, "layer"))
 
 
 @dataclass(frozen=True, eq=False)

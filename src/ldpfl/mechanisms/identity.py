@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports import DenseReports, mean_of_rows
-from ldpfl.privacy import Guarantee, UnprotectedRelease
+from ldpfl.mechanisms.settings import Facts, MechanismSettings
+from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 
@@ -51,17 +51,16 @@ class Identity(Mechanism):
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        return Guarantee(
-            epsilon=inf,
-            delta=0.0,
-            unit="weight",
-            units_per_round=ranges.dimension,
-            adjacency="replace one client's value",
-            trust_model="local",
-            status="proved",
-            assumptions=("nothing is protected",),
-        )
-
     def release(self, ranges: LayerRanges) -> UnprotectedRelease:
         return UnprotectedRelease(self.name, "values leave as they are", ranges.dimension, "weight")
+
+
+class IdentitySettings(MechanismSettings):
+    """Settings of ``none``: there is nothing to set."""
+
+    name: Literal["none"] = "none"
+
+    protects: ClassVar[bool] = False
+
+    def build(self, facts: Facts) -> Identity:
+        return Identity()

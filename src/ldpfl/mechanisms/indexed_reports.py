@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,26 @@ class IndexedBitReports:
             index[rows] = code & ((1 << (lengths - 1)) - 1)
         return cls(index, signs, group_sizes)
 
+    @classmethod
+    def mix(cls, batches: Sequence[Self], generator: np.random.Generator) -> Self:
+        """Pool all reports and reorder the (index, sign) pairs within every group, uniformly and independently.
+
+        This is what an ideal shuffler does to messages (group, index, sign): a row of the result is no client.
+
+        Raises:
+            PrivacyError: no reports, or reports that cut the weights into different groups.
+        """
+        if sum(batch.clients for batch in batches) == 0:
+            raise PrivacyError("there is no report to shuffle")
+        sizes = batches[0].group_sizes
+        if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
+            raise PrivacyError("reports about different groups of weights cannot be shuffled together")
+        pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])
+        for start in range(0, sizes.size, _COLUMN_BLOCK):
+            block = pairs[:, start : start + _COLUMN_BLOCK]
+            block[:] = generator.permuted(block, axis=0)
+        return cls(pairs >> 1, (pairs & 1).astype(np.bool_), sizes)
+
 
 def unit_bits(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bits (G,) that each group takes: those of its largest index, and the sign."""
@@ -105,26 +126,6 @@ def unit_bits(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def payload_bits(group_sizes: NDArray[np.int64]) -> int:
     """Bits of one client's report, before rounding up to bytes: ceil(log2(size)) + 1 a group."""
     return int(unit_bits(group_sizes).sum())
-
-
-def mix_indexed(batches: Sequence[IndexedBitReports], generator: np.random.Generator) -> IndexedBitReports:
-    """Pool all reports and reorder the (index, sign) pairs within every group, uniformly and independently.
-
-    This is what an ideal shuffler does to messages (group, index, sign): a row of the result is no client.
-
-    Raises:
-        PrivacyError: no reports, or reports that cut the weights into different groups.
-    """
-    if sum(batch.clients for batch in batches) == 0:
-        raise PrivacyError("there is no report to shuffle")
-    sizes = batches[0].group_sizes
-    if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
-        raise PrivacyError("reports about different groups of weights cannot be shuffled together")
-    pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])
-    for start in range(0, sizes.size, _COLUMN_BLOCK):
-        block = pairs[:, start : start + _COLUMN_BLOCK]
-        block[:] = generator.permuted(block, axis=0)
-    return IndexedBitReports(pairs >> 1, (pairs & 1).astype(np.bool_), sizes)
 
 
 def _row_blocks(clients: int, lengths: NDArray[np.int64]) -> Iterator[slice]:

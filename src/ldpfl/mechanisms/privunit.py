@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, expm1, floor, isfinite, log, pi, sqrt
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field, FiniteFloat
 from scipy.optimize import brentq
 from scipy.special import expit, log_expit, ndtri, ndtri_exp
 from torch import Tensor
@@ -18,8 +19,9 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi
 from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, require_possible
+from ldpfl.mechanisms.settings import EpsilonSettings, Positive
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
-from ldpfl.privacy import Guarantee, PureRelease
+from ldpfl.privacy import PureRelease
 from ldpfl.randomness import UNIFORM_BITS, RandomSource, as_source, draw, normal, uniform
 from ldpfl.ranges import LayerRanges
 
@@ -124,6 +126,7 @@ class PrivUnitG(VectorMechanism):
     norm: float
     magnitude_share: float = 0.0
     name: ClassVar[str] = "privunit-g"
+    source: ClassVar[str] = "Asi, Feldman & Talwar 2022"
 
     def __post_init__(self) -> None:
         if not _number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
@@ -216,22 +219,9 @@ class PrivUnitG(VectorMechanism):
         """
         return torch.full_like(ranges.radius, sqrt(self._worst_variance(ranges.dimension) / clients))
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=0.0,
-            unit="vector",
-            units_per_round=1,
-            adjacency="replace one client's vector",
-            trust_model="local",
-            status="proved",
-            assumptions=(
-                "ranges and norm are public",
-                "random bits are uniform and secret",
-                FINITE_PRECISION,
-            ),
-            source="Asi, Feldman & Talwar 2022",
-        )
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return ("ranges and norm are public", "random bits are uniform and secret", FINITE_PRECISION)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         return PureRelease(self.name, self.epsilon, 1, "vector")
@@ -270,6 +260,19 @@ class PrivUnitG(VectorMechanism):
         length = self.norm * min(1.0, (1 + noise) / 2)  # where the difference is largest
         sent = self._second_moment(length) * (1 + noise) - length**2
         return sent if self.magnitude_share else self.norm**2 * (noise + 1 / dimension)
+
+
+class PrivUnitGSettings(EpsilonSettings):
+    """Settings of ``privunit-g``."""
+
+    name: Literal["privunit-g"] = "privunit-g"
+    norm: Positive = 1.0
+    """Longest vector; a longer one is shortened to it."""
+    magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
+    """Part of ``epsilon`` that buys the vector's length."""
+
+    def at(self, epsilon: float) -> PrivUnitG:
+        return PrivUnitG(epsilon, self.norm, self.magnitude_share)
 
 
 def _number_between(value: object, low: float, high: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import ProtocolError
+
+COORDINATE_BLOCK = 1 << 15
+"""Coordinates handled at once: their working set stays inside a core's cache. Even, so that a seeded
+stream, which yields two 32-bit values a word, gives the same bits whatever the block size."""
 
 
 class Reports(Protocol):
@@ -28,6 +32,17 @@ class Reports(Protocol):
     def bytes_per_client(self) -> int: ...
 
     def payloads(self) -> Iterable[bytes]: ...
+
+    @classmethod
+    def mix(cls, batches: Sequence[Any], generator: np.random.Generator) -> Reports:
+        """Return all reports of ``batches``, at least one, in an order that says nothing about clients: uniformly random.
+
+        What a client's guarantee covers as one unit stays together; units that are protected apart are reordered apart.
+
+        Raises:
+            PrivacyError: reports of different shapes, or none.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +88,12 @@ class BitReports:
                 raise ProtocolError(f"a report sets a bit beyond its {dimension} weights")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
         return cls(packed, dimension)
+
+    @classmethod
+    def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
+        """Keep each column's count alone: a uniformly random permutation of its bits is an arrangement that follows from it."""
+        clients = sum(batch.clients for batch in batches)
+        return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
     def unpack(self, row: int) -> NDArray[np.uint8]:
         """Return the (d,) bits of one row."""
@@ -134,6 +155,17 @@ class DenseReports:
     def payloads(self) -> Iterable[bytes]:
         """Yield what each client puts on the wire."""
         return (row.numpy().tobytes() for row in self.values)
+
+    @classmethod
+    def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> DenseReports:
+        """Reorder the values of each weight by themselves."""
+        values = torch.cat([batch.values for batch in batches])
+        mixed = torch.empty_like(values)
+        width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))
+        for start in range(0, values.shape[1], width):
+            block = values[:, start : start + width].numpy()
+            mixed[:, start : start + width] = torch.from_numpy(generator.permuted(block, axis=0))
+        return DenseReports(mixed)
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> DenseReports:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,25 @@ class SampledReports:
             values[row] = np.frombuffer(payload, dtype="<f4", offset=head)
         return cls(index, values, dimension)
 
+    @classmethod
+    def mix(cls, reports: Sequence[Self], generator: np.random.Generator) -> Self:
+        """Pool the reports of a cohort and order the clients' rows at random, uniformly.
+
+        The k pairs of a client stay together: epsilon covers them as one message, and they were drawn together. A row is
+        one report, in a place that says nothing about its sender.
+
+        Raises:
+            PrivacyError: no report, or reports of different shapes.
+        """
+        if sum(batch.clients for batch in reports) == 0:
+            raise PrivacyError("there is no report to shuffle")
+        if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
+            raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
+        order = generator.permutation(sum(batch.clients for batch in reports))
+        index = np.concatenate([batch.index for batch in reports])[order]
+        values = np.concatenate([batch.values for batch in reports])[order]
+        return cls(index, values, reports[0].dimension)
+
 
 def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray[np.int64]:
     """Turn k uniform numbers into k of ``dimension`` indices, ascending, each set equally likely (to about d / 2**52).
@@ -109,22 +129,3 @@ def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray
 def index_bits(dimension: int) -> int:
     """Bits that tell ``dimension`` weights apart: ceil(log2 d)."""
     return (dimension - 1).bit_length()
-
-
-def mix_sampled(reports: Sequence[SampledReports], generator: np.random.Generator) -> SampledReports:
-    """Pool the reports of a cohort and order the clients' rows at random, uniformly.
-
-    The k pairs of a client stay together: epsilon covers them as one message, and they were drawn together. A row is
-    one report, in a place that says nothing about its sender.
-
-    Raises:
-        PrivacyError: no report, or reports of different shapes.
-    """
-    if sum(batch.clients for batch in reports) == 0:
-        raise PrivacyError("there is no report to shuffle")
-    if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
-        raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
-    order = generator.permutation(sum(batch.clients for batch in reports))
-    index = np.concatenate([batch.index for batch in reports])[order]
-    values = np.concatenate([batch.values for batch in reports])[order]
-    return SampledReports(index, values, reports[0].dimension)

@@ -19,20 +19,20 @@ from ldpfl.ranges import LayerRanges
 class VectorReports(DenseReports):
     """Noisy float32 vectors, of which a client's row is protected as a whole: it stays together, in the shuffler too."""
 
+    @classmethod
+    def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> VectorReports:
+        """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
 
-def mix_vector_rows(batches: Sequence[VectorReports], generator: np.random.Generator) -> VectorReports:
-    """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
-
-    Raises:
-        PrivacyError: no report, or reports of different dimensions.
-    """
-    clients = sum(batch.clients for batch in batches)
-    if clients == 0:
-        raise PrivacyError("there is no report to shuffle")
-    if len({batch.dimension for batch in batches}) != 1:
-        raise PrivacyError("reports of different dimensions cannot be shuffled together")
-    order = torch.from_numpy(generator.permutation(clients))
-    return VectorReports(torch.cat([batch.values for batch in batches])[order])
+        Raises:
+            PrivacyError: no report, or reports of different dimensions.
+        """
+        clients = sum(batch.clients for batch in batches)
+        if clients == 0:
+            raise PrivacyError("there is no report to shuffle")
+        if len({batch.dimension for batch in batches}) != 1:
+            raise PrivacyError("reports of different dimensions cannot be shuffled together")
+        order = torch.from_numpy(generator.permutation(clients))
+        return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
 
 class VectorMechanism(Mechanism):

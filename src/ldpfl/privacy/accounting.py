@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf, sqrt
+from math import ceil, inf
 from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
-from ldpfl.privacy.accountants.composition import local_epsilon
+from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import Bracket, ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.claims import paper_claim
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup, Statement
@@ -92,7 +92,7 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         groups = groups[:most]
     elif all(isinstance(group.release, GaussianRelease) for group in groups):
-        groups = sorted(groups, key=lambda group: -_parameter(group))[:most]
+        groups = sorted(groups, key=lambda group: -group.release.parameter)[:most]
     return [replace(group, rounds=count) for group, count in Counter(groups).items()]
 
 
@@ -118,7 +118,7 @@ def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
         return type(group.release), group.release.unit, group.sampling, group.rate, group.channel, group.linked
 
     def size(group: RoundGroup) -> tuple[float, int, int, int]:
-        return _parameter(group), group.release.units, -group.cohort, -group.population
+        return group.release.parameter, group.release.units, -group.cohort, -group.population
 
     return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
 
@@ -127,14 +127,14 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
     if any(isinstance(group.release, GaussianRelease) for group in rounds):
         return []  # Gaussian noise has no pure epsilon; it is accounted by the round
-    worst = max(rounds, key=_parameter)
+    worst = max(rounds, key=lambda group: group.release.parameter)
     common: dict[str, Any] = {
         "unit": worst.release.unit,
         "units_per_round": worst.release.units,
         "adjacency": "replace one client's value",
         "status": "proved",
     }
-    epsilon = _parameter(worst)
+    epsilon = worst.release.parameter
     rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
     if all(_counts_only(group) for group in rounds):
         brackets = [_shuffled([replace(group, release=replace(group.release, units=1))], delta) for group in rounds]
@@ -187,14 +187,7 @@ def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
 
 
 def _local(groups: Sequence[RoundGroup], delta: float) -> float:
-    reports, mus = [], []
-    for group in groups:
-        match group.release:
-            case GaussianRelease(mu=mu):
-                mus.append(mu * sqrt(group.reports))
-            case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
-                reports.append((epsilon, group.reports))
-    return local_epsilon(reports, mus, delta)
+    return epsilon_of([(group.release, group.rounds) for group in groups], delta)
 
 
 def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> list[Guarantee]:
@@ -208,8 +201,8 @@ def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> 
         rows.append(Guarantee(bracket.upper, delta, assumptions=fixed, lower=bracket.lower, adaptive=False, status="proved", **common))
     lower = bracket.lower if known else None
     rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(groups), lower=lower, status="proved", **common))
-    if scope == "run" and known and len(groups) == 1 and crowd * sigmoid(-_parameter(groups[0])) >= _NORMAL_ENOUGH:
-        estimate = central_limit_epsilon(_parameter(groups[0]), crowd, groups[0].reports, delta)
+    if scope == "run" and known and len(groups) == 1 and crowd * sigmoid(-groups[0].release.parameter) >= _NORMAL_ENOUGH:
+        estimate = central_limit_epsilon(groups[0].release.parameter, crowd, groups[0].reports, delta)
         rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
     return rows
 
@@ -236,11 +229,11 @@ def _shuffled(groups: Sequence[RoundGroup], delta: float) -> tuple[Bracket, bool
     """Return bounds, and whether the lower one is known."""
     local, first = _local(groups, delta), groups[0]
     if not _counts_only(first):
-        epsilon = _parameter(first) * first.linked
+        epsilon = first.release.parameter * first.linked
         messages = ceil(first.release.units / first.linked) * first.rounds
         upper = min(local, composed_clone_epsilon(epsilon, first.cohort, messages, delta, any_report(epsilon)))
         return Bracket(0.0, upper, upper), False
-    settings = [ShuffledRounds(_parameter(group), group.cohort, group.release.units, group.rounds) for group in groups]
+    settings = [ShuffledRounds(group.release.parameter, group.cohort, group.release.units, group.rounds) for group in groups]
     if first.sampling == "secret" and first.rate < 1:
         upper = min(local, self_sampled_epsilon(replace(settings[0], clients=first.population), first.rate, delta))
         return Bracket(0.0, upper, upper), False
@@ -252,23 +245,12 @@ def _shuffled(groups: Sequence[RoundGroup], delta: float) -> tuple[Bracket, bool
 
 def _realised(group: RoundGroup) -> float:
     realised = group.release.realised if isinstance(group.release, BinaryRelease) else None
-    return _parameter(group) if realised is None else realised
+    return group.release.parameter if realised is None else realised
 
 
 def _counts_only(group: RoundGroup) -> bool:
     """Tell whether all that an ideal shuffler shows of a unit is how many bits were 1."""
     return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel == "ideal-shuffler"
-
-
-def _parameter(group: RoundGroup) -> float:
-    """Return epsilon of one report, or mu of a Gaussian one; infinity where nothing is protected."""
-    match group.release:
-        case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
-            return epsilon
-        case GaussianRelease(mu=mu):
-            return mu
-        case UnprotectedRelease():
-            return inf
 
 
 def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:

@@ -20,9 +20,10 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.permissions import check_own
+from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
-from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request, epsilon_of
+from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request
 
 VERSION = 1
 _APPLICATION = 0x4C445042  # "LDPB"

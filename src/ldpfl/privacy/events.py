@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, field
+from math import inf, isfinite
 from typing import Literal
 
 from ldpfl.errors import ConfigError
@@ -27,6 +27,7 @@ class BinaryRelease:
         units: bits that depend on the client's data.
         unit: what one bit stands for.
         realised: the budget that the bits really spend, where finite precision keeps it below ``epsilon``.
+        claim: what the mechanism's paper says that ``epsilon`` is for the whole run, in a sentence; empty where it says nothing.
     """
 
     mechanism: str
@@ -34,6 +35,17 @@ class BinaryRelease:
     units: int
     unit: Unit = "weight"
     realised: float | None = None
+    claim: str = field(default="", compare=False)
+
+    @property
+    def parameter(self) -> float:
+        """What the release is accounted by: epsilon of one unit."""
+        return self.epsilon
+
+    @property
+    def pure_epsilon(self) -> float:
+        """What one unit costs with no failure probability, against one who knows its sender."""
+        return self.epsilon
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,17 @@ class PureRelease:
     epsilon: float
     units: int
     unit: Unit
+    claim: str = field(default="", compare=False)
+
+    @property
+    def parameter(self) -> float:
+        """What the release is accounted by: epsilon of one unit."""
+        return self.epsilon
+
+    @property
+    def pure_epsilon(self) -> float:
+        """What one unit costs with no failure probability, against one who knows its sender."""
+        return self.epsilon
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,16 @@ class GaussianRelease:
     units: int = 1
     unit: Unit = "vector"
 
+    @property
+    def parameter(self) -> float:
+        """What the release is accounted by: mu."""
+        return self.mu
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Infinite: Gaussian noise has none."""
+        return inf
+
 
 @dataclass(frozen=True)
 class UnprotectedRelease:
@@ -69,6 +102,7 @@ class UnprotectedRelease:
         mechanism: its name.
         reason: what left, in a few words.
         claimed_epsilon, claimed_delta: what the mechanism's paper says one client's round costs, if it says so.
+        claim: how it says so, in a sentence.
     """
 
     mechanism: str
@@ -77,6 +111,17 @@ class UnprotectedRelease:
     unit: Unit = "vector"
     claimed_epsilon: float | None = None
     claimed_delta: float | None = None
+    claim: str = field(default="", compare=False)
+
+    @property
+    def parameter(self) -> float:
+        """Infinite: no figure bounds what left."""
+        return inf
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Infinite."""
+        return inf
 
 
 _LARGEST = 10**12
@@ -129,8 +174,8 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:
             raise ConfigError(f"round {self.round}: counts beyond {_LARGEST:.0e} are not accounted")
-        parameter = _parameter(self.release)
-        if not (isfinite(parameter) and parameter > 0):
+        parameter = self.release.parameter
+        if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
             name = self.release.mechanism[:40]
             raise ConfigError(f"round {self.round}: the parameter of {name!r} must be positive and finite, got {parameter}")
 
@@ -139,13 +184,3 @@ def _is_claim(epsilon: float | None, delta: float | None) -> bool:
     if epsilon is None or delta is None:
         return epsilon is None and delta is None
     return isfinite(epsilon) and epsilon > 0 and 0 < delta < 1
-
-
-def _parameter(release: Release) -> float:
-    match release:
-        case BinaryRelease() | PureRelease():
-            return release.epsilon
-        case GaussianRelease():
-            return release.mu
-        case UnprotectedRelease():
-            return 1.0

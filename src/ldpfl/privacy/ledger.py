@@ -19,7 +19,13 @@ from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Re
 from ldpfl.suggestions import did_you_mean
 
 FORMAT = "ldpfl-ledger"
-VERSION = 1
+VERSION = 2
+
+_CLAIMS_OF_VERSION_1: Mapping[str, str] = {
+    "duchi": "LDP-FL, section 4: shuffling hides who sent a bit, but a client's bits are many, and they add up",
+    "harmony": "Optimal LDP-FL, section 4: epsilon is spent once a layer and round, and these add up",
+}
+"""Events of version 1 did not say what their mechanism's paper claims of them."""
 
 _PARTS = {"format", "version", "events", "accounted"}
 
@@ -69,8 +75,8 @@ class Ledger:
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}")
         version = tree.get("version")
-        if type(version) is not int or version != VERSION:
-            raise DataError(f"{origin} is a ledger of version {_short(version)}, and this ldpfl reads version {VERSION}")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise DataError(f"{origin} is a ledger of version {_short(version)}, and this ldpfl reads versions up to {VERSION}")
         unknown = sorted(tree.keys() - _PARTS)
         if unknown:
             raise DataError(f"{origin} has an unknown part {_short(unknown[0])}")
@@ -79,7 +85,7 @@ class Ledger:
         ledger = cls()
         for index, entry in enumerate(tree["events"], start=1):
             try:
-                ledger = ledger.charge(_from_tree(entry))
+                ledger = ledger.charge(_from_tree(entry, version))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
         return ledger
@@ -116,13 +122,16 @@ def _to_tree(event: RoundEvent) -> dict[str, Any]:
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **tree["release"]}}
 
 
-def _from_tree(tree: Any) -> RoundEvent:
+def _from_tree(tree: Any, version: int) -> RoundEvent:
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
         raise DataError("an event needs a release, which is an object with a kind")
     kind = tree["release"].get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise DataError(f"unknown kind of release {_short(kind)}: {did_you_mean(str(kind)[:40], _KINDS)}")
-    release = _build(_KINDS[kind], {name: value for name, value in tree["release"].items() if name != "kind"})
+    fields = {name: value for name, value in tree["release"].items() if name != "kind"}
+    if version == 1 and kind in ("binary", "pure") and str(fields.get("mechanism")) in _CLAIMS_OF_VERSION_1:
+        fields["claim"] = _CLAIMS_OF_VERSION_1[fields["mechanism"]]
+    release = _build(_KINDS[kind], fields)
     return _build(RoundEvent, {**tree, "release": release})
 
 

@@ -6,9 +6,9 @@ import base64
 import binascii
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -16,10 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
 from ldpfl.permissions import check_own
-from ldpfl.privacy.accountants.composition import local_epsilon
+from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.guarantee import Guarantee
+from ldpfl.privacy.events import Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ Transport = Literal["relay", "direct"]
 """How a report leaves: sealed, through a relay that mixes it with others, or in the reply, where the server sees who sent it."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
-_MOST_REPORTS = 10**10
-"""Reports up to which composition is computed exactly; beyond, their pure sum is charged, which is never less."""
 
 
 class Declined(PrivacyError):
@@ -60,20 +57,19 @@ class Request:
     Attributes:
         run: letters, digits and ``. _ : / -``, at most 100.
         round: from 1.
-        release, guarantee: what the mechanism on this client states of itself.
+        release: what the mechanism on this client states of itself.
         cohort: clients that the report will be mixed with, this one included, as far as the client knows.
         transport: how the report will leave.
         key: raw public key of the aggregator; empty where the report is not sealed.
         parameters_per_report: units that stay together in the relay.
 
     Raises:
-        Declined: figures that are not possible, or release and guarantee that contradict each other.
+        Declined: figures that are not possible.
     """
 
     run: str
     round: int
     release: Release
-    guarantee: Guarantee
     cohort: int
     transport: Transport
     key: bytes = b""
@@ -88,8 +84,6 @@ class Request:
             RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.parameters_per_report)
         except ConfigError as error:
             raise Declined(f"run {self.run}, {error}; nothing was sent") from None
-        if not _agree(self.release, self.guarantee):
-            raise Declined(f"{self._place}: what {self.mechanism} guarantees does not fit what it releases; nothing was sent")
 
     @classmethod
     def of(
@@ -105,8 +99,7 @@ class Request:
         parameters_per_report: int = 1,
     ) -> Request:
         """Return the request for one report of ``mechanism``, the very object that will encode it."""
-        release, guarantee = mechanism.release(ranges), mechanism.guarantee(ranges)
-        return cls(run, round, release, guarantee, cohort, transport, key, parameters_per_report)
+        return cls(run, round, mechanism.release(ranges), cohort, transport, key, parameters_per_report)
 
     @property
     def mechanism(self) -> str:
@@ -125,36 +118,6 @@ class Request:
     def declined(self, why: str, kind: type[Declined] = Declined) -> Declined:
         """Return the refusal of this request; ``why`` is for the operator."""
         return kind(f"{self._place}: {why}; nothing was sent")
-
-
-def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
-    """Return epsilon at ``delta`` of all ``releases``, each with its number of times, for one who sees and keeps them all.
-
-    Exact where all are alike or all Gaussian, else by Renyi divergences; adaptive. ``delta`` = 0 gives the pure sum. Infinite as
-    soon as one is unprotected. Its time does not depend on how often a release was made.
-    """
-    reports: list[tuple[float, int]] = []
-    mus: list[float] = []
-    for release, times in releases:
-        match release:
-            case UnprotectedRelease():
-                return inf
-            case GaussianRelease(mu=mu):
-                mus.append(mu * sqrt(release.units * times))
-            case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
-                reports.append((epsilon, release.units * times))
-    few = sum(number for _, number in reports) <= _MOST_REPORTS
-    return local_epsilon(reports, mus, delta if few else 0.0)
-
-
-def unit_epsilon(release: Release, delta: float) -> float:
-    """Return what one unit of ``release`` costs: pure where it is, else at ``delta``."""
-    match release:
-        case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
-            return epsilon
-        case GaussianRelease(mu=mu):
-            return local_epsilon([], [mu], delta)
-    return inf
 
 
 @dataclass(frozen=True)
@@ -322,17 +285,3 @@ def _explain(error: ValidationError, path: Path) -> str:
 
 def _exceeds(setting: str, asked: float, bound: float) -> str:
     return f"{asked:.6g} exceeds the policy's {setting} = {bound:g}"
-
-
-def _agree(release: Release, guarantee: Guarantee) -> bool:
-    """Tell whether a mechanism says the same of one report in both ways."""
-    if guarantee.status != "proved" or guarantee.trust_model != "local" or guarantee.scope != "round":
-        return False
-    same_units = (release.unit, release.units) == (guarantee.unit, guarantee.units_per_round)
-    match release:
-        case BinaryRelease(epsilon=epsilon) | PureRelease(epsilon=epsilon):
-            return same_units and guarantee.epsilon == epsilon and guarantee.delta == 0
-        case GaussianRelease(mu=mu):
-            return same_units and guarantee.epsilon >= local_epsilon([], [mu], guarantee.delta) * (1 - 1e-9) and isfinite(guarantee.epsilon)
-        case UnprotectedRelease():
-            return guarantee.epsilon == inf

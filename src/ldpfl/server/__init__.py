@@ -1,10 +1,11 @@
 """The server: its state, who takes part in a round, how a round closes, and what is kept of it. Simulator and Flower share it."""
 
+from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
 from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round
 from ldpfl.server.cohort import round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
-from ldpfl.server.state import NotFiniteError, Perturbed, ServerState, advance, client_values
+from ldpfl.server.state import NotFiniteError, ServerState, advance, client_values
 
 __all__ = [
     "Checkpoint",

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import RangeRule
 from ldpfl.server.checkpoint import Checkpoint
 from ldpfl.server.metrics import RoundMetrics
-from ldpfl.server.state import Perturbed, advance
+from ldpfl.server.state import advance
 from ldpfl.shuffling import PartialPool, ReportPool
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.base import is_finite
-from ldpfl.mechanisms.gaussian import PublicState
+from ldpfl.mechanisms import Mechanism, Perturbed
+from ldpfl.mechanisms.base import PublicState, is_finite
 from ldpfl.ranges import LayerRanges, RangeRule
 from ldpfl.shuffling import Aggregate, PartialPool, ReportPool
-
-Perturbed = Literal["weights", "update"]
 
 
 class NotFiniteError(PrivacyError):

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism
-from ldpfl.mechanisms.duchi_vector import VectorBitReports, mix_vectors
-from ldpfl.mechanisms.gaussian import NoisyReports
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports, mix_indexed
-from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports, ShuffledBits, count_ones
-from ldpfl.mechanisms.sampled_reports import SampledReports, mix_sampled
-from ldpfl.mechanisms.vector_reports import VectorReports, mix_vector_rows
+from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.reports import Reports
 from ldpfl.ranges import LayerRanges
 
 
@@ -76,35 +69,4 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
         raise PrivacyError("there is no report to shuffle")
     if len({(type(batch), batch.dimension) for batch in reports}) != 1:
         raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
-    mixer = _MIXERS.get(type(reports[0]))
-    if mixer is None:
-        raise PrivacyError(f"nobody knows how to shuffle {type(reports[0]).__name__}: teach shuffling/pool.py")
-    return ReportPool(mixer(reports, generator))
-
-
-def _mix_bits(reports: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
-    """Keep each column's count alone: a uniformly random permutation of its bits is an arrangement that follows from it."""
-    clients = sum(batch.clients for batch in reports)
-    return ShuffledBits(count_ones(reports).numpy(), clients, generator.spawn(1)[0])
-
-
-def _mix_dense(reports: Sequence[DenseReports], generator: np.random.Generator) -> DenseReports:
-    values = torch.cat([batch.values for batch in reports])
-    mixed = torch.empty_like(values)
-    width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))
-    for start in range(0, values.shape[1], width):
-        block = values[:, start : start + width].numpy()
-        mixed[:, start : start + width] = torch.from_numpy(generator.permuted(block, axis=0))
-    return DenseReports(mixed)
-
-
-_MIXERS: Mapping[type, Callable[[Sequence[Any], np.random.Generator], Reports]] = {
-    BitReports: _mix_bits,
-    DenseReports: _mix_dense,
-    IndexedBitReports: mix_indexed,
-    NoisyReports: mix_vector_rows,
-    SampledReports: mix_sampled,
-    ShuffledBits: _mix_bits,
-    VectorBitReports: mix_vectors,
-    VectorReports: mix_vector_rows,
-}
+    return ReportPool(type(reports[0]).mix(reports, generator))

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from ldpfl.data.images import Images
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms import Mechanism, Reports
+from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import RangeRule
 from ldpfl.server import (
     Checkpoint,
     Observed,
-    Perturbed,
     ServerRules,
     ServerState,
     client_values,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ldpfl.mechanisms.gaussian import ClientState, LocalSteps, NoiseSchedule, PublicState, Sensitivity
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.gaussian import ClientState, LocalSteps, NoiseSchedule, Sensitivity
 
 SIZES = (40, 4, 300, 6)
 STEPS = LocalSteps(learning_rate=0.1, epochs=2, batch_size=50, clip_norm=1.5)

@@ -15,18 +15,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from ldpfl import ConfigError, PrivacyError
-from ldpfl.mechanisms.gaussian import (
-    ClientState,
-    Dpa,
-    FullDP,
-    LadpSound,
-    NbAFL,
-    PublicSchedule,
-    PublicState,
-    SensitiveDP,
-    Sensitivity,
-    TimeVarying,
-)
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.gaussian import ClientState, Dpa, FullDP, LadpSound, NbAFL, PublicSchedule, SensitiveDP, Sensitivity, TimeVarying
 from ldpfl.mechanisms.gaussian.fixed import GeometricSchedule
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon, gaussian_mu, gaussian_sigma, ladp_constant
 

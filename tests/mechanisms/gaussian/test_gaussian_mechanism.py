@@ -19,6 +19,7 @@ from torch import Tensor
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams, mechanisms
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import DenseReports, Gaussian, VectorReports
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
     ClientState,
@@ -30,7 +31,6 @@ from ldpfl.mechanisms.gaussian import (
     NbAFL,
     NoiseSchedule,
     NoisyReports,
-    PublicState,
     SensitiveDP,
     TimeVarying,
 )

@@ -11,7 +11,8 @@ import torch
 from gaussian_states import CLIPPED, SIZES, STEPS, THEOREM, client_state, fresh_clients, public_state
 
 from ldpfl import ConfigError, PrivacyError
-from ldpfl.mechanisms.gaussian import AdapLDP, ClientState, FullDP, PublicState, SensitiveDP
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.gaussian import AdapLDP, ClientState, FullDP, SensitiveDP
 from ldpfl.privacy.accountants.gaussian import gaussian_mu, ladp_constant
 
 # --- Sensitive DP -------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 
 from ldpfl import ConfigError, PrivacyError
-from ldpfl.mechanisms.gaussian import FullDP, LadpPaper, LadpSound, LayerSelection, PublicState
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.gaussian import FullDP, LadpPaper, LadpSound, LayerSelection
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_mu, ladp_constant
 
 EVERYTHING = LayerSelection("abs_l2", 0.0)

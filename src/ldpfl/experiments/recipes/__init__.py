@@ -18,8 +18,8 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(_paths(), key=lambda name: (name != DEFAULT, name)))
 
 
-def load_recipe(name: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the config of the recipe ``name`` with ``key=value`` overrides applied.
+def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
+    """Return the config of the recipe ``name`` with ``key=value`` overrides applied, see :func:`~ldpfl.experiments.config.parse_config`.
 
     Raises:
         ConfigError: there is no such recipe, or an override does not fit.
@@ -27,7 +27,7 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> RunConfig:
     paths = _paths()
     if name not in paths:
         raise ConfigError(f"no recipe {name!r}: {did_you_mean(name, paths)}")
-    return parse_config(paths[name].read_text(encoding="utf-8"), overrides, origin=f"recipe {name}")
+    return parse_config(paths[name].read_text(encoding="utf-8"), *overrides, origin=f"recipe {name}")
 
 
 def _paths() -> dict[str, Traversable]:

@@ -4,7 +4,7 @@ from ldpfl.mechanisms.gaussian.fixed import Dpa, FullDP, NbAFL, SensitivitySched
 from ldpfl.mechanisms.gaussian.history import AdapLDP, SensitiveDP
 from ldpfl.mechanisms.gaussian.ladp import LadpPaper, LadpSound, LayerSelection
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian, NoisyReports
-from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule, PublicState
+from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule
 from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, Sensitivity
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "NoiseSchedule",
     "NoisyReports",
     "PublicSchedule",
-    "PublicState",
     "SensitiveDP",
     "Sensitivity",
     "SensitivitySchedule",

@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from math import exp, fsum, log, sqrt
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian.layers import clip_rows
-from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule, PublicState, raw_update, same_for_all_layers
+from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule, raw_update, same_for_all_layers
 from ldpfl.mechanisms.gaussian.sensitivity import Constant, Sensitivity, noise_constant, require_positive, require_share, require_usable
+from ldpfl.mechanisms.gaussian.settings import GaussianSettings, GeometricSettings, SensitivitySettings, Variant
+from ldpfl.mechanisms.settings import Count, Facts, Positive, Share
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-
-Variant = Literal["equal_budget", "paper"]
-"""``equal_budget``: (epsilon, delta) for all rounds together, shared so that they compose exactly to it;
-``paper``: the first round's noise is that of Full DP at (epsilon, delta), so later rounds cost more."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,20 @@ class FullDP(UniformSchedule):
     """
 
     name: ClassVar[str] = "full-dp"
+    deployable: ClassVar[bool] = True
     confidence: ClassVar[str] = "high for the form; medium that LaDP-FL ran this one and not NbAFL"
 
     def round_sigma(self, round_number: int) -> float:
         return self.full_sigma
+
+
+class FullDPSettings(SensitivitySettings):
+    """Settings of ``full-dp``."""
+
+    name: Literal["full-dp"] = "full-dp"
+
+    def schedule(self, facts: Facts) -> FullDP:
+        return FullDP(**self.shared(facts))
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,10 @@ class NbAFL(PublicSchedule):
         require_usable(self._sigma)
 
     @property
+    def foreseeable(self) -> bool:
+        return False  # it depends on the size of the smallest data set
+
+    @property
     def _c(self) -> float:
         return noise_constant("classical", self.epsilon / self.exposures, self.delta)
 
@@ -154,6 +168,21 @@ class NbAFL(PublicSchedule):
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         return self._charged(self._c * 2 * self.norm / self.samples, sigma)
+
+
+class NbAFLSettings(GaussianSettings):
+    """Settings of ``nbafl``."""
+
+    name: Literal["nbafl"] = "nbafl"
+    norm: Positive = 1.0
+    """Longest weights; longer ones are shortened to it."""
+    exposures: Count = 1
+    """L: how often one client's upload is seen."""
+
+    needs_training: ClassVar[bool] = True
+
+    def schedule(self, facts: Facts) -> NbAFL:
+        return NbAFL(self.epsilon, self.delta, self.norm, facts.smallest, self.exposures, layers_separately=self.layers_separately)
 
 
 @dataclass(frozen=True)
@@ -223,6 +252,7 @@ class TimeVarying(GeometricSchedule):
     """
 
     name: ClassVar[str] = "time-varying"
+    deployable: ClassVar[bool] = True
     confidence: ClassVar[str] = "medium for the geometric form; low for the ratio; no online refinement"
 
     ratio: float = field(default=0.99789, kw_only=True)
@@ -234,6 +264,17 @@ class TimeVarying(GeometricSchedule):
     @property
     def decay(self) -> float:
         return self.ratio
+
+
+class TimeVaryingSettings(GeometricSettings):
+    """Settings of ``time-varying``."""
+
+    name: Literal["time-varying"] = "time-varying"
+    ratio: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.99789
+    """Of the noise of two successive rounds."""
+
+    def schedule(self, facts: Facts) -> TimeVarying:
+        return TimeVarying(**self.shared(facts), ratio=self.ratio)
 
 
 @dataclass(frozen=True)
@@ -251,6 +292,7 @@ class Dpa(GeometricSchedule):
     """
 
     name: ClassVar[str] = "dpa"
+    deployable: ClassVar[bool] = True
     confidence: ClassVar[str] = "medium to high for the form, derived anew; low for the constants"
 
     contraction: float = field(default=0.9956, kw_only=True)
@@ -262,3 +304,14 @@ class Dpa(GeometricSchedule):
     @property
     def decay(self) -> float:
         return sqrt(sqrt(self.contraction))
+
+
+class DpaSettings(GeometricSettings):
+    """Settings of ``dpa``."""
+
+    name: Literal["dpa"] = "dpa"
+    contraction: Share = 0.9956
+    """a: what is left of earlier noise after a round."""
+
+    def schedule(self, facts: Facts) -> Dpa:
+        return Dpa(**self.shared(facts), contraction=self.contraction)

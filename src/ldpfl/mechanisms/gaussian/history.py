@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian.fixed import SensitivitySchedule
 from ldpfl.mechanisms.gaussian.layers import blocks, clip_rows, layer_slices, row_norms
-from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicState, raw_update, same_for_all_layers
+from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, raw_update, same_for_all_layers
 from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, require_positive, require_share, require_usable, usable_sigma
+from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings, local_steps
+from ldpfl.mechanisms.settings import Facts, Positive
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 
 _SMALLEST_SHARE = 1e-3
@@ -69,6 +73,10 @@ class SensitiveDP(SensitivitySchedule):
         return self.lam != 0
 
     @property
+    def foreseeable(self) -> bool:
+        return self.clip_to_estimate  # else it depends on how far models move
+
+    @property
     def proved(self) -> bool:
         return self.clip_to_estimate or self.sensitivity.proved
 
@@ -117,6 +125,23 @@ class SensitiveDP(SensitivitySchedule):
 
     def _limited(self, estimate: Tensor) -> Tensor:
         return estimate.clamp(_SMALLEST_SHARE * self.sensitivity.value, self.sensitivity.value)
+
+
+class SensitiveDPSettings(SensitivitySettings):
+    """Settings of ``sensitive-dp``."""
+
+    name: Literal["sensitive-dp"] = "sensitive-dp"
+    own_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
+    """Weight of the client's own history in the estimate."""
+    kappa: Positive = 1.0
+    """Factor on the estimate."""
+    clip_to_estimate: bool = False
+    """Whether updates are clipped to the estimate."""
+
+    needs_training: ClassVar[bool] = True
+
+    def schedule(self, facts: Facts) -> SensitiveDP:
+        return SensitiveDP(**self.shared(facts), lam=self.own_share, kappa=self.kappa, clip_to_estimate=self.clip_to_estimate)
 
 
 def _moved(public: PublicState) -> Tensor:
@@ -228,3 +253,19 @@ class AdapLDP(NoiseSchedule):
             return clients.memory["scaler"]
         moved = row_norms(raw_update(public, clients), public.sizes)
         return 0.6 * clients.memory["scaler"].abs() + 0.4 * moved / self._rates(clients)
+
+
+class AdapLDPSettings(GaussianSettings):
+    """Settings of ``adapldp``."""
+
+    name: Literal["adapldp"] = "adapldp"
+    rate_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.995
+    """Decay of its learning rate at each step."""
+    degrees_bug: bool = True
+    """Whether its correction is as in the authors' program."""
+
+    needs_training: ClassVar[bool] = True
+
+    def schedule(self, facts: Facts) -> AdapLDP:
+        steps = local_steps(self.name, facts)
+        return AdapLDP(self.epsilon, self.delta, steps, self.rate_decay, self.degrees_bug, layers_separately=self.layers_separately)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian.divergence import Normaliser, layer_divergence
 from ldpfl.mechanisms.gaussian.fixed import SensitivitySchedule
 from ldpfl.mechanisms.gaussian.layers import clip_layers, layer_norms
-from ldpfl.mechanisms.gaussian.schedule import ClientState, PublicSchedule, PublicState, raw_update
+from ldpfl.mechanisms.gaussian.schedule import ClientState, PublicSchedule, raw_update
 from ldpfl.mechanisms.gaussian.sensitivity import require_positive, require_share, require_usable
+from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings
+from ldpfl.mechanisms.settings import Facts, Positive, Share
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 
 ShareRule = Literal["kl", "size"]
 """How the budget is shared: ``kl``: in proportion to (S_l P_l)^2, so that sigma_l ~ 1 / P_l as in LaDP-FL, P_l from the last two
 broadcasts; ``size``: to S_l sqrt(d_l), which makes the expected square of the noise's norm as small as it can be."""
+
+
+Selection = Literal["abs_l2", "rms", "top_fraction"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class LayerSelection:
         ConfigError: an unknown rule, or a value out of range.
     """
 
-    rule: Literal["abs_l2", "rms", "top_fraction"]
+    rule: Selection
     value: float
 
     def __post_init__(self) -> None:
@@ -103,6 +110,26 @@ class LadpPaper(SensitivitySchedule):
 
     def reason(self) -> str:
         return "layers that are not selected leave without noise, and the noise of the others depends on the client's weights"
+
+
+class LadpSettings(SensitivitySettings):
+    """Settings of ``ladp``, LaDP-FL as published."""
+
+    name: Literal["ladp"] = "ladp"
+    selection: Selection = "top_fraction"
+    """Which layers get noise, those above ``threshold``, by L2 norm, norm / sqrt(size), or rank."""
+    threshold: Annotated[FiniteFloat, Field(ge=0)] = 1.0
+    p_max: Positive = 1e-5
+    p_min: Positive = 1e-9
+    """Bounds of the privacy estimate of a layer."""
+    normaliser: Normaliser = "softmax"
+    """How weights become a distribution."""
+
+    needs_training: ClassVar[bool] = True
+
+    def schedule(self, facts: Facts) -> LadpPaper:
+        selection = LayerSelection(self.selection, self.threshold)
+        return LadpPaper(**self.shared(facts), selection=selection, p_max=self.p_max, p_min=self.p_min, normaliser=self.normaliser)
 
 
 @dataclass(frozen=True)
@@ -194,6 +221,37 @@ class LadpSound(PublicSchedule):
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         return self._charged(2 * self.clips(public.sizes) * (self.epsilon / self._mu), sigma)
+
+
+class LadpSoundSettings(GaussianSettings):
+    """Settings of ``ladp-sound``, LaDP-FL as it holds."""
+
+    name: Literal["ladp-sound"] = "ladp-sound"
+    norm: Positive = 1.0
+    """Longest update; a longer one is shortened to it."""
+    share_rule: ShareRule = "kl"
+    """How the budget is shared over layers."""
+    smallest_share: Share = 1e-3
+    p_max: Positive = 1e-5
+    p_min: Positive = 1e-9
+    """Bounds of the privacy estimate of a layer."""
+    normaliser: Normaliser = "softmax"
+    """How weights become a distribution."""
+
+    needs_training: ClassVar[bool] = True
+
+    def schedule(self, facts: Facts) -> LadpSound:
+        return LadpSound(
+            self.epsilon,
+            self.delta,
+            self.norm,
+            self.share_rule,
+            self.smallest_share,
+            self.p_min,
+            self.p_max,
+            self.normaliser,
+            layers_separately=self.layers_separately,
+        )
 
 
 def _require_estimates(p_min: float, p_max: float, normaliser: str) -> None:

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import require_finite
-from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicState
+from ldpfl.mechanisms.base import PublicState, require_finite
+from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
 from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
-from ldpfl.privacy import GaussianRelease, Guarantee, UnprotectedRelease
-from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
+from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.randomness import RandomSource, as_source, normal
 from ldpfl.ranges import LayerRanges
+
+_CLAIM = (
+    "LaDP-FL, Theorem 3 and its comparison: each round is (epsilon, delta)-DP, layers without noise and noise that follows private "
+    "weights included; the first are infinitely dear, the second are outside the theorem"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,20 +109,21 @@ class Gaussian(VectorMechanism):
         """sigma / sqrt(n); infinite where sigma depends on the clients' data: it has no known bound then."""
         return self._public_sigma(ranges) / sqrt(clients)
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        mu = self.schedule.mu(self._public(ranges))
-        return Guarantee(
-            epsilon=inf if mu is None else gaussian_epsilon(mu, self.schedule.delta),
-            delta=0.0 if mu is None else self.schedule.delta,
-            unit="vector",
-            units_per_round=1,
-            adjacency="replace one client's data",
-            trust_model="local",
-            status="proved",
-            assumptions=(self.schedule.reason(),)
-            if mu is None
-            else (*self.schedule.assumptions, "random bits are uniform and secret", FINITE_PRECISION),
-        )
+    @property
+    def delta(self) -> float:
+        return self.schedule.delta
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (*self.schedule.assumptions, "random bits are uniform and secret", FINITE_PRECISION)
+
+    @property
+    def deployable(self) -> bool:
+        return self.schedule.deployable and self.schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None
+
+    @property
+    def foreseeable(self) -> bool:
+        return self.schedule.foreseeable
 
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))
@@ -126,7 +131,9 @@ class Gaussian(VectorMechanism):
             return GaussianRelease(self.name, mu)
         claim = self.schedule.claim()
         delta = None if claim is None else self.schedule.delta
-        return UnprotectedRelease(self.name, self.schedule.reason(), claimed_epsilon=claim, claimed_delta=delta)
+        return UnprotectedRelease(
+            self.name, self.schedule.reason(), claimed_epsilon=claim, claimed_delta=delta, claim="" if claim is None else _CLAIM
+        )
 
     def _public(self, ranges: LayerRanges) -> PublicState:
         return self.public or PublicState(1, torch.zeros(ranges.dimension), None, ranges.sizes)

@@ -11,38 +11,8 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian.layers import require_finite
-
-
-@dataclass(frozen=True, eq=False)
-class PublicState:
-    """What everybody knows when a round begins.
-
-    Attributes:
-        round: its number, from 1.
-        weights: (d,) what was broadcast.
-        previous: (d,) the broadcast of the round before; None in round 1.
-        sizes: weights of each layer.
-
-    Raises:
-        PrivacyError: shapes that contradict each other, or weights that are NaN or infinite.
-    """
-
-    round: int
-    weights: Tensor
-    previous: Tensor | None
-    sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        dimension = sum(self.sizes)
-        if self.round < 1:
-            raise PrivacyError(f"rounds are numbered from 1, got {self.round}; nothing was sent")
-        for vector in (self.weights, self.previous):
-            if vector is not None and vector.shape != (dimension,):
-                raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
-            if vector is not None and not is_finite(vector):
-                raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +58,17 @@ class NoiseSchedule(ABC):
     assumptions: ClassVar[tuple[str, ...]] = ("broadcasts are public",)
     """What the guarantee rests on, beside the random bits."""
 
+    deployable: ClassVar[bool] = False
+    """Whether it needs nothing of a client but its update, nor of others: not what it remembers, nor how much data others have."""
+
     epsilon: float
     delta: float
     layers_separately: bool = field(default=False, kw_only=True)
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether the guarantee follows from public settings, rather than from the data or from how training goes."""
+        return True
 
     @property
     def data_dependent(self) -> bool:

@@ -73,7 +73,7 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
     if epsilon >= 1:
         raise ConfigError(
             f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}: lower it, or calibrate exactly "
-            '(gaussian_sigma; noise.constant = "exact" where a schedule has it)'
+            '(gaussian_sigma; mechanism.constant = "exact" where it has that)'
         )
     return sensitivity * sqrt(2 * log(1.25 / delta)) / epsilon
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.reports import DenseReports
+from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK, DenseReports
 from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
 from ldpfl.mechanisms.scalar_noise import (
     FINITE_PRECISION,
@@ -24,8 +24,9 @@ from ldpfl.mechanisms.scalar_noise import (
     checked_epsilon,
     require_possible,
 )
+from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
 from ldpfl.mechanisms.units import SampledUnits, Units
-from ldpfl.privacy import Guarantee, PureRelease
+from ldpfl.privacy import PureRelease
 from ldpfl.randomness import RandomSource, as_source, uniform
 from ldpfl.ranges import LayerRanges
 
@@ -172,18 +173,9 @@ class ScalarMechanism(Mechanism):
         taken = self.sampled(part)
         return self if taken is None else replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        release = self.release(ranges)
-        return Guarantee(
-            epsilon=release.epsilon,
-            delta=0.0,
-            unit=release.unit,
-            units_per_round=release.units,
-            adjacency="replace one client's value" if release.unit == "weight" else "replace one client's vector",
-            trust_model="local",
-            status="proved",
-            assumptions=("ranges are public", "random bits are uniform and secret", FINITE_PRECISION),
-        )
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (*super().assumptions, FINITE_PRECISION)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         if self.sampled(ranges) is None:
@@ -245,6 +237,39 @@ class Hybrid(ScalarMechanism):
 
     name: ClassVar[str] = "hybrid"
     law: ClassVar[type[ScalarLaw]] = HybridLaw
+
+
+class ScalarSettings(EpsilonSettings):
+    """Settings that ``laplace``, ``piecewise`` and ``hybrid`` share."""
+
+    coordinates: Count | Literal["all", "auto"] = "all"
+    """Weights sent, at the whole budget together; ``all`` sends each at ``epsilon``."""
+
+    mechanism: ClassVar[type[ScalarMechanism]]
+
+    def at(self, epsilon: float) -> ScalarMechanism:
+        return self.mechanism(epsilon, as_none(self.coordinates, "all"))
+
+
+class LaplaceSettings(ScalarSettings):
+    """Settings of ``laplace``."""
+
+    name: Literal["laplace"] = "laplace"
+    mechanism: ClassVar[type[ScalarMechanism]] = Laplace
+
+
+class PiecewiseSettings(ScalarSettings):
+    """Settings of ``piecewise``."""
+
+    name: Literal["piecewise"] = "piecewise"
+    mechanism: ClassVar[type[ScalarMechanism]] = Piecewise
+
+
+class HybridSettings(ScalarSettings):
+    """Settings of ``hybrid``."""
+
+    name: Literal["hybrid"] = "hybrid"
+    mechanism: ClassVar[type[ScalarMechanism]] = Hybrid
 
 
 def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw) -> DenseReports:

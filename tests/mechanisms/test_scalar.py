@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
 from ldpfl.audit import audit_mechanism
-from ldpfl.mechanisms.base import COORDINATE_BLOCK, read_valid
-from ldpfl.mechanisms.reports import DenseReports
-from ldpfl.mechanisms.sampled import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
+from ldpfl.mechanisms.base import read_valid
+from ldpfl.mechanisms.reports import COORDINATE_BLOCK, DenseReports
 from ldpfl.mechanisms.sampled_reports import SampledReports
+from ldpfl.mechanisms.scalar import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
 from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, HYBRID_THRESHOLD, HybridLaw, ScalarLaw
 from ldpfl.privacy import PureRelease
 from ldpfl.privacy.guarantee import Unit

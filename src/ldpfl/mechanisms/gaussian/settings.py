@@ -1,0 +1,104 @@
+"""What the settings of Gaussian mechanisms share; each schedule has its own beside it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, FiniteFloat
+
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.gaussian.mechanism import Gaussian
+from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
+from ldpfl.mechanisms.gaussian.sensitivity import Constant, LocalSteps, Sensitivity, SensitivityMode
+from ldpfl.mechanisms.settings import Facts, MechanismSettings, Positive, Repeats, Share, as_none
+
+Variant = Literal["equal_budget", "paper"]
+"""``equal_budget``: (epsilon, delta) for all rounds together, shared so that they compose exactly to it;
+``paper``: the first round's noise is that of Full DP at (epsilon, delta), so later rounds cost more."""
+
+
+class GaussianSettings(MechanismSettings):
+    """Settings of all mechanisms that add Gaussian noise to a client's update by a schedule."""
+
+    perturbed: Literal["update"] = "update"
+    """Noise goes on the change since the broadcast."""
+    epsilon: Positive = 1.0
+    """Budget of a client's round, at ``delta``."""
+    budget: Literal["unit", "client"] = "unit"
+    """The same here: the unit is all that a client sends."""
+    delta: Share = 1e-5
+    """Of one client's round, as ``epsilon``."""
+    layers_separately: bool = False
+    """Whether the paper's accounting adds up a client's layers or averages them; changes no noise."""
+
+    uses_ranges: ClassVar[bool] = False
+
+    @abstractmethod
+    def schedule(self, facts: Facts) -> NoiseSchedule:
+        """Return how much noise goes where; errors as for :meth:`build`."""
+
+    def build(self, facts: Facts) -> Gaussian:
+        return Gaussian(self.schedule(facts))
+
+    @property
+    def budgeted(self) -> tuple[float, str]:
+        return self.epsilon, self.budget
+
+
+class SensitivitySettings(GaussianSettings):
+    """Settings of schedules that have one sensitivity of the whole update."""
+
+    norm: Positive = 1.0
+    """``sensitivity = "update_clip"``: longest update, a longer one is shortened to it."""
+    sensitivity: SensitivityMode = "update_clip"
+    """How far an update is assumed to move with the data; only ``update_clip`` is proved: updates are clipped to ``norm``."""
+    constant: Literal["auto"] | Constant = "auto"
+    """How much noise an epsilon takes; ``auto``: ``exact`` where the sensitivity is proved, else LaDP-FL's Theorem 3."""
+
+    def shared(self, facts: Facts) -> dict[str, Any]:
+        """Return the arguments that their schedules have in common."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "sensitivity": self._sensitivity(facts),
+            "constant": as_none(self.constant, "auto"),
+            "layers_separately": self.layers_separately,
+        }
+
+    def _sensitivity(self, facts: Facts) -> Sensitivity:
+        if self.sensitivity == "update_clip":
+            return Sensitivity(self.sensitivity, norm=self.norm)
+        return Sensitivity(self.sensitivity, local_steps(self.name, facts), samples=facts.smallest)
+
+
+class GeometricSettings(SensitivitySettings):
+    """Settings of schedules whose noise changes by a factor a round."""
+
+    variant: Variant = "equal_budget"
+    """``equal_budget``: epsilon for all rounds together; ``paper``: for the first."""
+    participations: Repeats | Literal["all"] = "all"
+    """At equal budget: rounds that one client joins at most."""
+
+    needs_training: ClassVar[bool] = True
+
+    def shared(self, facts: Facts) -> dict[str, Any]:
+        over_rounds = {"rounds": facts.rounds, "participations": as_none(self.participations, "all"), "variant": self.variant}
+        return {**super().shared(facts), **over_rounds}
+
+
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+def local_steps(name: str, facts: Facts) -> LocalSteps:
+    """Return the local training that a sensitivity is taken from.
+
+    Raises:
+        ConfigError: there is none, or its gradients are not clipped.
+    """
+    training = facts.training
+    if training is None:
+        raise ConfigError(f"mechanism {name!r} takes its sensitivity from local training, of which nothing is known here")
+    if training.clip_norm is None:
+        raise ConfigError(f"mechanism {name!r} takes its sensitivity from clipped gradients: set training.clip_norm")
+    return LocalSteps(training.learning_rate, training.epochs, training.batch_size, training.clip_norm)

@@ -1,0 +1,129 @@
+"""Which mechanisms there are: one line each, and those that other packages bring."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.settings import Facts, MechanismSettings
+from ldpfl.ranges import LayerRanges
+from ldpfl.suggestions import did_you_mean
+
+GROUP = "ldpfl.mechanisms"
+"""Entry points by which an installed package brings mechanisms: ``name = "package.module:Settings"``."""
+
+_OF_RUNS = {"budget", "perturbed"}
+
+_BUILT_IN: Mapping[str, str] = {
+    "duchi": "ldpfl.mechanisms.duchi:DuchiSettings",
+    "harmony": "ldpfl.mechanisms.harmony:HarmonySettings",
+    "laplace": "ldpfl.mechanisms.scalar:LaplaceSettings",
+    "piecewise": "ldpfl.mechanisms.scalar:PiecewiseSettings",
+    "hybrid": "ldpfl.mechanisms.scalar:HybridSettings",
+    "duchi-vector": "ldpfl.mechanisms.duchi_vector:DuchiVectorSettings",
+    "privunit-g": "ldpfl.mechanisms.privunit:PrivUnitGSettings",
+    "full-dp": "ldpfl.mechanisms.gaussian.fixed:FullDPSettings",
+    "nbafl": "ldpfl.mechanisms.gaussian.fixed:NbAFLSettings",
+    "time-varying": "ldpfl.mechanisms.gaussian.fixed:TimeVaryingSettings",
+    "sensitive-dp": "ldpfl.mechanisms.gaussian.history:SensitiveDPSettings",
+    "dpa": "ldpfl.mechanisms.gaussian.fixed:DpaSettings",
+    "adapldp": "ldpfl.mechanisms.gaussian.history:AdapLDPSettings",
+    "ladp": "ldpfl.mechanisms.gaussian.ladp:LadpSettings",
+    "ladp-sound": "ldpfl.mechanisms.gaussian.ladp:LadpSoundSettings",
+    "none": "ldpfl.mechanisms.identity:IdentitySettings",
+}
+
+
+def names(*, alone: bool = False) -> tuple[str, ...]:
+    """Return the names of all mechanisms; ``alone``: of those that :func:`create` can build without a training."""
+    return tuple(name for name in _places() if not alone or not settings_of(name).needs_training)
+
+
+@lru_cache(maxsize=256)
+def settings_of(name: str) -> type[MechanismSettings]:
+    """Return the settings that the mechanism called ``name`` has.
+
+    Raises:
+        ConfigError: there is none of that name, or the package that brings it cannot be used.
+    """
+    places = _places()
+    if name not in places:
+        raise ConfigError(f"unknown mechanism {name!r}: {did_you_mean(name, places)}")
+    module, _, attribute = places[name].partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"mechanism {name!r} cannot be loaded from {places[name]}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, MechanismSettings)):
+        raise ConfigError(f"mechanism {name!r}: {places[name]} is no MechanismSettings")
+    return found
+
+
+def read_settings(value: Any) -> MechanismSettings:
+    """Return the settings that a config's section ``[mechanism]`` holds, as those of the mechanism that it names; for pydantic.
+
+    Raises:
+        ValidationError: the name is unknown, or a setting is none of this mechanism's, or out of range.
+    """
+    if isinstance(value, MechanismSettings) or not isinstance(value, Mapping):
+        return value  # pydantic refuses it next, if it is none
+    name = value.get("name", "duchi")
+    try:
+        kind = settings_of(str(name))
+    except ConfigError as error:
+        problem = PydanticCustomError("unknown_mechanism", "{why}", {"why": str(error)})
+        raise ValidationError.from_exception_data("mechanism", [InitErrorDetails(type=problem, loc=("name",), input=name)]) from None
+    return kind.model_validate(value)
+
+
+def create(name: str, **parameters: Any) -> Mechanism:
+    """Build the mechanism called ``name`` from its settings, for instance ``create("duchi", epsilon=1.0)``.
+
+    Raises:
+        ConfigError: the name is unknown, a setting is unknown or out of range, or the mechanism needs to know of a training.
+    """
+    kind = settings_of(name)
+    if kind.needs_training:
+        raise ConfigError(f"mechanism {name!r} depends on how a model is trained: name it in a run's config")
+    for setting in sorted(_OF_RUNS & parameters.keys()):
+        raise ConfigError(f"mechanism {name!r}, {setting}: that is for a run's config; a mechanism by itself spends epsilon on each unit")
+    if "epsilon" in kind.model_fields and "epsilon" not in parameters:
+        raise ConfigError(f"mechanism {name!r} needs epsilon: nobody else can say how much privacy is wanted")
+    try:
+        settings = kind.model_validate(parameters)
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
+        raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {first['input']!r}") from None
+    return settings.build(Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))
+
+
+def with_defaults(name: str, epsilon: float) -> Mechanism:
+    """Build the mechanism called ``name`` at ``epsilon``, all else as a config has it by default: to plan and to audit.
+
+    Raises:
+        ConfigError: as :func:`create`.
+    """
+    return create(name, **({"epsilon": epsilon} if "epsilon" in settings_of(name).model_fields else {}))
+
+
+def _places() -> dict[str, str]:
+    """Return where the settings of all mechanisms are; a package cannot take the place of a mechanism of ours."""
+    return {**_brought(tuple(sys.path)), **_BUILT_IN}
+
+
+@lru_cache(maxsize=4)
+def _brought(searched: tuple[str, ...]) -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=GROUP)}

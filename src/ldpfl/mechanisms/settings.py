@@ -1,0 +1,114 @@
+"""What a person writes of a mechanism: a pydantic model for each, which knows how to build it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.base import Mechanism
+from ldpfl.ranges import LayerRanges
+
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Repeats = Annotated[int, Field(ge=1, le=10**6)]
+"""What is gone through one by one."""
+
+Perturbed = Literal["weights", "update"]
+"""What a client puts into the mechanism: its trained weights, or their change since the broadcast."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a client's local training consists of: learning rate eta, epochs E, batch size B, gradient norm C if gradients are clipped."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What everybody knows of a federation, as far as mechanisms are built from it.
+
+    Attributes:
+        ranges: of the first round.
+        rounds: of training.
+        smallest: size of the smallest client's data set, which is taken to be public.
+        training: of each client; None where nothing is trained, as in planning.
+    """
+
+    ranges: LayerRanges
+    rounds: int = 1
+    smallest: int = 1
+    training: Training | None = None
+
+
+class MechanismSettings(BaseModel):
+    """What all mechanisms' settings share. ``name`` says which mechanism they are of, and is a Literal in each."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    name: str
+    perturbed: Perturbed = "weights"
+    """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast."""
+
+    protects: ClassVar[bool] = True
+    """Whether it means to protect anything; if not, it is its own noise-free baseline."""
+
+    uses_ranges: ClassVar[bool] = True
+    """Whether values are clamped to ranges, rather than clipped by their norm."""
+
+    needs_training: ClassVar[bool] = False
+    """Whether it can be built only for a training that is known: such mechanisms are not planned, audited or created by themselves."""
+
+    @abstractmethod
+    def build(self, facts: Facts) -> Mechanism:
+        """Return the mechanism.
+
+        Raises:
+            ConfigError: a setting is out of range, or does not fit the facts.
+        """
+
+    @property
+    def budgeted(self) -> tuple[float, str] | None:
+        """The epsilon that was asked for, and of what ("unit" or "client"); None where there is none."""
+        return None
+
+
+class EpsilonSettings(MechanismSettings):
+    """Settings of mechanisms that spend an epsilon on each unit of a report: a weight, a group, or the whole vector."""
+
+    epsilon: Positive = 1.0
+    """Budget of what ``budget`` says, in one round."""
+    budget: Literal["unit", "client"] = "unit"
+    """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
+    client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
+
+    @abstractmethod
+    def at(self, epsilon: float) -> Mechanism:
+        """Return the mechanism that spends ``epsilon`` on each unit."""
+
+    def build(self, facts: Facts) -> Mechanism:
+        mechanism = self.at(self.epsilon)
+        if self.budget == "unit":
+            return mechanism
+        units = mechanism.release(facts.ranges).units
+        try:
+            return self.at(self.epsilon / units)
+        except ConfigError as error:
+            raise ConfigError(f"mechanism.epsilon {self.epsilon:g} a client, divided over {units:,} units: {error}") from None
+
+    @property
+    def budgeted(self) -> tuple[float, str]:
+        return self.epsilon, self.budget
+
+
+def as_none(value: Any, word: str) -> Any:
+    """Return None where a setting has the ``word`` that stands for it in a config, which knows no None."""
+    return None if value == word else value

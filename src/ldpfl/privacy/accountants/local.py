@@ -1,0 +1,168 @@
+"""What all releases of one client cost together, against one who sees and keeps them all and trusts nobody in between.
+
+Accountants are registered by the kinds of release that they compose; :func:`accountant` picks the first that supports all kinds at
+hand. All of them hold for adaptive composition. The interface is that of dp-accounting's ``PrivacyAccountant``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import exp, inf, log, sqrt
+from typing import ClassVar
+
+import numpy as np
+from scipy.optimize import brentq
+
+from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
+from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
+from ldpfl.privacy.accountants.randomized_response import composed_delta, log_moment, sum_of_reports_epsilon
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+
+MOST_REPORTS = 10**10
+"""Reports up to which composition is computed exactly; beyond, their pure sum is charged, which is never less."""
+
+_SMALLEST_DELTA = 1e-300
+
+
+class Accountant(ABC):
+    """Composes releases of some kinds.
+
+    Attributes:
+        kinds: of releases that it composes.
+        releases: how often each was made.
+    """
+
+    kinds: ClassVar[frozenset[type]]
+
+    def __init__(self, releases: Mapping[Release, int] | None = None) -> None:
+        self.releases = Counter(releases or {})
+
+    @classmethod
+    def supports(cls, kinds: Iterable[type]) -> bool:
+        """Whether it composes releases of all these kinds."""
+        return cls.kinds >= set(kinds)
+
+    def compose(self, release: Release, times: int = 1) -> Accountant:
+        """Return an accountant of what was released so far and of ``release``, ``times`` more."""
+        return accountant([*self.releases.items(), (release, times)])
+
+    @abstractmethod
+    def epsilon(self, delta: float) -> float:
+        """Return the smallest epsilon that is known to hold with ``delta``; at 0 the pure one, which may be infinite."""
+
+    def delta(self, epsilon: float) -> float:
+        """Return the smallest delta that is known to hold with ``epsilon``."""
+        if self.epsilon(0.0) <= epsilon:
+            return 0.0
+        if self.epsilon(_SMALLEST_DELTA) <= epsilon:
+            return _SMALLEST_DELTA
+        if self.epsilon(1 - 1e-16) > epsilon:
+            return 1.0
+        found = exp(brentq(lambda level: self.epsilon(exp(level)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
+        return min(1.0, found * (1 + 1e-9))
+
+    @property
+    def pure(self) -> list[tuple[float, int]]:
+        """Reports that have a pure cost, as (epsilon, number)."""
+        return [(release.parameter, release.units * times) for release, times in self.releases.items() if release.pure_epsilon < inf]
+
+    @property
+    def mu(self) -> float:
+        """Of all the Gaussian releases together."""
+        gaussian = ((release, times) for release, times in self.releases.items() if isinstance(release, GaussianRelease))
+        return composed_mu(release.mu * sqrt(release.units * times) for release, times in gaussian)
+
+
+class PureAccountant(Accountant):
+    """Reports of pure mechanisms: exact where all have one epsilon, else by Renyi divergences, and never more than their sum."""
+
+    kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
+
+    def epsilon(self, delta: float) -> float:
+        few = sum(number for _, number in self.pure) <= MOST_REPORTS
+        return sum_of_reports_epsilon(self.pure, delta if few else 0.0)
+
+    def delta(self, epsilon: float) -> float:
+        alike = {each for each, _ in self.pure}
+        number = sum(number for _, number in self.pure)
+        if len(alike) == 1 and number <= MOST_REPORTS:
+            return composed_delta(alike.pop(), number, epsilon)
+        return super().delta(epsilon)
+
+
+class GaussianAccountant(Accountant):
+    """Gaussian noise: exact."""
+
+    kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
+
+    def epsilon(self, delta: float) -> float:
+        return gaussian_epsilon(self.mu, delta)
+
+    def delta(self, epsilon: float) -> float:
+        return gaussian_delta(self.mu, epsilon)
+
+
+class RenyiAccountant(Accountant):
+    """Pure reports and Gaussian noise together, by Renyi divergences."""
+
+    kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
+
+    def epsilon(self, delta: float) -> float:
+        reports, mu = self.pure, self.mu
+        if delta <= 0 or mu == inf or sum(number for _, number in reports) > MOST_REPORTS:
+            return inf
+
+        def total(order: Array) -> Array:
+            pure = np.sum([number * log_moment(epsilon, order) for epsilon, number in reports], axis=0)
+            return np.asarray(pure + order * (order + 1) * mu**2 / 2)
+
+        return epsilon_from_log_moment(total, delta)
+
+
+class NoAccountant(Accountant):
+    """Something left without protection: no epsilon holds."""
+
+    kinds: ClassVar[frozenset[type]] = RenyiAccountant.kinds | {UnprotectedRelease}
+
+    def epsilon(self, delta: float) -> float:
+        return inf
+
+    def delta(self, epsilon: float) -> float:
+        return 1.0
+
+
+ACCOUNTANTS: tuple[type[Accountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
+"""In the order in which they are asked whether they support what is to be composed: a line for each."""
+
+
+def accountant(releases: Iterable[tuple[Release, int]]) -> Accountant:
+    """Return what composes ``releases``, each with its number of times.
+
+    Raises:
+        TypeError: a kind of release that no accountant knows.
+    """
+    counts: Counter[Release] = Counter()
+    for release, times in releases:
+        counts[release] += times
+    kinds = {type(release) for release in counts}
+    for kind in ACCOUNTANTS:
+        if kind.supports(kinds):
+            return kind(counts)
+    raise TypeError(f"no accountant knows {', '.join(sorted(kind.__name__ for kind in kinds))}")
+
+
+def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
+    """Return epsilon at ``delta`` of all ``releases``, each with its number of times.
+
+    Exact where all are alike or all Gaussian, else by Renyi divergences; adaptive. ``delta`` = 0 gives the pure sum. Infinite as
+    soon as one is unprotected. Its time does not depend on how often a release was made.
+    """
+    return accountant(releases).epsilon(delta)
+
+
+def unit_epsilon(release: Release, delta: float) -> float:
+    """Return what one unit of ``release`` costs: pure where it is, else at ``delta``."""
+    return release.pure_epsilon if release.pure_epsilon < inf else epsilon_of([(release, 1)], delta)

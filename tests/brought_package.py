@@ -1,0 +1,49 @@
+"""Somebody else's package that brings a mechanism, as pip would install it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+NAME = "careless"
+
+_MODULE = '''
+"""A mechanism that sends the sign of each value as it is, and says that this is epsilon-LDP."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ldpfl.mechanisms import BitReports, Duchi
+from ldpfl.mechanisms.settings import EpsilonSettings
+
+
+@dataclass(frozen=True)
+class Careless(Duchi):
+    name: ClassVar[str] = "careless"
+
+    def encode(self, values, ranges, generator):
+        center, _ = ranges.expand()
+        return BitReports(np.packbits((values.cpu() > center).numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+class CarelessSettings(EpsilonSettings):
+    name: Literal["careless"] = "careless"
+    haste: int = Field(default=1, ge=1)
+
+    def at(self, epsilon):
+        return Careless(epsilon)
+'''
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, place: str = "careless_package:CarelessSettings", name: str = NAME) -> None:
+    """Install the package for the rest of the test; ``place`` is what its entry point says."""
+    described = folder / "careless_package-1.0.dist-info"
+    described.mkdir(parents=True)
+    (folder / "careless_package.py").write_text(_MODULE, encoding="utf-8")
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: careless-package\nVersion: 1.0\n", encoding="utf-8")
+    (described / "entry_points.txt").write_text(f"[ldpfl.mechanisms]\n{name} = {place}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))

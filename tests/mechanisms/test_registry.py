@@ -1,0 +1,119 @@
+"""Which mechanisms there are: built in, and brought by another package; each owns its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from brought_package import install
+from ldpfl import ConfigError, mechanisms
+from ldpfl.data import load
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.privacy.accounting import account
+from ldpfl.simulation import simulate
+
+SMALL = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=1"]
+
+
+def config_of(*overrides: str) -> RunConfig:
+    return parse_config("", SMALL, overrides, origin="test")
+
+
+def test_another_package_brings_a_mechanism(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is configured, trained, accounted, planned and refused as those of ours, and nothing of ours names it."""
+    assert "careless" not in mechanisms.names()
+    install(tmp_path / "site", monkeypatch)
+    assert "careless" in mechanisms.names(alone=True)
+    assert mechanisms.create("careless", epsilon=2.0, haste=3).name == "careless"
+    config = config_of("mechanism.name=careless", "mechanism.epsilon=2", "mechanism.haste=3")
+    assert parse_config(config.to_toml(), origin="again") == config
+    federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
+    *_, last = simulate(federation, start, 1)
+    assert last.ledger.events[0].release.mechanism == "careless"
+    local = account(last.ledger).find("local", "round", client=False, pure=True)
+    assert local is not None
+    assert local.epsilon == 2.0
+    with pytest.raises(ConfigError, match=r"setting 'mechanism\.haste' in test: input should be greater than or equal to 1, got 0"):
+        config_of("mechanism.name=careless", "mechanism.haste=0")
+    with pytest.raises(ConfigError, match=r"unknown setting 'mechanism\.group' in test"):
+        config_of("mechanism.name=careless", "mechanism.group=3")
+
+
+def test_no_package_takes_the_place_of_a_mechanism_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch, name="duchi")
+    assert type(mechanisms.create("duchi", epsilon=1.0)) is mechanisms.Duchi
+
+
+@pytest.mark.parametrize("place", ["careless_package:Nothing", "no_such_package:Settings", "careless_package:Careless"])
+def test_a_package_that_cannot_be_used_is_named(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch, place=place, name="broken")
+    with pytest.raises(ConfigError, match="broken.*" + place.partition(":")[2]):
+        config_of("mechanism.name=broken")
+    assert config_of().mechanism.name == "duchi"  # others are as they were
+
+
+@pytest.mark.parametrize("name", mechanisms.names())
+def test_a_mechanism_has_its_own_settings_and_no_others(name: str) -> None:
+    own = mechanisms.settings_of(name).model_fields
+    foreign = {setting for other in mechanisms.names() for setting in mechanisms.settings_of(other).model_fields} - set(own)
+    assert foreign
+    for setting in sorted(foreign):
+        with pytest.raises(ConfigError, match=rf"unknown setting 'mechanism\.{setting}'"):
+            config_of(f"mechanism.name={name}", f"mechanism.{setting}=1")
+
+
+def test_naming_another_mechanism_keeps_what_it_has_too_and_drops_the_rest() -> None:
+    text = '[mechanism]\nname = "harmony"\nepsilon = 3.0\ngroup = 4\nperturbed = "update"\n'
+    changed = parse_config(text, ["mechanism.name=laplace"], origin="test").mechanism
+    assert changed.model_dump() == {"name": "laplace", "epsilon": 3.0, "perturbed": "update", "budget": "unit", "coordinates": "all"}
+    both = parse_config(text, ["mechanism.coordinates=5", "mechanism.name=laplace"], origin="test").mechanism
+    assert both.model_dump()["coordinates"] == 5  # whatever their order
+    with pytest.raises(ConfigError, match=r"unknown setting 'mechanism\.group'"):
+        parse_config(text, ["mechanism.name=laplace", "mechanism.group=4"], origin="test")
+
+
+OLD = """
+[mechanism]
+name = "{name}"
+epsilon = 0.5
+budget = "unit"
+group = "layer"
+coordinates = "all"
+norm = 2.0
+magnitude_share = 0.5
+perturbed = "update"
+[noise]
+delta = 0.001
+sensitivity = "update_clip"
+p_max = 1e-6
+variant = "paper"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("harmony", {"group": "layer"}), ("full-dp", {"norm": 2.0, "delta": 0.001}), ("dpa", {"variant": "paper"}), ("ladp", {"p_max": 1e-6})],
+)
+def test_a_config_of_version_0_1_is_read_as_it_was_meant(name: str, own: dict[str, object]) -> None:
+    """All mechanisms shared one list of settings then, and ignored what they did not have."""
+    read = parse_config(OLD.format(name=name), origin="old").mechanism.model_dump()
+    assert read["name"] == name
+    assert read["epsilon"] == 0.5
+    assert own.items() <= read.items()
+    with pytest.raises(ConfigError, match=r"unknown setting 'mechanism\.grop'"):
+        parse_config(OLD.format(name=name).replace("group", "grop"), origin="old")
+
+
+@pytest.mark.parametrize("name", ["nbafl", "time-varying", "ladp"])
+def test_what_depends_on_training_is_not_created_by_itself(name: str) -> None:
+    with pytest.raises(ConfigError, match="depends on how a model is trained"):
+        mechanisms.create(name, epsilon=0.5)
+
+
+@pytest.mark.parametrize("setting", ["budget", "perturbed"])
+def test_settings_of_runs_are_not_taken_by_a_mechanism_alone(setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        mechanisms.create("duchi", **{setting: "client"})
