@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -260,6 +262,50 @@ def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: 
             assert soon(lambda: sum(map(is_ended, held)) >= 150 - 56)
         assert soon(lambda: health(port) == 200)
     assert len((tmp_path / "relay.log").read_text().splitlines()) == 1  # that it listens: none of them was a fault
+
+
+@pytest.mark.parametrize(
+    "ask", ["GET /health HTTP/1.1\r\nHost: x\r\n", f"GET /v1/rounds/run-1/1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {'x' * 43}\r\n"]
+)
+def test_who_asks_and_leaves_has_nothing_waiting(ask: str, tmp_path: Path) -> None:
+    """While the store is held, each request waits for it; those whose callers have left must not count to what is served at once."""
+    bounds = Connections(served=40, in_all=60, an_address=30)
+    with relay(tmp_path, bounds) as (_, port), closing(sqlite3.connect(tmp_path / "relay.db")) as other:
+        assert soon(lambda: health(port) == 200)
+        other.execute("BEGIN EXCLUSIVE")
+        for _ in range(150):
+            with suppress(OSError), connect(port) as stranger:
+                stranger.sendall(f"{ask}\r\n".encode())
+                stranger.setblocking(False)
+                with suppress(BlockingIOError):
+                    stranger.recv(1)
+                time.sleep(0.005)
+        with httpx.Client(timeout=SOON_S) as http:
+            assert [http.get(f"http://127.0.0.1:{port}/metrics").status_code for _ in range(3)] == [200] * 3
+        other.rollback()
+        assert soon(lambda: health(port) == 200)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_head_of_any_length_that_comes_at_once_is_not_read(tls: bool, tmp_path: Path) -> None:
+    with relay(tmp_path, Connections(), tls=tls) as (_, port), connect(port) as plain:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with context.wrap_socket(plain) if tls else plain as stranger:
+            stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 15_000 + b"\r\n")
+            assert stranger.recv(65_536).startswith(b"HTTP/1.1 400")
+
+
+def test_more_requests_at_once_on_a_connection_end_it(tmp_path: Path) -> None:
+    """The later ones would be read as a whole, however long."""
+    one = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    with relay(tmp_path, Connections()) as (_, port):
+        with connect(port) as stranger:
+            stranger.sendall(one * 2)
+            assert is_ended(stranger)
+        with httpx.Client(timeout=SOON_S) as http:  # one after the other is how callers of the relay ask
+            assert [http.get(f"http://127.0.0.1:{port}/metrics").status_code for _ in range(3)] == [200] * 3
+        assert health(port) == 200
 
 
 def test_many_threads_may_knock_at_once(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import TypeVar
 
@@ -18,15 +18,20 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ldpfl.relay.connections import TASK
 from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
 from ldpfl.relay.operations import CONTENT_TYPE, Limits, Metrics, RateLimit, log_fault
 from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, TERMS_BYTES, RoundStatus, Terms, round_of, run_of, upload_of
 from ldpfl.relay.queries import Progress
 from ldpfl.relay.schema import BUSY_S, busy
 from ldpfl.relay.store import Part, Store, wrong_offset
-from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.relay.tokens import Role, Tokens, is_token, unknown_token
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
+_OF_ONE = 4
+"""Threads that one token can have at once, and that all requests without a known token can, so that nobody has all of them."""
+
+_STRANGERS = ""
 _MAX_DIGITS = 18
 _PIECE_BYTES = 256 * 2**10
 
@@ -64,26 +69,28 @@ class _Relay:
         self._rate = RateLimit(limits)
         self._handing: Counter[str] = Counter()
         self._threads = asyncio.Semaphore(_THREADS)
+        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
+        self._known: dict[str, str] = {}
         self.metrics = Metrics()
 
     async def open_round(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)
         run, number = _round(request)
         terms = _terms(b"".join([block async for block in self._body(request, TERMS_BYTES)]))
-        return _json(await self._call(self._store.open_round, owner, run, number, terms))
+        return _json(await self._call(owner, self._store.open_round, owner, run, number, terms))
 
     async def status(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.CLIENT, Role.AGGREGATOR)
-        return _json(await self._call(self._store.status, owner, *_round(request)))
+        return _json(await self._call(owner, self._store.status, owner, *_round(request)))
 
     async def begin(self, request: Request) -> Response:
         client = await self._authorised(request, Role.CLIENT)
         upload = _upload(request)
-        return _progress(await self._call(self._store.begin, client, *upload, _number(request, LENGTH)))
+        return _progress(await self._call(client, self._store.begin, client, *upload, _number(request, LENGTH)))
 
     async def progress(self, request: Request) -> Response:
         client = await self._authorised(request, Role.CLIENT)
-        return _progress(await self._call(self._store.progress, client, *_upload(request)))
+        return _progress(await self._call(client, self._store.progress, client, *_upload(request)))
 
     async def append(self, request: Request) -> Response:
         client = await self._authorised(request, Role.CLIENT)
@@ -92,13 +99,13 @@ class _Relay:
             raise LengthRequired("the body's length must be told in advance (Content-Length)")
         offset, length = _number(request, OFFSET), _number(request, "Content-Length")
         # All that can be refused is refused before the first byte is stored.
-        progress: Progress = await self._call(self._store.progress, client, *upload)
+        progress: Progress = await self._call(client, self._store.progress, client, *upload)
         if progress.received != offset:
             raise wrong_offset(progress)
         if offset + length > progress.expected:
             raise TooLong(f"an upload has exactly {progress.expected} bytes in this round")
         async for block in self._body(request, length):
-            progress = await self._call(self._store.append, client, *upload, progress.received, block)
+            progress = await self._call(client, self._store.append, client, *upload, progress.received, block)
             self.metrics.received(len(block))
         return _progress(progress)
 
@@ -113,22 +120,22 @@ class _Relay:
         with ExitStack() as stack:
             self._handing[owner] += 1
             stack.callback(self._handing.subtract, [owner])
-            part = await self._call(self._store.part, owner, run, number, int(index))
+            part = await self._call(owner, self._store.part, owner, run, number, int(index))
             self.metrics.handed_out(len(part.data))
             return _Pieces(part, stack.pop_all())
 
     async def acknowledge(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)
-        await self._call(self._store.acknowledge, owner, *_round(request))
+        await self._call(owner, self._store.acknowledge, owner, *_round(request))
         return Response(status_code=204)
 
     async def cancel(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)
-        await self._call(self._store.cancel, owner, *_round(request))
+        await self._call(owner, self._store.cancel, owner, *_round(request))
         return Response(status_code=204)
 
     async def health(self, request: Request) -> Response:
-        await self._call(self._store.check)
+        await self._call(_STRANGERS, self._store.check)
         return JSONResponse({"status": "ok"})
 
     async def metrics_text(self, request: Request) -> Response:
@@ -139,7 +146,11 @@ class _Relay:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
-        owner = await self._call(self._tokens.owner, token)
+        if not is_token(token):
+            raise unknown_token()
+        # Whose it was, if it ever was one: that of a stranger does not wait with those of others. The store decides each time.
+        owner = await self._call(self._known.get(token, _STRANGERS), self._tokens.owner, token)
+        self._known[token] = owner.name
         self._rate.take(owner.name)
         if owner.role not in roles:
             raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")
@@ -166,21 +177,20 @@ class _Relay:
                 yield bytes(held[:BLOCK_BYTES])
                 del held[:BLOCK_BYTES]
 
-    async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+    async def _call(self, lane: str, function: Callable[..., T], *arguments: object) -> T:
         """Call the store in a thread, once there is one; what waits longer for it than for the store itself is told so.
 
         Raises:
             StoreUnavailable: it has.
         """
-        try:
-            async with asyncio.timeout(BUSY_S):
-                await self._threads.acquire()
-        except TimeoutError:
-            raise busy() from None
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(BUSY_S):
+                    await stack.enter_async_context(self._lanes[lane])
+                    await stack.enter_async_context(self._threads)
+            except TimeoutError:
+                raise busy() from None
             return await to_thread.run_sync(partial(function, *arguments))
-        finally:
-            self._threads.release()
 
 
 class _Pieces(Response):
@@ -216,7 +226,8 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the relay speaks HTTP only, not {scope['type']}")
-        unread = _has_body(scope)
+        scope[TASK] = asyncio.current_task()
+        unread, answered = _has_body(scope), False
 
         async def read() -> Message:
             nonlocal unread
@@ -225,6 +236,8 @@ class _Guard:
             return message
 
         async def watch(message: Message) -> None:
+            nonlocal answered
+            answered = True
             if message["type"] == "http.response.start":
                 self._metrics.request(scope["method"], message["status"])
                 if unread or message["status"] in _LAST:
@@ -236,8 +249,9 @@ class _Guard:
             await app(scope, read, watch)
         except Exception as error:
             log_fault("request_failed", error)  # Starlette has answered it: see _fault
-        except asyncio.CancelledError as error:
-            log_fault("request_ended", error)  # the relay ends, and nobody is answered any more
+        except asyncio.CancelledError:  # its caller has left, or the relay ends; a log line would be for strangers to write
+            if not answered:
+                await _error(503, "the relay is ending")(scope, receive, send)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -100,23 +100,27 @@ class RelayAggregator(Caller):
             waited += pause
         return status
 
-    def pull(self, run: str, number: int) -> Iterator[bytes]:
+    def pull(self, run: str, number: int, terms: Terms | None = None) -> Iterator[bytes]:
         """Yield the sealed records of a released round one by one, in the relay's mixed order; one part is in memory at a time.
 
-        May be called again until :meth:`acknowledge`: it yields the same records in the same order.
+        May be called again until :meth:`acknowledge`: it yields the same records in the same order. How much is read at most goes by
+        ``terms``, those that the round was opened with; without them, by what the relay says that they are.
 
         Raises:
             RelayRefused: the round is not over yet (status 425), or gone.
             RelayUnreachable: no answer.
             ProtocolError: what came is not what the terms and the number of uploads promise.
         """
-        size = self._round_status(run, number).terms.record_bytes
+        terms = terms or self._round_status(run, number).terms
+        size = terms.record_bytes
         part, parts, records, expected = 0, 1, 0, 0
         while part < parts:
             response = self._call("GET", f"{path_of(run, number)}/records", most=_longest_part(size), params={"part": part})
             if part == 0:
-                status = self._round_status(run, number)  # of the released round: how many uploads were mixed
-                expected = (status.uploads or 0) * status.terms.records_per_upload
+                uploads = self._round_status(run, number).uploads or 0  # of the released round: how many were mixed
+                if uploads > terms.max_uploads:
+                    raise ProtocolError(f"the relay says that round {number} of {run} has {uploads} uploads of {terms.max_uploads} at most")
+                expected = uploads * terms.records_per_upload
                 parts = number_in(response, PARTS, part_count(expected * size))
             data = response.content
             if len(data) % size:

@@ -8,13 +8,16 @@ import socket
 import weakref
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_BYTES = 4 * 2**10
 """Longest head of a request. Not much more of one that does not end is in memory."""
+
+TASK = "ldpfl.task"
+"""Where a request's scope has the task that answers it."""
 
 _HEADERS = 64
 _BACKLOG = 128
@@ -156,12 +159,26 @@ class _InTime(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        task = cast("dict[str, Any]", self.scope or {}).get(TASK)
+        if task is not None:
+            # Else who asks and leaves, over and over, has as many requests waiting as it likes, though few connections.
+            task.cancel()
         for timer in (self._head, self._unread, self._closing, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        """Pass on what came, the head of a request in pieces: h11 bounds one that is not there yet, and reads one that is, however long.
+
+        Callers of the relay wait for an answer before they ask again. More than one request at once, of which the later ones would be
+        read as a whole, ends the connection.
+        """
+        while data and not self.transport.is_closing():
+            piece = data[: HEAD_BYTES + 1] if self.conn.their_state is h11.IDLE else data
+            data = data[len(piece) :]
+            super().data_received(piece)
+            if self.conn.their_state is h11.DONE and (data or self.conn.trailing_data[0]):
+                self._cut_off()
         self._time_head()
 
     def pause_writing(self) -> None:

@@ -75,8 +75,20 @@ class Leftovers:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is left that could not be deleted, or not yet."""
-        return self._undeleted or self._unscrubbed
+        """Whether something is left that could not be deleted, or not yet, or room is to be taken for that."""
+        return self._undeleted or self._unscrubbed or not (self._reserve is None or self._reserve.whole)
+
+    def check_room(self) -> None:
+        """Refuse what would take the room that ending rounds needs.
+
+        Raises:
+            StoreFull: the reserve is not whole.
+        """
+        if self._reserve is None or self._reserve.whole:
+            return
+        self._reserve.make()
+        if not self._reserve.whole:
+            raise StoreFull("the relay's disk is full; nothing was stored")
 
     def delete(self, *, at_once: bool = False) -> None:
         """Delete all of it, and then what the database keeps beside its tables, as far as it lets us; ``at_once`` whatever that takes.
@@ -88,14 +100,12 @@ class Leftovers:
         self._undeleted = True
         left = self._rounds()
         for round_id in left:
-            while self.with_room(lambda round_id=round_id: self._delete_some(round_id)):  # type: ignore[misc]
-                pass
+            self._delete_round(round_id)
         if left or self._unscrubbed:  # else ending empty rounds, over and over, would have the whole file written as often
             self.scrub(at_once=at_once)
         self._undeleted = False
         if self._reserve is not None:
-            with store_errors():
-                self._reserve.make()
+            self._reserve.make()
 
     def scrub(self, *, at_once: bool = False) -> None:
         """Take deleted rows out of the database's files.
@@ -132,15 +142,34 @@ class Leftovers:
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
             return list(connection.scalars(gone))
 
-    def _delete_some(self, round_id: int) -> bool:
-        """Delete some rows of a round; return whether there were any."""
+    def _delete_round(self, round_id: int) -> None:
+        """Delete what a round holds, in batches that get smaller where there is no room for the journal of one.
+
+        Raises:
+            StoreFull: not even for the smallest.
+        """
+        size, left = _BATCH_BYTES, True
+        while left:
+            try:
+                left = self.with_room(lambda size=size: self._delete_some(round_id, size))  # type: ignore[misc]
+            except StoreFull:
+                if size == 0:
+                    raise
+                size //= 4
+
+    def _delete_some(self, round_id: int, size: int) -> bool:
+        """Delete some rows of a round, ``size`` bytes and one row at least; return whether there were any."""
         with store_errors(), self._engine.begin() as connection:
-            return _delete_blocks(connection, round_id) or _delete_uploads(connection, round_id) or _delete_parts(connection, round_id)
+            return (
+                _delete_blocks(connection, round_id, size)
+                or _delete_uploads(connection, round_id)
+                or _delete_parts(connection, round_id, size)
+            )
 
 
-def _delete_blocks(connection: Connection, round_id: int) -> bool:
+def _delete_blocks(connection: Connection, round_id: int, size: int) -> bool:
     found = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
-    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))])
+    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
     connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(some)))
     return bool(some)
 
@@ -151,19 +180,19 @@ def _delete_uploads(connection: Connection, round_id: int) -> bool:
     return bool(some)
 
 
-def _delete_parts(connection: Connection, round_id: int) -> bool:
+def _delete_parts(connection: Connection, round_id: int, size: int) -> bool:
     found = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
-    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))])
+    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
     connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(some)))
     return bool(some)
 
 
-def _some(rows: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return the keys of as many ``rows``, (bytes, key, key), as make a batch, and one at least."""
+def _some(rows: list[tuple[int, int, int]], most: int) -> list[tuple[int, int]]:
+    """Return the keys of as many ``rows``, (bytes, key, key), as have ``most`` bytes, and one at least."""
     taken: list[tuple[int, int]] = []
     size = 0
     for length, *key in rows:
-        if taken and size + length > _BATCH_BYTES:
+        if taken and size + length > most:
             break
         taken.append((key[0], key[1]))
         size += length

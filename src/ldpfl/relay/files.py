@@ -14,7 +14,6 @@ RESERVE_BYTES = 16 * 2**20
 HEADROOM_BYTES = 4 * 2**20
 """What the reserve leaves free: the journal of an upload's block needs some room too."""
 
-_SMALLEST_RESERVE = 2**20
 _BESIDE = ("", "-journal", "-wal", "-shm")
 
 
@@ -24,13 +23,14 @@ def create_private(path: Path) -> None:
     Raises:
         ConfigError: it is, or there can be no such file.
     """
-    for file in (path.with_name(path.name + end) for end in _BESIDE):
-        if file.exists():
-            check_own(file, "the store", ConfigError, secret=True)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise ConfigError(f"the store {path} cannot be opened: {error.strerror}") from None
+    for file in (path.with_name(path.name + end) for end in _BESIDE):
+        if file.exists():
+            # Alone: SQLite would take a journal beside it, whoever made that, for its own, and roll it back into the store.
+            check_own(file, "the store", ConfigError, secret=True, alone=True)
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,24 @@ class Reserve:
             return False
         return True
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is there; then what is written beside it may use what else there is."""
+        try:
+            return self.path.stat().st_size >= RESERVE_BYTES
+        except FileNotFoundError:
+            return not hasattr(os, "posix_fallocate")
+
     def make(self) -> None:
-        """Take the room, as much as there is up to :data:`RESERVE_BYTES`, if it is not taken yet; where there is too little, do without."""
-        size = min(RESERVE_BYTES, self._free() - HEADROOM_BYTES)
-        if size < _SMALLEST_RESERVE or self.path.exists() or not hasattr(os, "posix_fallocate"):
+        """Take the room that it lacks, as much as there is but for :data:`HEADROOM_BYTES`; where there is too little, do without."""
+        if self.whole:
             return
-        with suppress(OSError):  # another process was quicker to make it
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(OSError):  # there is less room than it seemed
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                os.posix_fallocate(descriptor, 0, size)
-            except OSError:  # or to take the room
-                self.path.unlink()
+                size = min(RESERVE_BYTES, os.fstat(descriptor).st_size + self._free() - HEADROOM_BYTES)
+                if size > os.fstat(descriptor).st_size:
+                    os.posix_fallocate(descriptor, 0, size)
             finally:
                 os.close(descriptor)
 

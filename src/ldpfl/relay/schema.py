@@ -53,6 +53,17 @@ _HELD_S = 5
 
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 _SQLITE, _POSTGRES = "sqlite", "postgresql"
+_POSTGRES_SETTINGS = {
+    "connect_timeout": CONNECT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_POSTGRES_TIMES = ("SET lock_timeout = '5s'", "SET idle_in_transaction_session_timeout = '60s'")
+"""What waits for a round that is being mixed keeps a thread, and with many of them everybody waits. And a relay that hangs, or has lost
+its network, must not hold a round for as long as it does."""
+
 _DISK_IS_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 _SQLITE_FULL = 13
 _POSTGRES_DISK_FULL = "53100"
@@ -177,7 +188,9 @@ def _engine(url: URL) -> Engine:
     # Parameters are reports and hashes of tokens: no error text may repeat them.
     options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
     if url.get_backend_name() == _POSTGRES:
-        return create_engine(url, pool_pre_ping=True, pool_size=CONNECTIONS, connect_args={"connect_timeout": CONNECT_S}, **options)
+        engine = create_engine(url, pool_pre_ping=True, pool_size=CONNECTIONS, connect_args=_POSTGRES_SETTINGS, **options)
+        event.listen(engine, "connect", _set_up_postgres)
+        return engine
     create_private(Path(str(url.database)))
     # A file with a rollback journal is used by one transaction at a time. In the pool they wait for each other without polling.
     engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
@@ -196,6 +209,13 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
     if mode != "delete":
         raise ConfigError(f"the store's journal cannot be changed from {mode!r}: is it held by another process?")
+
+
+def _set_up_postgres(connection: Any, _: ConnectionPoolEntry) -> None:
+    with connection.cursor() as cursor:
+        for setting in _POSTGRES_TIMES:
+            cursor.execute(setting)
+    connection.commit()  # else a rollback would take them back
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -132,6 +132,7 @@ class Store:
             WrongLength: the upload would not have the length of the round's terms.
             Conflict: the client has another upload in this round, another client has this id, or the round is full.
         """
+        self._leftovers.check_room()
         with self._writing() as connection:
             row = round_row(connection, run, number, lock="exclusive")
             expected = terms_of(row).upload_bytes
@@ -168,6 +169,7 @@ class Store:
             Conflict: another offset is next; the refusal's header says which.
             TooLong: more bytes than the upload has room for.
         """
+        self._leftovers.check_room()
         with self._writing() as connection:
             row = round_row(connection, run, number, lock="shared")
             self._require_open(connection, row)

@@ -85,12 +85,22 @@ class Tokens:
             Unauthenticated: nobody's.
             StoreUnavailable: the store does not answer.
         """
-        if _TOKEN.fullmatch(token):
+        if is_token(token):
             with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
                 row = connection.execute(select(tokens.c.name, tokens.c.role).where(tokens.c.hash == _hash(token))).first()
             if row is not None:
                 return Owner(row.name, Role(row.role))
-        raise Unauthenticated("the token is not known to this relay", {"WWW-Authenticate": "Bearer"})
+        raise unknown_token()
+
+
+def is_token(text: str) -> bool:
+    """Whether a token can read so."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def unknown_token() -> Unauthenticated:
+    """Return the refusal of a token that is nobody's."""
+    return Unauthenticated("the token is not known to this relay", {"WWW-Authenticate": "Bearer"})
 
 
 def _hash(token: str) -> bytes:
