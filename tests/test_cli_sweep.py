@@ -20,7 +20,7 @@ plot_against = "budget"
 "mechanism.epsilon" = [1.0, 4.0]
 
 [variants]
-"plain" = ['mechanism.name="none"', "mechanism.epsilon=1.0"]
+"plain" = ['mechanism.name="none"']
 "bits" = []
 """
 
@@ -100,8 +100,8 @@ seeds = [0, 1]
 "mechanism.epsilon" = [0.2, 0.5]
 
 [variants]
-"no noise" = ['mechanism.name="none"', "mechanism.epsilon=1.0"]
-"to NaN" = ['mechanism.name="none"', "mechanism.epsilon=1.0", "training.learning_rate=3e38", 'training.clip_norm="off"']
+"no noise" = ['mechanism.name="none"']
+"to NaN" = ['mechanism.name="none"', "training.learning_rate=3e38", 'training.clip_norm="off"']
 "Full DP" = ['mechanism.name="full-dp"']
 "LaDP-FL" = []
 """

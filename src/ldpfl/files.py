@@ -70,8 +70,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replace_atomically(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success, flush it to disk and put it in place of ``path``.
+
+    ``mode`` says who may use it; without it, who may use files that this user makes.
 
     Raises:
         WriteError: the system refuses it, be it in the body; ``path`` is as it was.
@@ -82,7 +84,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+            temporary.chmod(0o666 & ~_umask() if mode is None else mode)  # mkstemp makes files that only their owner may read
             with temporary.open("rb+") as written:
                 os.fsync(written.fileno())
             temporary.replace(path)
@@ -91,14 +93,14 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder ``path`` and those above it, unless it is there.
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make the folder ``path`` and those above it, unless it is there; ``mode`` is its own, less what this user's files never allow.
 
     Raises:
         WriteError: the system refuses it.
     """
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:

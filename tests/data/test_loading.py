@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from conftest import digits, write_split
 from ldpfl.data import ImageTask, load, names
@@ -305,3 +306,18 @@ def test_taking_images_keeps_pixels_and_labels_together(tiny_task: ImageTask) ->
     taken = tiny_task.train.take(torch.tensor([7, 3]))
     assert taken.labels.tolist() == [7, 3]
     assert torch.equal(taken.pixels[0], tiny_task.train.pixels[7])
+
+
+def test_what_is_kept_of_the_data_is_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of data may be closed to others; the copy of it that the cache holds must be as well, and theirs is not trusted."""
+    monkeypatch.setenv("LDPFL_CACHE_DIR", str(tmp_path / "cache"))
+    small(tmp_path)
+    before = load("mnist", tmp_path).train
+    (kept,) = cached_files(tmp_path / "cache")
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    spoilt = load_file(kept)
+    spoilt["train.labels"] = (spoilt["train.labels"] + 1) % 10
+    save_file(spoilt, kept)
+    kept.chmod(0o606)  # as if somebody else had made it
+    assert torch.equal(load("mnist", tmp_path).train.labels, before.labels)
+    assert kept.stat().st_mode & 0o777 == 0o600

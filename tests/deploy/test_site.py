@@ -161,7 +161,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("mechanism.name=none",), "protects nothing"),
+        (("mechanism.name=full-dp", "mechanism.sensitivity=theorem", "training.clip_norm=1"), "guarantee"),
         (("clients.fraction=0.5",), "asks all of at least 2 clients"),
         (("clients.count=1",), "asks all of at least 2 clients"),
         (("name=a;b",), "semicolon"),

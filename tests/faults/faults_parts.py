@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from unittest import mock
 
-sys.path += [str(Path(__file__).parents[1] / room) for room in ("flower", "shuffling/relay")]
+sys.path += [str(Path(__file__).parents[1] / room) for room in ("flower", "relay")]
 
 import httpx
 import numpy as np

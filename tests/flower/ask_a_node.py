@@ -5,6 +5,7 @@ A program of its own, because an audit hook cannot be taken away again. Its argu
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import flower_parts
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from ldpfl import mechanisms
 from ldpfl.experiments.config import known_keys
 from ldpfl.flower import InProcessGrid
 from ldpfl.flower.apps import client_app
@@ -42,7 +44,14 @@ BAD = (
     "zebrafinch\n[model]\nname = 'zebrafinch:boom'",
     "zebrafinch" * 1000,
 )
-KEYS = (*known_keys(), "model.options.path", "noise.path", "ranges.center.weight", "ranges.radius.zebrafinch", "name.zebrafinch")
+KEYS = (
+    *dict.fromkeys(key for name in mechanisms.names() for key in known_keys(name)),
+    "model.options.path",
+    "noise.path",
+    "ranges.center.weight",
+    "ranges.radius.zebrafinch",
+    "name.zebrafinch",
+)
 SETTINGS = ("ldpfl.recipe", "ldpfl.set", "ldpfl.out", "ldpfl.device", "ldpfl-policy", "ldpfl-budget", "data-dir", "partition-id", "app")
 
 Asked = tuple[RecordDict, dict[str, Any]]
@@ -71,7 +80,7 @@ def with_bad_run_config(chance: random.Random, rounds: int) -> Iterator[Asked]:
 def main(folder: Path) -> None:
     (folder / "policy.toml").write_text(POLICY, encoding="utf-8")
     set_limit(folder / "budget.sqlite", 1e12)
-    own = {"ldpfl-policy": str(folder / "policy.toml"), "ldpfl-budget": str(folder / "budget.sqlite")}
+    os.environ |= {"LDPFL_POLICY": str(folder / "policy.toml"), "LDPFL_BUDGET": str(folder / "budget.sqlite")}
     touched: list[str] = []
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
@@ -81,7 +90,7 @@ def main(folder: Path) -> None:
     rounds = [*with_bad_terms(), *with_bad_run_config(random.Random(5), 1000)]
     sys.addaudithook(watch)
     for content, settings in rounds:
-        grid = InProcessGrid(client_app, 1, run_config=settings, node_config=own)
+        grid = InProcessGrid(client_app, 1, run_config=settings)
         next(iter(grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])))
     if touched or "zebrafinch" in sys.modules:
         raise SystemExit(f"a zebrafinch was touched: {sorted(set(touched))}")

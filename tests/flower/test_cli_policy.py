@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from flower_parts import config_of, shift, start_arrays
+from flwr.app import Context
 
 from conftest import CommandLine
-from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, operator_node
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
 from ldpfl.shuffling.sealing import generate_key, public_text
@@ -43,10 +46,14 @@ def test_a_node_set_up_by_it_takes_part_in_the_whole_run_and_in_no_more(app: Pat
         shown = ldpfl("policy", "init", app, "--config", "config.toml", "--layers", "12, 3", *files)
         assert f"{client}.toml holds the policy; {client}.sqlite holds the budget" in shown.out
         assert "3 reports of duchi (direct)" in shown.out
-        own[client] = {"ldpfl-policy": f"{client}.toml", "ldpfl-budget": f"{client}.sqlite"}
-    grid = InProcessGrid(LdpClientApp(shift), 2)
-    for client, context in enumerate(grid._contexts.values()):
-        context.node_config.update(own[client])
+        assert f"LDPFL_BUDGET={Path(f'{client}.sqlite').absolute()}" in shown.out
+        own[client] = {"LDPFL_POLICY": f"{client}.toml", "LDPFL_BUDGET": f"{client}.sqlite"}
+
+    def node(context: Context) -> OperatorNode:
+        with mock.patch.dict(os.environ, own[int(context.node_config["partition-id"])]):
+            return operator_node(context)
+
+    grid = InProcessGrid(LdpClientApp(shift, node=node), 2)
     strategy = LdpStrategy(config)
     strategy.start(grid, start_arrays(), 3)
     assert [metrics.clients for metrics in strategy.checkpoint.history] == [2, 2, 2]

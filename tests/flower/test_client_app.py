@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -511,6 +512,46 @@ def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -
     assert reply.content == ask(app_of(staying)).content
     (context,) = grid._contexts.values()
     assert not unpacked(context.state)
+
+
+@pytest.mark.parametrize("signalled", ["itself", "its parent"])
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: str, number: signal.Signals, tmp_path: Path) -> None:
+    """Flower's report that the task has failed; in a process of the app they would say so for a task that goes on."""
+
+    def handler(*_: object) -> None:
+        (tmp_path / "heard").touch()
+
+    def train(message: Message, context: Context) -> Message:
+        os.kill(os.getpid() if signalled == "itself" else os.getppid(), number)
+        time.sleep(0.2)
+        return shift(message, context)
+
+    before = signal.signal(number, handler)
+    try:
+        reply = ask(app_of(train), instruction(terms_of(reply_s=1.0)))
+    finally:
+        signal.signal(number, before)
+    assert len(report_of(reply)) == len(report_of(ask(app_of())))
+    assert not (tmp_path / "heard").exists()
+
+
+def test_what_training_leaves_in_its_scratch_folder_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raw data may be decoded there, by an app that is ended in the middle of it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def train(message: Message, context: Context) -> Message:
+        Path(tempfile.mkdtemp(), "raw").write_text("PATIENT", encoding="ascii")
+        time.sleep(60)
+        return shift(message, context)
+
+    ask(app_of(train), instruction(terms_of(reply_s=1.5)))
+    for _ in range(500):
+        if not list(tmp_path.iterdir()):
+            return
+        time.sleep(0.02)
+    raise AssertionError(list(tmp_path.rglob("*")))
 
 
 def test_an_app_cannot_write_where_its_wrapper_listens() -> None:

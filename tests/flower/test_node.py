@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from flower_parts import ask, config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Context, Message
 
 from ldpfl.errors import ConfigError
-from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.node import read_token
 from ldpfl.flower.terms import digest_of
@@ -46,15 +48,16 @@ def budget(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    for name in ("LDPFL_POLICY", "LDPFL_BUDGET"):
+    for name in ("LDPFL_POLICY", "LDPFL_BUDGET", "LDPFL_BUDGETS"):
         monkeypatch.delenv(name, raising=False)
     return caplog
 
 
 def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None) -> Message:
     """What the first of three nodes answers, set up so."""
-    own = {name: str(path) for name, path in (("ldpfl-policy", policy), ("ldpfl-budget", budget)) if path is not None}
-    return ask(LdpClientApp(shift), instruction(terms), node_config=own)
+    own = {name: str(path) for name, path in (("LDPFL_POLICY", policy), ("LDPFL_BUDGET", budget)) if path is not None}
+    with mock.patch.dict(os.environ, own):
+        return ask(LdpClientApp(shift), instruction(terms))
 
 
 def declined(reply: Message) -> bool:
@@ -110,7 +113,7 @@ def test_the_lifetime_budget_ends_the_rounds_of_a_client(tmp_path: Path, budget:
 
 
 def test_the_run_s_config_which_is_the_server_s_sets_up_no_node(tmp_path: Path, budget: Path) -> None:
-    settings = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(budget)}
+    settings = {"ldpfl-policy": str(write_policy(tmp_path)), "LDPFL_POLICY": str(tmp_path / "policy.toml"), "LDPFL_BUDGET": str(budget)}
     grid = InProcessGrid(LdpClientApp(shift), 3, run_config=settings)
     (reply,) = grid.send_and_receive([instruction(terms_of(run_config=digest_of(settings)))])
     assert declined(reply)
@@ -119,7 +122,7 @@ def test_the_run_s_config_which_is_the_server_s_sets_up_no_node(tmp_path: Path, 
 def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "budgets").mkdir()
     monkeypatch.setenv("LDPFL_POLICY", str(write_policy(tmp_path)))
-    monkeypatch.setenv("LDPFL_BUDGET", str(tmp_path / "budgets"))
+    monkeypatch.setenv("LDPFL_BUDGETS", str(tmp_path / "budgets"))
     strategy = LdpStrategy(config_of())
     with pytest.raises(AllDeclined, match="round 4: none of 3 nodes takes part: 3 said 'declined'"):
         strategy.start(InProcessGrid(LdpClientApp(shift), 3), start_arrays(), 5)
@@ -129,10 +132,34 @@ def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Pa
     assert all(len(read_charges(path)) == 3 for path in files)
 
 
-def test_a_folder_of_budgets_needs_a_partition_which_the_server_does_not_choose(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_the_node_s_config_which_others_on_its_machine_can_change_sets_up_nothing(tmp_path: Path, budget: Path) -> None:
+    """SuperNode hands it to its processes over an interface that other users of the machine reach, and takes back what they made of it."""
+    other = tmp_path / "other"
+    other.mkdir()
+    set_limit(other / "budget.sqlite", 1e6, 0.0)
+    changed = {"ldpfl-policy": str(write_policy(other, rounds="1000")), "ldpfl-budget": str(other / "budget.sqlite")}
+    app = LdpClientApp(shift)
+    assert declined(ask(app, instruction(), node_config=changed))
+    own = {"LDPFL_POLICY": str(write_policy(tmp_path, rounds="1")), "LDPFL_BUDGET": str(budget)}
+    with mock.patch.dict(os.environ, own):
+        assert ask(app, instruction(terms_of(run="a")), node_config=changed).has_content()
+        assert declined(ask(app, instruction(terms_of(run="b")), node_config=changed))
+    assert (len(read_charges(budget)), len(read_charges(other / "budget.sqlite"))) == (1, 0)
+
+
+def test_a_folder_is_no_budget_of_a_node_whatever_its_partition_is_called(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     (tmp_path / "budgets").mkdir()
-    own = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(tmp_path / "budgets")}
-    grid = InProcessGrid(LdpClientApp(shift), 1, node_config=own)
+    assert declined(reply_of(write_policy(tmp_path), tmp_path / "budgets"))
+    assert list((tmp_path / "budgets").iterdir()) == []
+
+
+def test_a_folder_of_budgets_needs_a_partition_which_the_server_does_not_choose(
+    tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "budgets").mkdir()
+    monkeypatch.setenv("LDPFL_POLICY", str(write_policy(tmp_path)))
+    monkeypatch.setenv("LDPFL_BUDGETS", str(tmp_path / "budgets"))
+    grid = InProcessGrid(LdpClientApp(shift), 1)
     for context in grid._contexts.values():
         del context.node_config["partition-id"]
     (reply,) = grid.send_and_receive([instruction()])
@@ -145,8 +172,9 @@ def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path
     def train(message: Message, context: Context) -> Message:
         raise ValueError("no data")
 
-    own = {"ldpfl-policy": str(write_policy(tmp_path)), "ldpfl-budget": str(budget)}
-    replies = [ask(LdpClientApp(app), node_config=own).content.config_records["ldpfl"] for app in (train, shift)]
+    own = {"LDPFL_POLICY": str(write_policy(tmp_path)), "LDPFL_BUDGET": str(budget)}
+    with mock.patch.dict(os.environ, own):
+        replies = [ask(LdpClientApp(app)).content.config_records["ldpfl"] for app in (train, shift)]
     assert {name: type(value) for name, value in replies[0].items()} == {name: type(value) for name, value in replies[1].items()}
     assert len({len(bytes(reply["report"])) for reply in replies}) == 1  # type: ignore[arg-type]
     assert len(read_charges(budget)) == 2
@@ -207,6 +235,25 @@ def test_a_link_that_other_users_can_turn_is_not_followed(what: str, tmp_path: P
     assert "lies in a folder that other users can write to" in log.text
     (tmp_path / "open").chmod(0o755)
     assert reply_of(*((link, budget) if what == "policy" else (policy, link))).has_content()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_a_certificate_authority_that_other_users_can_change_is_not_trusted(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can change it can be the relay, and is told the token."""
+    (tmp_path / "ca.crt").write_text("", encoding="ascii")
+    (tmp_path / "ca.crt").chmod(mode)
+    (tmp_path / "relay.token").write_text("token\n", encoding="ascii")
+    (tmp_path / "relay.token").chmod(0o600)
+    set_limit(tmp_path / "budget.sqlite", 100.0, 0.0)
+    for name, value in (("POLICY", write_policy(tmp_path)), ("BUDGET", tmp_path / "budget.sqlite"), ("RELAY", "https://127.0.0.1:1")):
+        monkeypatch.setenv(f"LDPFL_{name}", str(value))
+    monkeypatch.setenv("LDPFL_RELAY_TOKEN", str(tmp_path / "relay.token"))
+    monkeypatch.setenv("LDPFL_RELAY_CA", str(tmp_path / "ca.crt"))
+    context = next(iter(InProcessGrid(LdpClientApp(shift), 1)._contexts.values()))
+    with pytest.raises(ConfigError, match=r"certificate authority .* can be changed by other users"):
+        operator_node(context).connect()
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o666])

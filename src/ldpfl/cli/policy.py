@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -74,5 +75,6 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
         said = "The app states no time for replies, so when this client replies tells how long it trained: allowed by immediate_replies."
         console.print(Text(said, style="yellow"), soft_wrap=True)
     console.print(
-        Text(f"For the SuperNode: --node-config \"ldpfl-policy='{out.absolute()}' ldpfl-budget='{budget.absolute()}'\""), soft_wrap=True
+        Text(f"For the SuperNode: export LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"),
+        soft_wrap=True,
     )

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from ldpfl.data.images import Images, ImageTask
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.files import NO_ROOM, WriteError, make_folder, replace_atomically
+from ldpfl.permissions import check_own
 from ldpfl.suggestions import did_you_mean
 
 DATA_DIR_VARIABLE = "LDPFL_DATA_DIR"
@@ -283,19 +284,19 @@ def _cache_path(name: str, fingerprint: str) -> Path:
 
 def _read_cache(name: str, fingerprint: str) -> tuple[Images, Images] | None:
     try:
-        tensors = load_file(_cache_path(name, fingerprint))
+        tensors = load_file(check_own(_cache_path(name, fingerprint), "the cached data", DataError, secret=True))
         return Images(tensors["train.pixels"], tensors["train.labels"]), Images(tensors["test.pixels"], tensors["test.labels"])
-    except (SafetensorError, KeyError, OSError):
-        return None  # there is none, or it is damaged: decoded, and put in its place
+    except (SafetensorError, KeyError, OSError, DataError):
+        return None  # there is none, or it is damaged, or others could have changed or read it: decoded, and put in its place
 
 
 def _write_cache(name: str, fingerprint: str, train: Images, test: Images, warn: Warn) -> None:
-    """Keep the decoded images. A cache that cannot be written must not stop a run whose data are fine."""
+    """Keep the decoded images, for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
     tensors = {"train.pixels": train.pixels, "train.labels": train.labels, "test.pixels": test.pixels, "test.labels": test.labels}
     path = _cache_path(name, fingerprint)
     try:
-        make_folder(path.parent)
-        with replace_atomically(path) as temporary:
+        make_folder(path.parent, mode=0o700)
+        with replace_atomically(path, mode=0o600) as temporary:
             save_file(tensors, temporary)
     except WriteError as error:
         warn(without_cache(error))

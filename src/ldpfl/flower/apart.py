@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -20,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -51,14 +54,14 @@ class Child:
     """A forked process; made by :func:`start` or :func:`start_guarded`. Leaving its context ends it."""
 
     def __init__(self, pid: int, pipe: int, end: signal.Signals) -> None:
-        self._pid, self._pipe, self._end = pid, pipe, end
+        self._pid, self.pipe, self._end = pid, pipe, end
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Tell it to end. How long that takes, and what has to be ended with it, is not waited for: it may depend on data."""
-        os.close(self._pipe)
+        os.close(self.pipe)
         with suppress(ProcessLookupError):
             os.kill(self._pid, self._end)
             os.kill(self._pid, signal.SIGCONT)  # should its work have stopped it
@@ -68,12 +71,12 @@ class Child:
     def outcome(self, until: float = inf) -> Outcome:
         """Return what came of the work, at the time ``until`` (of ``time.monotonic``) at the latest."""
         held, expected, waiting = bytearray(), inf, select.poll()
-        waiting.register(self._pipe, select.POLLIN)
+        waiting.register(self.pipe, select.POLLIN)
         while len(held) < expected:
             left = None if until == inf else max(0.0, until - time.monotonic()) * 1000
             if left == 0 or not waiting.poll(left):
                 return Outcome(None, "it took too long")
-            block = os.read(self._pipe, _BLOCK)
+            block = os.read(self.pipe, _BLOCK)
             if not block:
                 return Outcome(None, "its process has ended without an answer")
             held += block
@@ -83,13 +86,13 @@ class Child:
         return Outcome(said) if kind == _DONE else Outcome(None, bytes(said).decode(errors="replace"))
 
 
-def start(work: Callable[[], bytes]) -> Child:
-    """Fork a process that does ``work``, which must start no other one.
+def start(work: Callable[[], bytes], asks: Child | None = None) -> Child:
+    """Fork a process that does ``work``, which must start no other one; ``asks`` is whose outcome it asks for.
 
     Raises:
         ConfigError: this system cannot fork processes.
     """
-    return _forked(lambda sending: _live(work, sending), signal.SIGKILL)
+    return _forked(lambda sending: _live(work, sending), signal.SIGKILL, asks)
 
 
 def start_guarded(work: Callable[[], bytes]) -> Child:
@@ -100,20 +103,20 @@ def start_guarded(work: Callable[[], bytes]) -> Child:
     return _forked(lambda sending: _guard(work, sending), signal.SIGTERM)
 
 
-def _forked(live: Callable[[int], NoReturn], end: signal.Signals) -> Child:
+def _forked(live: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
     if not hasattr(os, "fork"):
         raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # else the child would print it once more
     sys.stderr.flush()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child has handlers of its own
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has dropped the parent's handlers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above
             pid = os.fork()
         if pid == 0:
             os.close(receiving)
-            live(sending)
+            _be_apart(live, sending, mask, set() if asks is None else {asks.pipe})
     except OSError:
         os.close(receiving)
         raise
@@ -121,6 +124,16 @@ def _forked(live: Callable[[int], NoReturn], end: signal.Signals) -> Child:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(sending)
     return Child(pid, receiving, end)
+
+
+def _be_apart(live: Callable[[int], NoReturn], sending: int, mask: set[Any], kept: set[int]) -> NoReturn:
+    """Be the forked process; whatever happens, it never goes on as the parent."""
+    try:
+        _drop_what_speaks_for_the_parent({sending, *kept})
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGTERM})  # the guard waits for it; who works unblocks it
+        live(sending)
+    finally:
+        os._exit(1)
 
 
 @contextmanager
@@ -149,8 +162,6 @@ def _live(work: Callable[[], bytes], sending: int) -> NoReturn:
         _part(signal.SIGKILL)
         with suppress(OSError):  # where memory runs out, this process goes, and not what answers for it
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)  # Flower's handlers speak for the parent
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _send(sending, _said(work))
         code = 0
@@ -167,13 +178,39 @@ def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
     try:
         _part(signal.SIGTERM)
         _control(_PR_SET_CHILD_SUBREAPER, 1)
+        # What is ended in the middle of something leaves its scratch files, and these may be raw data.
+        scratch = tempfile.mkdtemp(prefix="ldpfl-")
         if os.fork() == 0:
+            tempfile.tempdir = os.environ["TMPDIR"] = scratch
             _live(work, sending)
         os.close(sending)
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
         _end_all()
+        shutil.rmtree(scratch, ignore_errors=True)
     finally:
         os._exit(0)
+
+
+def _drop_what_speaks_for_the_parent(kept: set[int]) -> None:
+    """Leave this process nothing by which the parent's others would hear of it: neither handlers of signals, nor connections and pipes.
+
+    Flower's handlers, for one, report that the task has failed. Descriptors are turned to nothing rather than closed: objects that
+    own them may close them later, and must not close what has their numbers then.
+    """
+    signal.set_wakeup_fd(-1)
+    for caught in signal.valid_signals():
+        if callable(signal.getsignal(caught)):
+            signal.signal(caught, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in sorted(int(entry.name) for entry in Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # that of the listing itself
+            if number > 2 and number not in {nothing, *kept} and _speaks(os.fstat(number).st_mode):
+                os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def _speaks(mode: int) -> bool:
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
 def _part(on_death: signal.Signals) -> None:

@@ -54,7 +54,7 @@ def train(message: Message, context: Context) -> Message:
     Nothing of the run's config is read: the node's policy has judged the terms, and knows nothing of that one.
     """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
-    prepared = _prepare(terms.config.to_toml(), _data_dir(context), named(context, "device") or "cpu")
+    prepared = _prepare(terms.config.to_toml(), _data_dir(context), named("device") or "cpu")
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)

@@ -151,7 +151,7 @@ class LdpClientApp(ClientApp):
         with (
             apart.start_guarded(lambda: self._train(asked, message, context, threads)) as trainer,
             # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
-            apart.start(lambda: self._encode(asked, node, context, trainer.outcome())) as encoder,
+            apart.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
         ):
             return encoder.outcome(ready)
 

@@ -1,20 +1,20 @@
 """What a node's operator has set up: the policy, the lifetime budget, and the way to the relay.
 
-Each is a file or address that the operator names when starting the SuperNode, in ``--node-config``, or in the environment of the
-node's processes, which serves simulations and containers. Nothing of it is read from what the server sends or chooses: neither from
-the message nor from the run's config or the node's number.
+Each is a file or address that the operator names in the environment in which the SuperNode is started. Nothing of it is read from
+what the server sends or chooses: neither from the message nor from the run's config or the node's number. Nor from the node's config,
+as Flower calls it: SuperNode hands that to its processes over an interface on loopback, where other users of the machine can change it.
 
-| node config           | environment           | what                                                                    |
-|-----------------------|-----------------------|-------------------------------------------------------------------------|
-| ``ldpfl-policy``      | ``LDPFL_POLICY``      | policy file; without one nothing leaves                                 |
-| ``ldpfl-budget``      | ``LDPFL_BUDGET``      | file of the lifetime budget; see below for a folder                     |
-| ``ldpfl-relay``       | ``LDPFL_RELAY``       | URL of the relay                                                        |
-| ``ldpfl-relay-token`` | ``LDPFL_RELAY_TOKEN`` | file with the client's token                                            |
-| ``ldpfl-relay-ca``    | ``LDPFL_RELAY_CA``    | file with the relay's certificate authority, if it has its own          |
-| ``ldpfl-device``      | ``LDPFL_DEVICE``      | where the recipes train: auto, cpu (if left out) or cuda                |
-
-A folder as budget is for simulations, where many clients share a machine and an environment: it holds one file for each
-``partition-id``, made at need with the policy's lifetime budget.
+| environment           | what                                                                                  |
+|-----------------------|---------------------------------------------------------------------------------------|
+| ``LDPFL_POLICY``      | policy file; without one nothing leaves                                               |
+| ``LDPFL_BUDGET``      | file of the lifetime budget                                                           |
+| ``LDPFL_BUDGETS``     | in place of it, for simulations, where many clients share a machine and an            |
+|                       | environment: a folder with a file for each ``partition-id``, made at need with the    |
+|                       | policy's lifetime budget                                                              |
+| ``LDPFL_RELAY``       | URL of the relay                                                                      |
+| ``LDPFL_RELAY_TOKEN`` | file with the client's token                                                          |
+| ``LDPFL_RELAY_CA``    | file with the relay's certificate authority, if it has its own                        |
+| ``LDPFL_DEVICE``      | where the recipes train: auto, cpu (if left out) or cuda                              |
 """
 
 from __future__ import annotations
@@ -139,32 +139,39 @@ class OperatorNode:
 
 
 def operator_node(context: Context) -> OperatorNode:
-    """Return what the operator of ``context``'s node set up.
+    """Return what the operator of this node set up; ``context`` tells simulated nodes apart.
 
     Raises:
         Declined: no policy or budget is named, or one of them cannot be relied on.
     """
-    policy = read_policy(_path(context, "policy"))
-    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), lambda: _connect(context))
+    policy = read_policy(_path("policy"))
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connect)
 
 
 def _budget_file(context: Context, policy: Policy) -> Path:
-    path = _path(context, "budget")
-    if not path.is_dir():
-        return path
+    simulated = named("budgets")
+    if simulated is None:
+        return _path("budget")
+    if named("budget"):
+        raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set, and only one of them can count; nothing was sent")
     client = context.node_config.get("partition-id")
     if client is None:  # the node's number is the server's to choose, and with it a budget that nothing was charged to
-        raise Declined(f"{path} is a folder, and no partition-id in this node's config says which file in it is its own; nothing was sent")
-    own = path / f"client-{int(client)}.sqlite"
+        raise Declined(f"no partition-id in this node's config says which file in {simulated} is its own; nothing was sent")
+    own = Path(simulated) / f"client-{int(client)}.sqlite"
     if not own.exists():
         set_limit(own, policy.lifetime_epsilon, policy.delta)
     return own
 
 
-def _connect(context: Context) -> RelayClient:
-    authority = named(context, "relay-ca")
-    verify = ssl.create_default_context(cafile=authority) if authority else True
-    return RelayClient(named(context, "relay") or "", read_token(_path(context, "relay-token")), verify=verify)
+def _connect() -> RelayClient:
+    authority = named("relay-ca")
+    verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
+    return RelayClient(named("relay") or "", read_token(_path("relay-token")), verify=verify)
+
+
+def _trusted(authority: Path) -> Path:
+    """Return a certificate authority's file; whoever could change it could be the relay."""
+    return check_own(authority, "the relay's certificate authority", ConfigError, secret=False)
 
 
 def read_token(path: Path) -> str:
@@ -183,18 +190,23 @@ def read_token(path: Path) -> str:
     return token
 
 
-def named(context: Context, name: str) -> str | None:
-    """Return what the operator named under ``ldpfl-name``, in the node's config or the environment."""
-    value = context.node_config.get(f"ldpfl-{name}") or os.environ.get(f"LDPFL_{name.upper().replace('-', '_')}")
-    return str(value) if value else None
+def named(name: str) -> str | None:
+    """Return what the operator named under ``LDPFL_NAME`` in the environment."""
+    return os.environ.get(_variable(name)) or None
 
 
-def _path(context: Context, name: str) -> Path:
-    value = named(context, name)
+def _path(name: str) -> Path:
+    value = named(name)
     if not value:
-        variable = f"LDPFL_{name.upper().replace('-', '_')}"
-        raise NotSetUp(f"no {name} is set up on this node: give ldpfl-{name} in its config, or {variable}; nothing was sent")
+        raise NotSetUp(
+            f"no {name} is set up on this node: name its file in {_variable(name)}, in the environment of the SuperNode "
+            f"(ldpfl-{name} in --node-config does not count: others could change it); nothing was sent"
+        )
     return Path(value)
+
+
+def _variable(name: str) -> str:
+    return f"LDPFL_{name.upper().replace('-', '_')}"
 
 
 def _waits_for_all(terms: RelayTerms) -> bool:
