@@ -393,6 +393,45 @@ def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(postgres: 
     store.close()
 
 
+def test_postgres_keeps_no_samples_of_what_it_stored(postgres: Postgres, clock: Clock) -> None:
+    """Its planner's statistics would outlive the rows: names, upload ids and short uploads."""
+    store = Store(open_engine(postgres.new_store()), clock=clock)
+    store.open_round("aggregator", RUN, 1, terms(min_clients=1))
+    for client in ("alice", "bob"):
+        put(store, client)
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in ("relay_uploads", "relay_blocks", "relay_parts", "relay_tokens"):
+            connection.execute(text(f"ANALYZE {table}"))
+        found = connection.execute(text("SELECT tablename, attname FROM pg_stats WHERE tablename LIKE 'relay_%'")).all()
+    assert [tuple(row) for row in found if row.tablename != "relay_rounds"] == []
+    store.close()
+
+
+def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_not(
+    sqlite_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        sqlite_store.open_round("aggregator", RUN, number, terms(min_clients=1))
+        put(sqlite_store, "alice", number)
+    sqlite_store.tidy()
+    scrub = Leftovers._scrub
+
+    def meanwhile(leftovers: Leftovers) -> None:
+        monkeypatch.setattr(Leftovers, "_scrub", scrub)
+        with monkeypatch.context() as patched:  # another thread's call, which finds no room
+            patched.setattr(Leftovers, "_delete_some", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+            with pytest.raises(StoreFull):
+                sqlite_store.cancel("aggregator", RUN, 2)
+        scrub(leftovers)
+
+    monkeypatch.setattr(Leftovers, "_scrub", meanwhile)
+    sqlite_store.cancel("aggregator", RUN, 1)
+    assert sqlite_store.untidy
+    sqlite_store.tidy()
+    assert not sqlite_store.untidy
+    assert b"alice" not in on_disk(Path(str(sqlite_store.engine.url.database)))
+
+
 def test_a_sqlite_store_is_private_durable_and_overwrites_what_it_deletes(sqlite_store: Store, tmp_path: Path) -> None:
     opened(sqlite_store)
     for path in tmp_path.glob("relay.db*"):

@@ -7,6 +7,7 @@ which a file beside a SQLite store keeps free for them. A relay that is killed i
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -51,12 +52,33 @@ class _Allowance:
             self._left -= self._clock() - began
 
 
+class _Due:
+    """Whether something is to be done, which several threads ask for and do: what one has done hides nothing that was asked for since."""
+
+    def __init__(self) -> None:
+        self._asked, self._done, self._lock = 1, 0, threading.Lock()  # nobody knows what a process before this one left
+
+    def __bool__(self) -> bool:
+        return self._done < self._asked
+
+    def set(self) -> int:
+        """Ask for it; return what to tell :meth:`clear` once it is done."""
+        with self._lock:
+            self._asked += 1
+            return self._asked
+
+    def clear(self, asked: int) -> None:
+        """Note that all is done that was asked for up to then."""
+        with self._lock:
+            self._done = max(self._done, asked)
+
+
 class Leftovers:
     """What rounds that are gone have left in the store behind ``engine``."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._undeleted = self._unscrubbed = True  # nobody knows what a process before this one left
+        self._undeleted, self._unscrubbed = _Due(), _Due()
         self._scrubbing = _Allowance()
         self._reserve = Reserve(Path(f"{Path(str(engine.url.database)).resolve()}.reserve")) if is_sqlite(engine) else None
 
@@ -76,7 +98,7 @@ class Leftovers:
     @property
     def waiting(self) -> bool:
         """Whether something is left that could not be deleted, or not yet, or room is to be taken for that."""
-        return self._undeleted or self._unscrubbed or not (self._reserve is None or self._reserve.whole)
+        return bool(self._undeleted or self._unscrubbed) or not (self._reserve is None or self._reserve.whole)
 
     def check_room(self) -> None:
         """Refuse what would take the room that ending rounds needs.
@@ -97,13 +119,13 @@ class Leftovers:
             StoreFull: the room that is kept for it was not enough.
             StoreUnavailable: the store does not answer, or another process holds it.
         """
-        self._undeleted = True
+        mine = self._undeleted.set()
         left = self._rounds()
         for round_id in left:
             self._delete_round(round_id)
         if left or self._unscrubbed:  # else ending empty rounds, over and over, would have the whole file written as often
             self.scrub(at_once=at_once)
-        self._undeleted = False
+        self._undeleted.clear(mine)
         if self._reserve is not None:
             self._reserve.make()
 
@@ -114,13 +136,13 @@ class Leftovers:
         from one to another: so all that is left is written anew. That takes as long as all rounds are large, and must not let whoever
         ends rounds of his own hold up all others: what would take more than its share of the time is left waiting, as is what fails.
         """
-        self._unscrubbed = True
+        mine = self._unscrubbed.set()
         if not at_once and self._scrubbing.spent:
             return
         try:
             with self._scrubbing.timed():
                 self._scrub()
-            self._unscrubbed = False
+            self._unscrubbed.clear(mine)
         except (DBAPIError, sqlite3.Error) as error:
             log_fault("scrub_failed", error)
 

@@ -245,6 +245,9 @@ def _create_missing(connection: Connection) -> None:
     if not is_sqlite(connection):
         for table in (blocks, parts):  # sealed records do not compress: do not try
             connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN data SET STORAGE EXTERNAL"))
+        for table in (tokens, uploads, blocks, parts):  # samples of what was deleted would stay in the planner's statistics
+            for column in table.columns:
+                connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
 
 
 @contextmanager

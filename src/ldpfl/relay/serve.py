@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -98,11 +99,18 @@ def _with_descriptors(connections: Connections) -> Connections:
 
 @contextmanager
 def _tidying(relay: Store) -> Iterator[None]:
-    """Try again, now and then, what could not be deleted: a reader was there, the disk was full, or it would have taken too long."""
+    """Try again, now and then, what could not be deleted: a reader was there, the disk was full, or it would have taken too long.
+
+    And collect what connections have left: see :class:`~ldpfl.relay.connections.Gate`. The objects of the packages that are loaded are left
+    out of that, which makes it a matter of a millisecond or two.
+    """
     over = threading.Event()
+    gc.collect()
+    gc.freeze()
 
     def tidy() -> None:
         while not over.wait(_TIDY_S):
+            gc.collect()
             if relay.untidy:
                 relay.tidy(at_once=False)
 
