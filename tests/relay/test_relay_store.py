@@ -497,3 +497,10 @@ def test_postgres_stores_are_apart(postgres: Postgres) -> None:
         second.status("aggregator", RUN, 1)
     first.close()
     second.close()
+
+
+def test_a_clock_that_is_behind_after_a_restart_keeps_a_round_open_for_its_window_at_most(sqlite_store: Store, clock: Clock) -> None:
+    opened(sqlite_store, closes_in_s=100.0)
+    clock.now -= 30 * 24 * 3600
+    assert sqlite_store.status("aggregator", RUN, 1).seconds_left == 100.0
+    put(sqlite_store, "alice")

@@ -38,6 +38,7 @@ def init(
     if find_spec("flwr") is None:
         raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
     from ldpfl.flower.fitting import fitting_policy, offer_of, policy_text, ranges_for
+    from ldpfl.flower.imports import run_at_import
 
     offer = offer_of(of, config)
     if offer.transport == "relay" and not key:
@@ -50,6 +51,21 @@ def init(
     if not known:
         set_limit(budget, policy.lifetime_epsilon, policy.delta)
     _print(policy, out, budget, known=known)
+    if (Path(of) / "pyproject.toml").is_file():
+        _warn_of_imports(list(run_at_import(Path(of))))
+
+
+def _warn_of_imports(places: list[str]) -> None:
+    if not places:
+        return
+    Console().print(
+        Text(
+            f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app where an error's text reaches the "
+            'server, whatever the policy says: only LdpClientApp("package.module:name") belongs there (docs/flower.md).',
+            style="yellow",
+        ),
+        soft_wrap=True,
+    )
 
 
 def _sizes(text: str) -> tuple[int, ...]:

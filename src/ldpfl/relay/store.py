@@ -300,7 +300,7 @@ class Store:
         """Return the state and the seconds to the deadline. A round that is due is released to all but the bookkeeping."""
         if row.state != "open":
             return row.state, 0.0
-        left = row.closes_at - self._now(connection)
+        left = min(row.closes_at - self._now(connection), row.closes_in_s)  # never longer, were the clock behind since a restart
         if left > 0:
             return "open", left
         return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0

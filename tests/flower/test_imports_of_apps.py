@@ -1,0 +1,55 @@
+"""What Flower imports of an app, before any wrapper is there, is found without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ldpfl.errors import ConfigError
+from ldpfl.flower.imports import run_at_import
+
+MINE = "from ldpfl.flower import LdpClientApp\nfrom mine.training import app as own\napp = LdpClientApp(own)\n"
+QUIET = (
+    '"""Docs."""\nfrom __future__ import annotations\nfrom ldpfl.flower import LdpClientApp\n\napp = LdpClientApp("mine.training:app")\n'
+)
+
+
+def app_in(folder: Path, client: str = QUIET, package: str = "") -> Path:
+    (folder / "mine").mkdir()
+    (folder / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "mine.client_app:app"\n', encoding="utf-8")
+    (folder / "mine" / "__init__.py").write_text(package, encoding="utf-8")
+    (folder / "mine" / "client_app.py").write_text(client, encoding="utf-8")
+    return folder
+
+
+def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
+    assert list(run_at_import(app_in(tmp_path, package='"""Mine."""\n__version__ = "1"\n__all__ = ["a"]\n'))) == []
+    assert list(run_at_import(Path(__file__).parents[2] / "examples" / "flower-mnist")) == []
+
+
+@pytest.mark.parametrize(
+    ("client", "package", "found"),
+    [
+        ("raise SystemExit('never run')\n", "", ["mine/client_app.py:1"]),
+        (QUIET, "from mine.training import app\n", ["mine/__init__.py:1"]),
+        (QUIET, "from . import training\n", ["mine/__init__.py:1"]),
+        (f"import pandas\n{QUIET}", "", ["mine/client_app.py:1"]),
+        (QUIET + "DATA = load('patients.csv')\n", "", ["mine/client_app.py:5"]),
+        (
+            "from ldpfl.flower import LdpClientApp\nfrom mine.training import app as own\napp = LdpClientApp(own)\n",
+            "",
+            ["mine/client_app.py:2", "mine/client_app.py:3"],
+        ),
+    ],
+)
+def test_what_else_is_run_is_named(client: str, package: str, found: list[str], tmp_path: Path) -> None:
+    assert list(run_at_import(app_in(tmp_path, client, package))) == found
+
+
+def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(run_at_import(app_in(tmp_path, "def")))
+    (tmp_path / "pyproject.toml").write_text("[tool]\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="names no clientapp"):
+        list(run_at_import(tmp_path))
