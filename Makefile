@@ -10,8 +10,9 @@ READY := $(VENV)/.ready
 run: $(READY)
 	$(BIN)/ldpfl run
 
+# One thread a worker: two workers of two threads each would be ten times slower than one.
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical
 
 lint: $(READY)
 	$(BIN)/ruff check
