@@ -1,29 +1,43 @@
 """Federated learning under local differential privacy: what leaves a client is already randomised."""
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from ldpfl import mechanisms
-from ldpfl.errors import BudgetExhausted, ConfigError, DataError, LdpflError, PrivacyError, ProtocolError
-from ldpfl.layout import ParameterLayout, validate_module
-from ldpfl.privacy import Guarantee
-from ldpfl.randomness import SecureSource, SeededStreams
-from ldpfl.ranges import LayerRanges
+from ldpfl import lazy
+
+if TYPE_CHECKING:
+    from ldpfl import mechanisms as mechanisms
+    from ldpfl.errors import BudgetExhausted as BudgetExhausted
+    from ldpfl.errors import ConfigError as ConfigError
+    from ldpfl.errors import DataError as DataError
+    from ldpfl.errors import LdpflError as LdpflError
+    from ldpfl.errors import PrivacyError as PrivacyError
+    from ldpfl.errors import ProtocolError as ProtocolError
+    from ldpfl.layout import ParameterLayout as ParameterLayout
+    from ldpfl.layout import validate_module as validate_module
+    from ldpfl.privacy import Guarantee as Guarantee
+    from ldpfl.randomness import SecureSource as SecureSource
+    from ldpfl.randomness import SeededStreams as SeededStreams
+    from ldpfl.ranges import LayerRanges as LayerRanges
 
 __version__ = version("ldpfl")
 
-__all__ = [
-    "BudgetExhausted",
-    "ConfigError",
-    "DataError",
-    "Guarantee",
-    "LayerRanges",
-    "LdpflError",
-    "ParameterLayout",
-    "PrivacyError",
-    "ProtocolError",
-    "SecureSource",
-    "SeededStreams",
-    "__version__",
-    "mechanisms",
-    "validate_module",
-]
+__getattr__, __dir__ = lazy.exports(
+    __name__,
+    {
+        "BudgetExhausted": "ldpfl.errors",
+        "ConfigError": "ldpfl.errors",
+        "DataError": "ldpfl.errors",
+        "Guarantee": "ldpfl.privacy",
+        "LayerRanges": "ldpfl.ranges",
+        "LdpflError": "ldpfl.errors",
+        "ParameterLayout": "ldpfl.layout",
+        "PrivacyError": "ldpfl.errors",
+        "ProtocolError": "ldpfl.errors",
+        "SecureSource": "ldpfl.randomness",
+        "SeededStreams": "ldpfl.randomness",
+        "mechanisms": "ldpfl.mechanisms",
+        "validate_module": "ldpfl.layout",
+    },
+)
+__all__ = [name for name in __dir__() if not name.startswith("_")] + ["__version__"]

@@ -12,12 +12,13 @@ import click
 import typer
 
 from ldpfl import __version__
-from ldpfl.cli import attacks, budget, deploy, policy, privacy, relay, runs
-from ldpfl.cli.runs import INTERRUPTED
+from ldpfl.cli.commands import Commands
+from ldpfl.cli.interrupts import INTERRUPTED
 from ldpfl.errors import LdpflError
 
 # Typer's own tracebacks print local variables, and with them private data.
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -69,12 +70,3 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Federated learning under local differential privacy."""
-
-
-for command in (runs.run, runs.sweep, runs.recipes, runs.show, privacy.plan, privacy.ledger, privacy.audit):
-    app.command()(command)
-app.add_typer(attacks.app, name="attack")
-app.add_typer(budget.app, name="budget")
-app.add_typer(policy.app, name="policy")
-app.add_typer(relay.app, name="relay")
-app.add_typer(deploy.app, name="deploy")

@@ -6,6 +6,9 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 
 class Interrupts:
     """Remembers Ctrl-C while it is entered, in the main thread.

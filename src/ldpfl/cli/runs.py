@@ -12,16 +12,15 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ldpfl.cli.interrupts import Interrupts
+from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
-from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config, recipe_names
+from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config
 from ldpfl.experiments.build import choose_device
-from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.shipped import DEFAULT, sweep_names
 from ldpfl.experiments.sweep import (
     Cell,
     SweepConfig,
@@ -31,7 +30,6 @@ from ldpfl.experiments.sweep import (
     open_folder,
     run_cell,
     stored_sweep,
-    sweep_names,
 )
 from ldpfl.experiments.sweep_rows import courses, rows
 from ldpfl.files import WriteError, to_json, write_text
@@ -40,9 +38,6 @@ from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.server import Checkpoint
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 def run(
@@ -176,24 +171,6 @@ def _run_cells(
 def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:
     settings = "".join(f" --set {shlex.quote(setting)}" for setting in overrides)
     return f"ldpfl sweep {shlex.quote(name)}{settings} --out {shlex.quote(str(folder))}{flags}"
-
-
-def recipes() -> None:
-    """List the recipes that "ldpfl run" knows."""
-    table = Table(title="recipes", title_justify="left")
-    table.add_column("name", style="bold", no_wrap=True)
-    table.add_column("what it runs")
-    for name in recipe_names():
-        table.add_row(name + (" (default)" if name == DEFAULT else ""), load_recipe(name).description)
-    console = Console()
-    console.print(table)
-    if sweep_names():
-        sweeps = Table(title="sweeps (ldpfl sweep NAME)", title_justify="left")
-        sweeps.add_column("name", style="bold", no_wrap=True)
-        sweeps.add_column("what it runs")
-        for name in sweep_names():
-            sweeps.add_row(name, load_sweep(name).description)
-        console.print(sweeps)
 
 
 def show(

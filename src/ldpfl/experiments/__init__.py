@@ -1,7 +1,23 @@
 """Typed configs, the papers' settings as recipes, and the runner that turns one into a run folder."""
 
-from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.experiments.recipes import load_recipe, recipe_names
-from ldpfl.experiments.runner import Runner
+from typing import TYPE_CHECKING
 
-__all__ = ["RunConfig", "Runner", "load_recipe", "read_config", "recipe_names"]
+from ldpfl import lazy
+
+if TYPE_CHECKING:
+    from ldpfl.experiments.config import RunConfig as RunConfig
+    from ldpfl.experiments.config import read_config as read_config
+    from ldpfl.experiments.recipes import load_recipe as load_recipe
+    from ldpfl.experiments.runner import Runner as Runner
+    from ldpfl.experiments.shipped import recipe_names as recipe_names
+
+__getattr__, __dir__ = lazy.exports(
+    __name__,
+    {
+        "RunConfig": "ldpfl.experiments.config",
+        "Runner": "ldpfl.experiments.runner",
+        "load_recipe": "ldpfl.experiments.recipes",
+        "read_config": "ldpfl.experiments.config",
+        "recipe_names": "ldpfl.experiments.shipped",
+    },
+)

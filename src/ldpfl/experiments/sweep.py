@@ -8,8 +8,6 @@ import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +21,7 @@ from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.experiments.runner import Runner
+from ldpfl.experiments.shipped import sweep_files
 from ldpfl.files import make_folder, write_text
 from ldpfl.privacy.accounting import account
 from ldpfl.suggestions import did_you_mean
@@ -75,11 +74,6 @@ class Cell:
         return f"{self.variant}{at}, seed {self.seed}"
 
 
-def sweep_names() -> tuple[str, ...]:
-    """Names of all shipped sweeps, sorted."""
-    return tuple(sorted(_paths()))
-
-
 def load_sweep(name: str) -> SweepConfig:
     """Return the shipped sweep ``name``, or the one in the file ``name`` if it ends in .toml.
 
@@ -92,7 +86,7 @@ def load_sweep(name: str) -> SweepConfig:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"sweep file {name} cannot be read: {error}") from error
     else:
-        paths = _paths()
+        paths = sweep_files()
         if name not in paths:
             raise ConfigError(f"no sweep {name!r}: {did_you_mean(name, paths)}")
         text = paths[name].read_text(encoding="utf-8")
@@ -214,8 +208,3 @@ def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:
         "seconds": sum(metrics.seconds for metrics in checkpoint.history),
         "privacy": account(checkpoint.ledger, cell.config.privacy.delta).to_dict(),
     }
-
-
-def _paths() -> dict[str, Traversable]:
-    folder = files("ldpfl.experiments").joinpath("sweeps")
-    return {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}

@@ -31,9 +31,9 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.recipes import DEFAULT
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector

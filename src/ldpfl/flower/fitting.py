@@ -17,7 +17,7 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.forecast import start_of
-from ldpfl.experiments.recipes import DEFAULT
+from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -20,10 +20,6 @@ from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
 from ldpfl.privacy.events import Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    from ldpfl.mechanisms import Mechanism
-    from ldpfl.ranges import LayerRanges
 
 Transport = Literal["relay", "direct"]
 """How a report leaves: sealed, through a relay that mixes it with others, or in the reply, where the server sees who sent it."""
@@ -48,6 +44,14 @@ class NotSetUp(Declined):
 
 class Exhausted(Declined, BudgetExhausted):
     """The lifetime budget, or the number of rounds, does not allow the release."""
+
+
+class Releasing(Protocol):
+    """A mechanism, as far as a policy asks it anything."""
+
+    def release(self, ranges: Any) -> Release:
+        """Say what one client's report of a round is, in these ranges."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ class Request:
     @classmethod
     def of(
         cls,
-        mechanism: Mechanism,
-        ranges: LayerRanges,
+        mechanism: Releasing,
+        ranges: Any,
         *,
         run: str,
         round: int,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, delete, func, select, text, tuple_, union
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from ldpfl.relay.errors import StoreFull
 from ldpfl.relay.files import Reserve
@@ -143,7 +143,7 @@ class Leftovers:
             with self._scrubbing.timed():
                 self._scrub()
             self._unscrubbed.clear(mine)
-        except (DBAPIError, sqlite3.Error) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             log_fault("scrub_failed", error)
 
     def _scrub(self) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Row, func, insert, select, text, upda
 
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.relay.ending import Leftovers
-from ldpfl.relay.errors import Conflict, Refusal, RoundOver, TooEarly, TooLong, Unknown, WrongLength
+from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.relay.mixing import part_count, scatter
 from ldpfl.relay.operations import log_fault, log_round
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
@@ -240,7 +240,7 @@ class Store:
         """
         try:
             self._leftovers.delete(at_once=at_once)
-        except Refusal as error:
+        except Exception as error:  # whatever it is, it must not be the last time that this was tried
             log_fault("tidy_failed", error)
 
     def close(self) -> None:

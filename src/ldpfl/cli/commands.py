@@ -1,0 +1,56 @@
+"""Which commands there are. A command is imported when it is called: a help text, or a list of recipes, needs no PyTorch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+import typer
+from typer.core import TyperGroup
+
+_COMMANDS = {
+    "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
+    "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
+    "recipes": ("recipes:recipes", 'List the recipes that "ldpfl run" knows.'),
+    "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
+    "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
+    "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
+    "audit": (
+        "privacy:audit",
+        "Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails.",
+    ),
+    "attack": ("attacks:app", "Attack what is published or sent, to see what protection is worth."),
+    "budget": ("budget:app", "A client's own lifetime budget: what it allows to leave, and what has left."),
+    "policy": ("policy:app", "What a client's operator allows to leave."),
+    "relay": ("relay:app", "Run the relay, which mixes sealed reports so that nobody sees who sent what."),
+    "deploy": ("deploy:app", "Deploy on Flower, with the relay."),
+}
+"""By name: its module below ``ldpfl.cli`` and its function or app there, and the first sentence of its own help."""
+
+
+class Commands(TyperGroup):
+    """The commands of :data:`_COMMANDS`, each imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return what the list of commands shows of one."""
+        return click.Command(cmd_name, help=_COMMANDS[cmd_name][1]) if cmd_name in _COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else command(name), rest
+
+
+def command(name: str) -> click.Command:
+    """Return the command called ``name``, with all its options."""
+    module, _, attribute = _COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"ldpfl.cli.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        found = alone
+    loaded = typer.main.get_command(found)
+    loaded.name = name
+    return loaded
