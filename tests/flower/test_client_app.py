@@ -41,7 +41,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, DataError
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
@@ -512,6 +512,21 @@ def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -
     assert reply.content == ask(app_of(staying)).content
     (context,) = grid._contexts.values()
     assert not unpacked(context.state)
+
+
+@pytest.mark.parametrize("when", TIMES)
+def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
+    when: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app may raise them, and loaders quote what a file holds."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def train(message: Message, context: Context) -> Message:
+        raise DataError(f"record 7: PATIENT {SECRET}")
+
+    ask(app_of(train), instruction(terms_of(reply_s=TIMES[when])))
+    assert "PATIENT" not in caplog.text
+    assert "DataError at test_client_app.py" in caplog.text
 
 
 @pytest.mark.parametrize("signalled", ["itself", "its parent"])

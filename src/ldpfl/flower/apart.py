@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import psutil
 import torch
 
+import ldpfl
 from ldpfl.errors import ConfigError, LdpflError
 
 _LENGTH_BYTES = 8
@@ -35,6 +36,10 @@ _BLOCK = 1 << 20
 _DONE, _FAILED = b"+", b"-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MOST_KILLINGS = 1000
+
+_PACKAGE = Path(ldpfl.__file__).parent
+_OWN = frozenset(_PACKAGE / room for room in ("flower", "mechanisms", "privacy", "relay", "shuffling"))
+"""Rooms that read no data."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,10 +153,14 @@ def one_thread() -> Iterator[int]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return an exception's kind and the line that raised it. Its text may repeat private values."""
-    if isinstance(error, LdpflError):
-        return str(error)
+    """Return an exception's kind and the line that raised it, for the node's log. Its text may repeat private values.
+
+    So may that of one of ours, which an app can raise, and which may quote what a file holds. One that was raised where ldpfl itself
+    judges what it was asked or given has a text that repeats no value.
+    """
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, LdpflError) and (not frames or _OWN.intersection(Path(frames[-1].filename).parents)):
+        return str(error)
     return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
