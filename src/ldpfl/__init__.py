@@ -7,6 +7,12 @@ from ldpfl import lazy
 
 if TYPE_CHECKING:
     from ldpfl import mechanisms as mechanisms
+    from ldpfl.api import RunResult as RunResult
+    from ldpfl.api import account as account
+    from ldpfl.api import audit as audit
+    from ldpfl.api import load_run as load_run
+    from ldpfl.api import plan as plan
+    from ldpfl.api import run as run
     from ldpfl.errors import BudgetExhausted as BudgetExhausted
     from ldpfl.errors import ConfigError as ConfigError
     from ldpfl.errors import DataError as DataError
@@ -34,9 +40,15 @@ __getattr__, __dir__ = lazy.exports(
         "ParameterLayout": "ldpfl.layout",
         "PrivacyError": "ldpfl.errors",
         "ProtocolError": "ldpfl.errors",
+        "RunResult": "ldpfl.api",
         "SecureSource": "ldpfl.randomness",
         "SeededStreams": "ldpfl.randomness",
+        "account": "ldpfl.api",
+        "audit": "ldpfl.api",
+        "load_run": "ldpfl.api",
         "mechanisms": "ldpfl.mechanisms",
+        "plan": "ldpfl.api",
+        "run": "ldpfl.api",
         "validate_module": "ldpfl.layout",
     },
 )

@@ -433,6 +433,34 @@ def test_what_training_started_ends_with_it(how: str, tmp_path: Path) -> None:
     raise AssertionError("a process is left over")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")
+def test_many_processes_that_go_on_starting_others_end_with_the_app(tmp_path: Path) -> None:
+    """By the time of the reply they are gone: Flower needs room for a thread then."""
+
+    def train(message: Message, context: Context) -> Message:
+        for _ in range(12):
+            if os.fork() == 0:
+                (tmp_path / str(os.getpid())).touch()
+                while True:
+                    if os.fork() == 0:
+                        time.sleep(0.3)
+                        os._exit(0)
+                    time.sleep(0.05)
+                    with suppress(ChildProcessError):
+                        os.waitpid(-1, os.WNOHANG)
+        time.sleep(60)
+        return shift(message, context)
+
+    ask(app_of(train), instruction(terms_of(reply_s=2.0)))
+    started = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(started) > 1
+    for _ in range(500):
+        if not any(psutil.pid_exists(number) for number in started):
+            return
+        time.sleep(0.02)
+    raise AssertionError("processes are left over")
+
+
 def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an app does to its own process, by mistake or not, is not there when values are randomised."""
 

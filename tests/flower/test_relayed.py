@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flower_parts import config_of, shift, simulator_bits, start_arrays, start_vector
+from flower_parts import config_of, instruction, shift, simulator_bits, start_arrays, start_vector, terms_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from relayed_parts import CLIENTS, World, policy_of, world_in
+from relayed_parts import CLIENTS, KEY, World, policy_of, world_in
 
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, Node, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.client_app import FAILED
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.relay import RelayRoundOver, Terms
 from ldpfl.server import Checkpoint
@@ -205,6 +206,19 @@ def test_a_relay_that_says_other_terms_than_it_was_given_has_no_records_read(wor
     world.before_upload = false
     with pytest.raises(ProtocolError, match="10000 uploads of 5 at most"):
         world.run()
+
+
+def test_what_is_left_of_a_budget_does_not_show_before_it_is_charged(world: World) -> None:
+    """A server that asks for a round that it never opens at the relay could find it out by asking for more and more."""
+    replies = []
+    for epsilon in (2.0, 25.0):  # of which the second is more than is left
+        terms = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), config=config_of(f"mechanism.epsilon={epsilon}"))
+        world.policy = policy_of(lifetime_epsilon=100.0, epsilon_per_round=1000.0)
+        grid = InProcessGrid(LdpClientApp(shift, node=world.node, source=world.source), 1)
+        (reply,) = grid.send_and_receive([instruction(terms)])
+        replies.append(reply.error.reason)
+    assert replies == [FAILED, FAILED]
+    assert world.charges() == [0]
 
 
 def test_a_relay_is_not_believed_for_days(world: World) -> None:

@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
-from ldpfl.audit import audit_mechanism
+from ldpfl.auditing import audit_mechanism
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import BitReports
 from ldpfl.mechanisms.duchi import Duchi, thresholds

@@ -17,9 +17,9 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
-from ldpfl.audit import audit_mechanism
-from ldpfl.audit.bench import RADII
-from ldpfl.audit.statistics import epsilon_lower_bound
+from ldpfl.auditing import audit_mechanism
+from ldpfl.auditing.bench import RADII
+from ldpfl.auditing.statistics import epsilon_lower_bound
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import DenseReports, privunit
 from ldpfl.mechanisms.base import read_valid

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
-from ldpfl.audit import audit_mechanism
+from ldpfl.auditing import audit_mechanism
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.reports import COORDINATE_BLOCK, DenseReports
 from ldpfl.mechanisms.sampled_reports import SampledReports

@@ -623,3 +623,12 @@ def test_a_connection_that_begins_when_the_time_is_over_is_cut() -> None:
 
     with mine, theirs, RelayClient("http://127.0.0.1", "t", transport=Slow()) as client, pytest.raises(RelayUnreachable):
         client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=0.1)
+
+
+def test_a_long_page_about_a_relay_that_is_away_costs_no_upload(world: World) -> None:
+    answers = [httpx.Response(502, content=b"<html>" * 100_000)]
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms())
+        world.transport.fault = lambda request: answers.pop() if answers else None
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        assert server.round_status(RUN, 1).uploads == 1

@@ -14,7 +14,7 @@ from rich.progress import Progress, track
 from rich.text import Text
 
 from ldpfl import mechanisms
-from ldpfl.audit import audit_mechanism, default_trials
+from ldpfl.auditing import audit_mechanism, default_trials
 from ldpfl.cli.runs import recipe_or_file
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError

@@ -50,6 +50,22 @@ class Runner:
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
 
+    def in_memory(self, config: RunConfig, *, twin: bool) -> Finished:
+        """Run ``config`` without a file; its twin, if that is wanted, is trained anew.
+
+        Raises:
+            LdpflError: the config, the data or the model does not fit; or a client's values must not leave.
+        """
+        task = load(config.data.name, self.data_dir, self.observer.warn)
+        federation, start = build(config, task, self.device)
+        last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
+        reference = None
+        if twin and config.mechanism.protects:
+            other, begin = build(noise_free(config), task, self.device)
+            without = self._rounds(other, begin, config.training.rounds, _nowhere, _TWIN)
+            reference = [metrics.accuracy for metrics in without.history]
+        return Finished(config, federation, last, summarise(config, federation, task, last, reference))
+
     def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, twin: bool = True) -> dict[str, Any]:
         """Run ``config`` in ``folder`` and return what ``result.json`` holds.
 
@@ -71,8 +87,7 @@ class Runner:
             finished = folder.result() if resume else None
             if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_twin):
                 return finished
-            reached, label = folder.checkpoint_or(start), "private" if private else "not private"
-            last = self._rounds(federation, reached, config.training.rounds, folder.save_round, label)
+            last = self._rounds(federation, folder.checkpoint_or(start), config.training.rounds, folder.save_round, _label(config))
             reference = self._twin_or_none(config, task) if wants_twin else None
             result = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, result)
@@ -159,6 +174,24 @@ class Runner:
 
 
 _TWIN = "noise-free twin"
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A run that has come to its end, with all that made it."""
+
+    config: RunConfig
+    federation: Federation
+    last: Checkpoint
+    figures: dict[str, Any]
+
+
+def _label(config: RunConfig) -> str:
+    return "private" if config.mechanism.protects else "not private"
+
+
+def _nowhere(checkpoint: Checkpoint) -> None:
+    """Keep nothing of a round."""
 
 
 @dataclass(frozen=True)

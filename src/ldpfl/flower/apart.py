@@ -189,12 +189,13 @@ def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
         _control(_PR_SET_CHILD_SUBREAPER, 1)
         # What is ended in the middle of something leaves its scratch files, and these may be raw data.
         scratch = tempfile.mkdtemp(prefix="ldpfl-")
-        if os.fork() == 0:
+        worker = os.fork()
+        if worker == 0:
             tempfile.tempdir = os.environ["TMPDIR"] = scratch
             _live(work, sending)
         os.close(sending)
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
-        _end_all()
+        _end_all(worker)
         shutil.rmtree(scratch, ignore_errors=True)
     finally:
         os._exit(0)
@@ -228,8 +229,15 @@ def _part(on_death: signal.Signals) -> None:
     _control(_PR_SET_PDEATHSIG, on_death)
 
 
-def _end_all() -> None:
-    """Kill all descendants: over and over, since one that is killed may just have started another."""
+def _end_all(worker: int) -> None:
+    """Kill all descendants: over and over, since one that is killed may just have started another.
+
+    First the worker's group, all at once: they may be so many that to list them takes longer than there is, and Flower needs a thread of
+    its own for the reply, which it does not get while they use up what there may be.
+    """
+    with suppress(OSError):  # there is no group yet, or no longer
+        os.killpg(worker, signal.SIGKILL)
+    _reap_all()
     me = psutil.Process()
     for _ in range(_MOST_KILLINGS):
         left = me.children(recursive=True)
@@ -238,9 +246,14 @@ def _end_all() -> None:
         for child in left:
             with suppress(psutil.Error):
                 child.kill()
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        _reap_all()
+
+
+def _reap_all() -> None:
+    """Forget those that have ended, which count as processes until then; also orphans, which are the guard's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _said(work: Callable[[], bytes]) -> bytes:

@@ -86,7 +86,7 @@ class OperatorNode:
         if ask.terms.transport == "direct":
             self.budget.charge(request)
             return inf
-        self.budget.require(request)  # by what the server says, before anything of it is said to the relay
+        self.budget.check_policy(request)  # by what the server says, before anything of it is said to the relay
         status = self._relay_round(ask)
         asked = time.monotonic()
         self.budget.charge(self._request(ask, status.terms.min_clients))

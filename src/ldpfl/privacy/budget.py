@@ -35,6 +35,17 @@ class Budget:
             with opened(self.path) as connection:
                 self._require_room(request, books_in(connection), as_stored(request.release))
 
+    def check_policy(self, request: Request) -> None:
+        """Return if the policy allows ``request``, whatever was spent before.
+
+        So a server that never lets a round come to the charge learns nothing of what others have had.
+
+        Raises:
+            Declined: the policy does not.
+        """
+        with self._noting_refusals():
+            self.policy.check(request)
+
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number; only after it returns may data be touched for it.
 

@@ -250,16 +250,18 @@ class _Wire:
 
 
 def _read(response: httpx.Response, most: int) -> httpx.Response | None:
-    """Return the answer with its body; None if that is packed.
+    """Return the answer with its body, of a refusal the beginning; None if that is packed.
 
     Raises:
-        ProtocolError: it is longer than ``most`` bytes.
+        ProtocolError: what it grants is longer than ``most`` bytes.
     """
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         return None
     body = bytearray()
     for data in cast(httpx.SyncByteStream, response.stream):
         body += data
+        if len(body) > most and response.is_error:  # such as a proxy's page about a relay that is away
+            break
         if len(body) > most:
             raise ProtocolError(f"the relay's answer is longer than {most:,} bytes; is this URL a relay of this version?")
     return httpx.Response(response.status_code, headers=response.headers, content=bytes(body))

@@ -54,7 +54,7 @@ class ProgressDisplay:
             TextColumn("accuracy {task.fields[accuracy]}"),
             _SecondsLeft(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not (console.is_terminal or console.is_jupyter),
         )
         self._rounds = 0
         self._label = ""

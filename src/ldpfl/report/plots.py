@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import replace_atomically
+from ldpfl.files import replace_atomically, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +22,31 @@ if TYPE_CHECKING:
     from ldpfl.planning.planner import Setting
 
 _FORMATS = ("svg", "png", "pdf")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing that a notebook shows.
+
+    Attributes:
+        svg: its text.
+    """
+
+    svg: str
+
+    def save(self, path: Path | str) -> None:
+        """Write it to ``path`` as SVG."""
+        write_text(Path(path), self.svg)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def accuracy_curve(result: dict[str, Any]) -> Picture:
+    """Return what :func:`draw_accuracy_curve` draws."""
+    with TemporaryDirectory() as folder:
+        draw_accuracy_curve(Path(folder) / "curve.svg", result)
+        return Picture((Path(folder) / "curve.svg").read_text(encoding="utf-8"))
 
 
 def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:

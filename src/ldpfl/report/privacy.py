@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.audit import MechanismAudit
+from ldpfl.auditing import MechanismAudit
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.planning.planner import LARGEST_EPSILON
 

@@ -9,8 +9,8 @@ from math import ceil, inf, isinf
 
 import numpy as np
 
-from ldpfl.audit.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
-from ldpfl.audit.statistics import (
+from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
+from ldpfl.auditing.statistics import (
     Bins,
     Correlation,
     Counts,

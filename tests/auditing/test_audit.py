@@ -20,9 +20,9 @@ from scipy import stats
 from torch import Tensor
 
 from ldpfl import ConfigError, Guarantee, LayerRanges, SeededStreams, mechanisms
-from ldpfl.audit import MechanismAudit, audit_mechanism
-from ldpfl.audit.bench import CENTERS, RADII, STREAM_KEY
-from ldpfl.audit.statistics import (
+from ldpfl.auditing import MechanismAudit, audit_mechanism
+from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY
+from ldpfl.auditing.statistics import (
     Bins,
     best_threshold,
     clopper_pearson,
