@@ -510,3 +510,33 @@ def test_a_request_that_ends_with_the_relay_is_answered_and_not_logged(site: Sit
         asyncio.run(call())
     assert sent[0]["status"] == 503
     assert not caplog.messages
+
+
+def test_a_thread_that_nobody_waits_for_any_more_keeps_its_place(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who asks and leaves, over and over while the store is held, has as many threads as it likes."""
+    released, called = threading.Event(), list[str]()
+
+    def check() -> None:
+        called.append("")
+        released.wait(30)
+
+    monkeypatch.setattr(site.store, "check", check)
+
+    async def call() -> None:
+        async def receive() -> Message:
+            await asyncio.sleep(1000)
+            return {}
+
+        async def send(message: Message) -> None: ...
+
+        for _ in range(20):
+            under_way = asyncio.ensure_future(site.app(scope_of("GET", "/health", {}), receive, send))
+            await asyncio.sleep(0.02)
+            under_way.cancel()
+            await under_way
+        assert len(called) == 4
+        released.set()
+        while len(called) < 5:  # and then it is free for others
+            await site.app(scope_of("GET", "/health", {}), receive, send)
+
+    asyncio.run(call())

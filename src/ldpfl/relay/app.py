@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from anyio import to_thread
 from pydantic import ValidationError
@@ -71,6 +71,7 @@ class _Relay:
         self._threads = asyncio.Semaphore(_THREADS)
         self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
         self._known: dict[str, str] = {}
+        self._working: set[asyncio.Future[Any]] = set()
         self.metrics = Metrics()
 
     async def open_round(self, request: Request) -> Response:
@@ -190,7 +191,21 @@ class _Relay:
                     await stack.enter_async_context(self._threads)
             except TimeoutError:
                 raise busy() from None
-            return await to_thread.run_sync(partial(function, *arguments))
+            # A thread cannot be ended: it keeps its places until it is done, also when who asked has left.
+            work = asyncio.ensure_future(_in_thread(stack.pop_all(), partial(function, *arguments)))
+            self._working.add(work)
+            work.add_done_callback(self._done)
+        return cast(T, await asyncio.shield(work))
+
+    def _done(self, work: asyncio.Future[Any]) -> None:
+        self._working.discard(work)
+        if not work.cancelled():
+            work.exception()  # else what nobody waits for any more would be said in the log
+
+
+async def _in_thread(places: AsyncExitStack, function: Callable[[], T]) -> T:
+    async with places:
+        return await to_thread.run_sync(function)
 
 
 class _Pieces(Response):
