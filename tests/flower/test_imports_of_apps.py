@@ -47,6 +47,11 @@ def test_what_else_is_run_is_named(client: str, package: str, found: list[str], 
     assert list(run_at_import(app_in(tmp_path, client, package))) == found
 
 
+def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "ldpfl").mkdir()
+    assert list(run_at_import(app_in(tmp_path))) == ["mine/client_app.py:3"]
+
+
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         list(run_at_import(app_in(tmp_path, "def")))

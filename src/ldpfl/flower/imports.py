@@ -28,35 +28,49 @@ def run_at_import(app: Path) -> Iterator[str]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
     *packages, last = module.split(".")
+    own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
     files = [app.joinpath(*packages[: depth + 1], "__init__.py") for depth in range(len(packages))]
     own = app.joinpath(*packages, f"{last}.py")
     for file in (*files, own if own.is_file() else app.joinpath(*packages, last, "__init__.py")):
         if file.is_file():
-            yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file))
+            yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file, own_names))
 
 
-def _statements(file: Path) -> Iterator[int]:
+def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
     try:
         body = ast.parse(file.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    return (node.lineno for node in body if not _is_quiet(node))
+    return (node.lineno for node in body if not _is_quiet(node, own))
 
 
-def _is_quiet(node: ast.stmt) -> bool:
+def _is_quiet(node: ast.stmt, own: frozenset[str]) -> bool:
     if isinstance(node, ast.Import):
-        return all(alias.name.partition(".")[0] in _QUIET for alias in node.names)
+        return all(_touches_nothing(alias.name, own) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        return node.level == 0 and (node.module or "").partition(".")[0] in _QUIET
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr):
-        return node.value is None or isinstance(node.value, ast.Constant) or _is_wrapper(node.value) or isinstance(node.value, ast.List)
-    return False
+        return node.level == 0 and _touches_nothing(node.module or "", own)
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, ast.Name) for target in node.targets) and (_is_constant(node.value) or _is_wrapper(node.value))
+    return isinstance(node, ast.Expr) and _is_constant(node.value)
+
+
+def _touches_nothing(module: str, own: frozenset[str]) -> bool:
+    first = module.partition(".")[0]
+    return first in _QUIET and first not in own  # a package of the app's own may be called as one of these
+
+
+def _is_constant(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) or (isinstance(value, ast.List | ast.Tuple) and all(map(_is_constant, value.elts)))
 
 
 def _is_wrapper(value: ast.expr) -> bool:
-    """Tell whether it is a call of ``LdpClientApp`` with an import path."""
-    if not isinstance(value, ast.Call):
-        return False
-    name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-    first = value.args[0] if value.args else None
-    return name == "LdpClientApp" and isinstance(first, ast.Constant) and isinstance(first.value, str)
+    """Tell whether it is a call of ``LdpClientApp`` with an import path and nothing else."""
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id == "LdpClientApp"
+        and len(value.args) == 1
+        and not value.keywords
+        and isinstance(value.args[0], ast.Constant)
+        and isinstance(value.args[0].value, str)
+    )
