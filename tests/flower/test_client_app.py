@@ -585,7 +585,9 @@ def test_what_training_leaves_in_its_scratch_folder_goes_with_it(tmp_path: Path,
     monkeypatch.setattr(tempfile, "tempdir", None)
 
     def train(message: Message, context: Context) -> Message:
-        Path(tempfile.mkdtemp(), "raw").write_text("PATIENT", encoding="ascii")
+        folder = Path(tempfile.mkdtemp())
+        (folder / "raw").write_text("PATIENT", encoding="ascii")
+        folder.chmod(0o500)  # as unpacked archives have it
         time.sleep(60)
         return shift(message, context)
 

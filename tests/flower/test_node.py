@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +12,7 @@ import pytest
 from flower_parts import ask, config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Context, Message
 
+from brought_package import install
 from ldpfl.errors import ConfigError
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, operator_node
 from ldpfl.flower.client_app import DECLINED
@@ -264,3 +266,25 @@ def test_a_token_that_other_users_can_read_is_not_used(mode: int, tmp_path: Path
         read_token(tmp_path / "relay.token")
     (tmp_path / "relay.token").chmod(0o600)
     assert read_token(tmp_path / "relay.token") == "token"
+
+
+def test_a_mechanism_of_an_installed_package_is_looked_up_only_if_the_policy_names_it(
+    tmp_path: Path, budget: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """To look it up runs the package's code, in the node's own process."""
+    install(tmp_path / "site", monkeypatch)
+    text = config_of().to_toml().replace('name = "duchi"', 'name = "careless"')
+    record = terms_of().to_record()
+    record["config"] = text
+    message = instruction()
+    message.content.config_records["ldpfl"] = record
+    with mock.patch.dict(os.environ, {"LDPFL_POLICY": str(write_policy(tmp_path)), "LDPFL_BUDGET": str(budget)}):
+        assert declined(ask(LdpClientApp(shift), message))
+    assert "careless_package" not in sys.modules
+    assert "'careless' is not among the policy's mechanisms; nothing was run or sent" in log.text
+    assert read_charges(budget) == ()
+    allowing = write_policy(tmp_path, mechanisms='["careless"]')
+    with mock.patch.dict(os.environ, {"LDPFL_POLICY": str(allowing), "LDPFL_BUDGET": str(budget)}):
+        assert ask(LdpClientApp(shift), message).has_content()
+    assert [charge.release.mechanism for charge in read_charges(budget)] == ["careless"]
+    sys.modules.pop("careless_package")

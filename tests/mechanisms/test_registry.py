@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from brought_package import install
-from ldpfl import ConfigError, mechanisms
+from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
-from ldpfl.experiments.build import build
+from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
 
 SMALL = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=1"]
+
+
+def build_mechanism(config: RunConfig) -> mechanisms.Mechanism:
+    return mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (5,)), smallest=1)
 
 
 def config_of(*overrides: str) -> RunConfig:
@@ -117,3 +121,34 @@ def test_what_depends_on_training_is_not_created_by_itself(name: str) -> None:
 def test_settings_of_runs_are_not_taken_by_a_mechanism_alone(setting: str) -> None:
     with pytest.raises(ConfigError, match=setting):
         mechanisms.create("duchi", **{setting: "client"})
+
+
+@pytest.mark.parametrize("inherited", ["settings", "mechanism"])
+def test_a_mechanism_that_goes_by_the_name_of_another_is_refused(inherited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that allows ``duchi`` would allow it, and a budget would count it as that."""
+    install(tmp_path / "site", monkeypatch, name="modest", place="modest_package:Settings")
+    own = 'name: ClassVar[str] = "modest"' if inherited == "settings" else "pass"
+    named = "duchi" if inherited == "settings" else "modest"
+    (tmp_path / "site" / "modest_package.py").write_text(
+        f"""
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+from ldpfl.mechanisms import Duchi
+from ldpfl.mechanisms.settings import EpsilonSettings
+
+@dataclass(frozen=True)
+class Modest(Duchi):
+    {own}
+
+class Settings(EpsilonSettings):
+    name: Literal["{named}"] = "{named}"
+
+    def at(self, epsilon):
+        return Modest(epsilon)
+""",
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError, match="modest.*'duchi'"):
+        mechanisms.create("modest", epsilon=1.0)
+    with pytest.raises(ConfigError, match="modest.*'duchi'"):
+        build_mechanism(config_of("mechanism.name=modest"))

@@ -15,7 +15,7 @@ from ldpfl.data import Images, ImageTask, partition
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Facts, Mechanism, Training
+from ldpfl.mechanisms import Facts, Mechanism, Training, built
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.server import Checkpoint, initial_checkpoint
@@ -115,7 +115,7 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mecha
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm)
-    return settings.build(Facts(ranges, training.rounds, smallest, local))
+    return built(settings, Facts(ranges, training.rounds, smallest, local))
 
 
 def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:

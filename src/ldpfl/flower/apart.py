@@ -196,7 +196,7 @@ def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
         os.close(sending)
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
         _end_all(worker)
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
     finally:
         os._exit(0)
 
@@ -247,6 +247,17 @@ def _end_all(worker: int) -> None:
             with suppress(psutil.Error):
                 child.kill()
         _reap_all()
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder with all that it holds, also folders in it that its owner may not write to, as unpacked archives have them."""
+    for place, names, _ in os.walk(folder):
+        for name in names:
+            inside = Path(place, name)
+            if not inside.is_symlink():
+                with suppress(OSError):
+                    inside.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reap_all() -> None:

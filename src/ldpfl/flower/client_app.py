@@ -20,8 +20,8 @@ from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
-from ldpfl.flower.node import operator_node
-from ldpfl.flower.terms import RECORD, Answer, digest_of
+from ldpfl.flower.node import OperatorNode, operator_node
+from ldpfl.flower.terms import RECORD, Answer, digest_of, mechanism_named
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import RandomSource, SecureSource
@@ -98,8 +98,11 @@ class LdpClientApp(ClientApp):
         category = message.metadata.message_type.partition(".")[0]
         if category != "train":
             raise Declined(f"a message of type {category!r} asks for what has no noise; only train is answered")
+        node = self._node(context)
+        if isinstance(node, OperatorNode):  # before anything of it is looked up
+            node.check_named(mechanism_named(message.content))
         asked = self._asked(message, context)
-        ask, terms, node = asked.ask, asked.ask.terms, self._node(context)
+        ask, terms = asked.ask, asked.ask.terms
         deliverable_s = node.admit(ask)
         admitted = time.monotonic()
         if terms.reply_s:

@@ -33,6 +33,7 @@ from flwr.app import Context
 
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.ask import Ask
+from ldpfl.mechanisms import is_built_in
 from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
@@ -67,6 +68,17 @@ class OperatorNode:
     policy: Policy
     budget: Budget
     connect: Connect
+
+    def check_named(self, mechanism: str) -> None:
+        """Return if a server may name ``mechanism``: one of ours, which the policy judges later, or one that the policy names.
+
+        Raises:
+            Declined: it is neither, and so maybe one of a package that is installed here, whose code would run when it is looked up.
+        """
+        if not is_built_in(mechanism) and mechanism not in self.policy.mechanisms:
+            raise self.budget.refused(
+                Declined(f"mechanism {mechanism[:40]!r} is not among the policy's mechanisms; nothing was run or sent")
+            )
 
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -216,6 +217,18 @@ def _exactly(value: object) -> bytes:
     if isinstance(value, float):
         return b"float:" + struct.pack(">d", value)
     return f"{type(value).__name__}:{value!r}".encode()
+
+
+def mechanism_named(content: RecordDict) -> str:
+    """Return the name of the mechanism that a message asks for, without looking it up; empty where it cannot be read."""
+    record = content.config_records.get(RECORD, ConfigRecord())
+    text = record.get("config")
+    if not isinstance(text, str) or len(text) > _LONGEST_CONFIG:
+        return ""
+    try:
+        return str(tomllib.loads(text)["mechanism"]["name"])
+    except (tomllib.TOMLDecodeError, RecursionError, KeyError, TypeError):
+        return ""
 
 
 def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:

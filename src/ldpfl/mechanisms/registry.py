@@ -66,7 +66,28 @@ def settings_of(name: str) -> type[MechanismSettings]:
         raise ConfigError(f"mechanism {name!r} cannot be loaded from {places[name]}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, MechanismSettings)):
         raise ConfigError(f"mechanism {name!r}: {places[name]} is no MechanismSettings")
+    if found.model_fields["name"].default != name:
+        raise ConfigError(f"mechanism {name!r}: {places[name]} is of {found.model_fields['name'].default!r}")
     return found
+
+
+def is_built_in(name: str) -> bool:
+    """Whether the mechanism called ``name`` is one of ours; others come with packages, whose code runs when they are looked up."""
+    return name in _BUILT_IN
+
+
+def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
+    """Return the mechanism that ``settings`` describe.
+
+    Raises:
+        ConfigError: a setting is out of range or does not fit the facts; or the mechanism calls itself, or what it releases, by another
+            name: policies and ledgers go by it.
+    """
+    mechanism = settings.build(facts)
+    for said in (mechanism.name, mechanism.release(facts.ranges).mechanism):
+        if said != settings.name:
+            raise ConfigError(f"mechanism {settings.name!r} calls itself {said!r}: settings and releases have to have one name")
+    return mechanism
 
 
 def read_settings(value: Any) -> MechanismSettings:
@@ -107,7 +128,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {first['input']!r}") from None
-    return settings.build(Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))
+    return built(settings, Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))
 
 
 def with_defaults(name: str, epsilon: float) -> Mechanism:
