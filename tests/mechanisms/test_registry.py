@@ -148,7 +148,7 @@ class Settings(EpsilonSettings):
 """,
         encoding="utf-8",
     )
-    with pytest.raises(ConfigError, match="modest.*'duchi'"):
+    with pytest.raises(ConfigError, match=r"modest.*'duchi'"):
         mechanisms.create("modest", epsilon=1.0)
-    with pytest.raises(ConfigError, match="modest.*'duchi'"):
+    with pytest.raises(ConfigError, match=r"modest.*'duchi'"):
         build_mechanism(config_of("mechanism.name=modest"))

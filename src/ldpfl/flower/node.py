@@ -76,9 +76,8 @@ class OperatorNode:
             Declined: it is neither, and so maybe one of a package that is installed here, whose code would run when it is looked up.
         """
         if not is_built_in(mechanism) and mechanism not in self.policy.mechanisms:
-            raise self.budget.refused(
-                Declined(f"mechanism {mechanism[:40]!r} is not among the policy's mechanisms; nothing was run or sent")
-            )
+            why = f"mechanism {mechanism[:40]!r} is not among the policy's mechanisms; nothing was run or sent"
+            raise self.budget.refused(Declined(why))
 
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
