@@ -84,10 +84,14 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
             name: policies and ledgers go by it.
     """
     mechanism = settings.build(facts)
-    for said in (mechanism.name, mechanism.release(facts.ranges).mechanism):
-        if said != settings.name:
-            raise ConfigError(f"mechanism {settings.name!r} calls itself {said!r}: settings and releases have to have one name")
+    _check_name(settings.name, mechanism.name)
+    _check_name(settings.name, mechanism.release(facts.ranges).mechanism)
     return mechanism
+
+
+def _check_name(name: str, said: str) -> None:
+    if said != name:
+        raise ConfigError(f"mechanism {name!r} calls itself {said!r}: settings and releases have to have one name")
 
 
 def read_settings(value: Any) -> MechanismSettings:
@@ -128,7 +132,9 @@ def create(name: str, **parameters: Any) -> Mechanism:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {first['input']!r}") from None
-    return built(settings, Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))
+    mechanism = settings.build(Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))  # which have no part in it
+    _check_name(name, mechanism.name)
+    return mechanism
 
 
 def with_defaults(name: str, epsilon: float) -> Mechanism:
