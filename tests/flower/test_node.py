@@ -287,4 +287,3 @@ def test_a_mechanism_of_an_installed_package_is_looked_up_only_if_the_policy_nam
     with mock.patch.dict(os.environ, {"LDPFL_POLICY": str(allowing), "LDPFL_BUDGET": str(budget)}):
         assert ask(LdpClientApp(shift), message).has_content()
     assert [charge.release.mechanism for charge in read_charges(budget)] == ["careless"]
-    sys.modules.pop("careless_package")
