@@ -19,8 +19,8 @@ from ldpfl.auditing import MechanismAudit, audit_mechanism, default_trials
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
-from ldpfl.experiments.recipes import load_recipe
+from ldpfl.experiments.config import RunConfig, known_keys, parse_config
+from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT
@@ -246,7 +246,7 @@ def _config(what: str | Path | RunConfig, changes: Mapping[str, Any]) -> RunConf
     overrides = [f"{key}={_text(value)}" for key, value in changes.items()]
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
-    return read_config(Path(what), overrides) if str(what).endswith(".toml") else load_recipe(str(what), overrides)
+    return recipe_or_file(str(what), overrides)
 
 
 def _by_leaf(overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
@@ -272,8 +272,6 @@ def _text(value: Any) -> str:
 
 def _result(finished: Finished, folder: Path | None) -> RunResult:
     local, last, figures = finished.federation.task, finished.last, finished.figures
-    module = copy.deepcopy(local.module).cpu()
-    module.load_state_dict(local.layout.unflatten(last.state.weights), strict=False)
     twin = figures["noise_free_accuracy_per_round"]
     return RunResult(
         finished.config,
@@ -282,7 +280,7 @@ def _result(finished: Finished, folder: Path | None) -> RunResult:
         account_ledger(last.ledger, finished.config.privacy.delta),
         None if twin is None else tuple(twin),
         folder,
-        module,
+        local.module_with(last.state.weights),
         figures,
     )
 

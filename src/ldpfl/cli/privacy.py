@@ -15,12 +15,12 @@ from rich.text import Text
 
 from ldpfl import mechanisms
 from ldpfl.auditing import audit_mechanism, default_trials
-from ldpfl.cli.runs import recipe_or_file
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.canary import audit_run
 from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among, require_central
 from ldpfl.planning.planner import plan as plan_setting

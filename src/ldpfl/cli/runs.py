@@ -17,8 +17,9 @@ from rich.text import Text
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
-from ldpfl.experiments import RunConfig, Runner, load_recipe, read_config
+from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, sweep_names
 from ldpfl.experiments.sweep import (
@@ -97,11 +98,6 @@ def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | Non
     config = recipe_or_file(recipe or DEFAULT, overrides)
     folder = RunFolder(out or _default_folder(config))
     return config, folder
-
-
-def recipe_or_file(name: str, overrides: list[str]) -> RunConfig:
-    """Return the config of a recipe, or of a file if the name ends in .toml."""
-    return read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
 
 
 def _default_folder(config: RunConfig) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -284,10 +283,9 @@ class RunFolder:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
-        # The whole module: what is not trained is public, and a shared parameter has more than one name.
-        module = copy.deepcopy(task.module).cpu()
-        module.load_state_dict(task.layout.unflatten(checkpoint.state.weights), strict=False)
-        tensors = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        # The whole module, cloned by name: a shared parameter has more than one.
+        whole = task.module_with(checkpoint.state.weights).state_dict()
+        tensors = {name: value.detach().clone() for name, value in whole.items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
         write_text(self.result_path, to_json(result, indent=2) + "\n")

@@ -17,6 +17,7 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.forecast import start_of
+from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
@@ -65,7 +66,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         return _offer(read_config(config) if config else _recipe(settings), settings)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
-    return _offer(read_config(Path(path)) if path.endswith(".toml") else load_recipe(path), {})
+    return _offer(recipe_or_file(path), {})
 
 
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:

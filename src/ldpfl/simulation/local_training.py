@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ class LocalTask:
         logits = functional_call(self.module, parameters, (pixels,))
         losses = F.cross_entropy(logits, labels, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp_min(1)
+
+    def module_with(self, weights: Tensor) -> nn.Module:
+        """Return a copy of the whole module on the CPU, with ``weights`` (d,) as what is trained."""
+        module = copy.deepcopy(self.module).cpu()
+        module.load_state_dict(self.layout.unflatten(weights), strict=False)  # what is not trained is public, and stays
+        return module
 
 
 class Trainer(Protocol):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.config import RunConfig, parse_config, read_config
 from ldpfl.experiments.shipped import recipe_files
 from ldpfl.suggestions import did_you_mean
 
@@ -20,3 +21,12 @@ def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
     if name not in recipes:
         raise ConfigError(f"no recipe {name!r}: {did_you_mean(name, recipes)}")
     return parse_config(recipes[name].read_text(encoding="utf-8"), *overrides, origin=f"recipe {name}")
+
+
+def recipe_or_file(name: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the config of the recipe ``name``, or of the file if ``name`` ends in .toml; ``name`` is the user's own, never a server's.
+
+    Raises:
+        ConfigError: there is no such recipe or file, or an override does not fit.
+    """
+    return read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
