@@ -29,8 +29,7 @@ from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.randomness import RandomSource
 from ldpfl.server import sample_cohort
 from ldpfl.shuffling import ReportPool, mix
-from ldpfl.simulation import simulate
-from ldpfl.simulation.run import train_cohort
+from ldpfl.simulation import simulate, train_cohort
 
 CPU = torch.device("cpu")
 CLIENTS, WEIGHTS, EPSILON = 8, 4010, 2.0

@@ -79,7 +79,7 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(tiny_task: ImageTask
     def reversed_cohort(seed: int, number: int, clients: int, fraction: float, lowest: float | None) -> NDArray[np.int64]:
         return round_cohort(seed, number, clients, fraction, lowest)[::-1].copy()
 
-    monkeypatch.setattr("ldpfl.simulation.run.round_cohort", reversed_cohort)
+    monkeypatch.setattr("ldpfl.simulation.federation.round_cohort", reversed_cohort)
     assert outcome(federation, start) == straight
 
 

@@ -137,7 +137,7 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(
     def turned(seed: int, number: int, clients: int, fraction: float, lowest: float | None) -> NDArray[np.int64]:
         return np.roll(round_cohort(seed, number, clients, fraction, lowest)[::-1], number).copy()
 
-    monkeypatch.setattr("ldpfl.simulation.run.round_cohort", turned)
+    monkeypatch.setattr("ldpfl.simulation.federation.round_cohort", turned)
     assert trace(federation, start) == straight
 
 
@@ -236,7 +236,7 @@ def test_a_round_that_nobody_joins_is_saved_and_gone_on_from(
     def nobody_in_round_2(seed: int, number: int, clients: int, fraction: float, lowest: float | None) -> NDArray[np.int64]:
         return round_cohort(seed, number, clients, fraction, lowest)[: 0 if number == 2 else None]
 
-    monkeypatch.setattr("ldpfl.simulation.run.round_cohort", nobody_in_round_2)
+    monkeypatch.setattr("ldpfl.simulation.federation.round_cohort", nobody_in_round_2)
     *_, idle = simulate(federation, start, 2)
     assert idle.history[-1].clients == 0
     assert idle.history[-1].noise == {}

@@ -29,8 +29,7 @@ from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState, sample_cohort
 from ldpfl.shuffling import mix
-from ldpfl.simulation import Federation
-from ldpfl.simulation.run import train_cohort
+from ldpfl.simulation import Federation, train_cohort
 
 CONFIDENCE = 0.95
 """Probability with which all bounds of all rows hold together."""

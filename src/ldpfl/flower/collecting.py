@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from flwr.app import RecordDict
@@ -13,7 +14,7 @@ from ldpfl.mechanisms import Mechanism, read_valid
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling import PartialPool, ReportPool, mix
+from ldpfl.shuffling import ChunkPlan, PartialPool, ReportPool, mix
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,7 @@ class OpenRound:
         mechanism: of this round.
         asked: clients that were asked.
         timeout: seconds that the server waits for reports.
+        linked: units that stay together on the way.
     """
 
     run: str
@@ -34,6 +36,17 @@ class OpenRound:
     ranges: LayerRanges
     asked: int
     timeout: float
+    linked: int = 1
+
+    @cached_property
+    def plan(self) -> ChunkPlan:
+        """How reports are cut into records; made once a round.
+
+        Raises:
+            ConfigError: they cannot be cut so.
+        """
+        # Whoever sets the mechanism "none" has asked for it; whether clients do it is for their policies to say.
+        return ChunkPlan(self.mechanism, self.ranges, self.linked, unprotected=True)
 
 
 @dataclass(frozen=True, eq=False)

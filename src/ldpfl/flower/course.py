@@ -73,8 +73,8 @@ class Course:
     began: float = 0.0
     _round: OpenRound | None = field(default=None, repr=False)
 
-    def open_round(self, number: int, asked: int) -> None:
-        """Make ready for round ``number``.
+    def open_round(self, number: int, asked: int, linked: int) -> None:
+        """Make ready for round ``number``, in which ``linked`` units of a report stay together.
 
         Raises:
             ConfigError: it is not the one after the last.
@@ -82,7 +82,7 @@ class Course:
         if number != self.last.state.round + 1:
             raise ConfigError(f"round {number} does not follow round {self.last.state.round}")
         mechanism = self.mechanism.in_round(self.last.state.public())
-        self._round = OpenRound(self.run, number, mechanism, self.last.state.ranges, asked, self.timeout)
+        self._round = OpenRound(self.run, number, mechanism, self.last.state.ranges, asked, self.timeout, linked)
 
     @property
     def round(self) -> OpenRound:

@@ -22,7 +22,7 @@ from ldpfl.flower.node import read_token
 from ldpfl.flower.terms import Answer, agreement_of
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
-from ldpfl.shuffling import ChunkPlan, RefusedRecords
+from ldpfl.shuffling import RefusedRecords
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key, open_records
 
 LOGGER = logging.getLogger("flwr.ldpfl")
@@ -88,7 +88,7 @@ class RelayCollector:
         self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement_of(content, MessageType.TRAIN)))
 
     def _relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
-        plan = self._plan(round_)
+        plan = round_.plan
         try:
             return Terms(
                 record_bytes=plan.plaintext_bytes + OVERHEAD,
@@ -115,7 +115,7 @@ class RelayCollector:
         except RelayNotReleased as error:
             self.relay.cancel(round_.run, round_.number)
             return Received(None, refused=(str(error),))
-        plan = self._plan(round_)
+        plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
         opened, refused = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)], list[RefusedRecords]()
         sizes = self._relay_terms(round_, "0" * 64)  # as it was opened; what the relay says later bounds nothing
@@ -123,11 +123,12 @@ class RelayCollector:
             plaintexts, left_out = open_records(records, plan.plaintext_bytes, self.key, binding)
             opened.append(plaintexts)
             refused += left_out
-        # Asked anew: an upload may have come in before the release, and after the wait was over.
-        status = self.relay.round_status(round_.run, round_.number)
-        joined = plan.join(np.concatenate(opened), status.uploads or 1)
+        plaintexts = np.concatenate(opened)
+        # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
+        uploads = (len(plaintexts) + sum(entry.count for entry in refused)) // plan.chunks
+        joined = plan.join(plaintexts, max(1, uploads))
         notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
-        return Received(joined.pool, plan.chunks * status.terms.record_bytes, tuple(notes))
+        return Received(joined.pool, plan.chunks * sizes.record_bytes, tuple(notes))
 
     def recover(self, round_: OpenRound) -> Received | None:
         """Take up a round that the relay still holds; errors as for :meth:`collect`."""
@@ -153,10 +154,6 @@ class RelayCollector:
             if refusal.status != _UNKNOWN:
                 raise
             return None
-
-    def _plan(self, round_: OpenRound) -> ChunkPlan:
-        # Whoever sets the mechanism "none" has asked for it; whether clients do it is for their policies to say.
-        return ChunkPlan(round_.mechanism, round_.ranges, self.linked, unprotected=True)
 
 
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:

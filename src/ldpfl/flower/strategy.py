@@ -158,7 +158,7 @@ class LdpStrategy(Strategy):
         chosen = [
             connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
         ]
-        course.open_round(server_round, len(chosen))
+        course.open_round(server_round, len(chosen), self._collector.linked)
         self._collector.require_ready(course.round, self._reply_s)
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
         self._charge_ahead(course, course.participation.ask(server_round, chosen, connected, self._collector_terms()))
@@ -270,7 +270,7 @@ class LdpStrategy(Strategy):
     def _mend(self, course: Course) -> None:
         """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
         number = course.participation.begun
-        course.open_round(number, course.participation.asked)
+        course.open_round(number, course.participation.asked, self._collector.linked)
         course.began = time.perf_counter()
         received = self._collector.recover(course.round)
         if received is not None:
@@ -292,7 +292,7 @@ class LdpStrategy(Strategy):
                 course.last,
                 course.round.mechanism,
                 received.pool,
-                event=lambda clients: self._event(course, clients),
+                event=self._event(course, received.pool.clients),
                 uplink_bytes=received.uplink_bytes,
                 observed=Observed(),
                 began=course.began,

@@ -59,7 +59,7 @@ def close_round(
     mechanism: Mechanism,
     pool: ReportPool | PartialPool,
     *,
-    event: Callable[[int], RoundEvent],
+    event: RoundEvent,
     uplink_bytes: int,
     observed: Observed,
     began: float,
@@ -68,7 +68,7 @@ def close_round(
 
     Args:
         mechanism: of this round.
-        event: the ledger's record of the round, given how many clients reported.
+        event: the ledger's record of the round.
         uplink_bytes: length of one client's message.
         observed: empty on a server.
         began: ``time.perf_counter()`` when the round began.
@@ -90,8 +90,7 @@ def close_round(
         seconds=time.perf_counter() - began,
         noise=observed.noise,
     )
-    ledger = before.ledger.charge(event(pool.clients))
-    return replace(before, state=state, history=(*before.history, metrics), ledger=ledger, memory=observed.memory)
+    return replace(before, state=state, history=(*before.history, metrics), ledger=before.ledger.charge(event), memory=observed.memory)
 
 
 def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:

@@ -1,7 +1,9 @@
 """Train many simulated clients fast on one machine, round by round, resumable at any moment."""
 
+from ldpfl.simulation.cohort_training import train_clients, train_cohort
+from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.local_training import LocalTask, LoopTrainer, Trainer, VectorizedTrainer
-from ldpfl.simulation.run import Federation, simulate, train_clients
+from ldpfl.simulation.run import simulate
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
 __all__ = [
@@ -14,4 +16,5 @@ __all__ = [
     "batch_schedule",
     "simulate",
     "train_clients",
+    "train_cohort",
 ]

@@ -1,0 +1,73 @@
+"""Local training of a round's cohort, in chunks of clients: what they would put into the mechanism, un-noised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.randomness import Purpose, stream
+from ldpfl.server import ServerState, client_values
+from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
+from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
+
+_PROBED_CLIENTS = 256
+
+ClientsDone = Callable[[int, int], None]
+"""Called with (clients trained so far, cohort size) while a round goes on."""
+
+
+def train_cohort(
+    federation: Federation,
+    state: ServerState,
+    cohort: NDArray[np.int64],
+    chunk_size: int | None = None,
+    clients_done: ClientsDone = lambda done, total: None,
+) -> Tensor:
+    """Return what each client of ``cohort`` would put into the mechanism in the round after ``state``, (K, d) float32.
+
+    Row i belongs to ``cohort[i]``. These are private values, un-noised: for audits of a simulation, which hold them to
+    judge what the server learns of them; nothing that plays the server may be given them.
+    """
+    if chunk_size is None:
+        chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
+    values, done = torch.empty(len(cohort), state.ranges.dimension), 0
+    for places, trained in trained_in_chunks(federation, state, cohort, chunk_size):
+        values[torch.from_numpy(places)] = trained
+        done += places.size
+        clients_done(done, len(cohort))
+    return values
+
+
+def trained_in_chunks(
+    federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int
+) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
+    """Train the cohort in chunks and yield each chunk's places in ``cohort`` and its clients' values, (k,) and (k, d)."""
+    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
+    order = np.argsort([federation.samples[client].size for client in cohort], kind="stable")
+    for piece in split_evenly(len(cohort), chunk_size):
+        places = order[piece]
+        trained = train_clients(federation, state, cohort[places])
+        yield places, client_values(trained, state, federation.perturbed)
+
+
+def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
+    """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU."""
+    return federation.trainer.train(state.weights, _schedule(federation, state, clients)).cpu()
+
+
+def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
+    generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
+    samples = [federation.samples[client] for client in clients]
+    schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_width)
+    return schedule.to(federation.device)
+
+
+def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
+    largest_first = sorted(cohort.tolist(), key=lambda client: -federation.samples[client].size)
+    schedule = _schedule(federation, state, np.array(largest_first[:_PROBED_CLIENTS]))
+    return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)

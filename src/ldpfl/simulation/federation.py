@@ -1,0 +1,73 @@
+"""What stays the same over the rounds of a simulated federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ldpfl.data.images import Images
+from ldpfl.mechanisms import Mechanism, Perturbed
+from ldpfl.privacy.events import Channel
+from ldpfl.ranges import RangeRule
+from ldpfl.server import ServerRules, round_cohort
+from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same over the rounds of a run.
+
+    Attributes:
+        seed: all random streams derive from it.
+        task: model, layout, training images and optimiser.
+        trainer: turns a broadcast vector into the clients' trained vectors.
+        samples: for each client the positions of its samples in the task's images.
+        evaluation: images that the global model is measured on after each round.
+        mechanism: what clients do to their values before they leave.
+        perturbed: whether those values are trained weights or their change.
+        rule: how the server chooses the next ranges.
+        server_learning_rate: factor on the mean update.
+        fraction: part of the clients that takes part in a round, drawn by the server.
+        self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
+        epochs, batch_size: of local training.
+        channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
+        chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
+    """
+
+    seed: int
+    task: LocalTask
+    trainer: Trainer
+    samples: tuple[NDArray[np.int64], ...]
+    evaluation: Images
+    mechanism: Mechanism
+    perturbed: Perturbed
+    rule: RangeRule
+    server_learning_rate: float
+    fraction: float
+    epochs: int
+    batch_size: int
+    channel: Channel = "ideal-shuffler"
+    self_sampling: float | None = None
+    chunk_size: int | None = None
+
+    @property
+    def batch_width(self) -> int:
+        """Batch size, or the size of the largest client where that is smaller; the same in every chunk."""
+        return min(self.batch_size, max(own.size for own in self.samples))
+
+    def cohort(self, round_number: int) -> NDArray[np.int64]:
+        """Return the clients of a round, in ascending order; none, if all of them decide so."""
+        return round_cohort(self.seed, round_number, len(self.samples), self.fraction, self.self_sampling)
+
+    @property
+    def rules(self) -> ServerRules:
+        """The server's part of all this."""
+        names, rate = self.task.layout.names, self.server_learning_rate
+        return ServerRules(names, self.perturbed, self.rule, rate, lambda weights: accuracy(self.task, weights, self.evaluation))
+
+    @property
+    def device(self) -> torch.device:
+        return self.task.images.pixels.device
