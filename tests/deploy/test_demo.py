@@ -15,11 +15,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from ldpfl.cli.demo_display import Display, print_outcome
 from ldpfl.data import load
 from ldpfl.deploy.demo import COMPLETED, run_demo
-from ldpfl.deploy.display import Display, print_outcome
-from ldpfl.deploy.plan import plan
-from ldpfl.deploy.site import Site
+from ldpfl.deploy.site import Site, trial_of
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.privacy.budget_file import read_charges
 
@@ -38,10 +37,10 @@ CHANGES = (
 def test_a_deployment_trains_privately_and_leaves_nothing(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER, str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    what, out = plan(CLIENTS, ROUNDS, CHANGES, tiny_data), io.StringIO()
-    site = Site.make(tmp_path / "demo", what.clients)
+    trial, out = trial_of(CLIENTS, ROUNDS, CHANGES, tiny_data), io.StringIO()
+    site = Site.make(tmp_path / "demo", trial.clients)
     with Display(Console(file=out, width=160), ROUNDS) as display:
-        outcome = run_demo(what, site, display, time.sleep)
+        outcome = run_demo(trial, site, display, time.sleep)
     assert left_over(str(tmp_path)) == []
     assert not [port for port in ports_of(site) if is_listening(port)]
 
@@ -58,7 +57,7 @@ def test_a_deployment_trains_privately_and_leaves_nothing(tiny_data: Path, tmp_p
             (number, "relay", CLIENTS, weights) for number in (1, 2)
         ]
     model = load_file(site.run / "model.safetensors")
-    federation, start = build(what.config, load("mnist", tiny_data), choose_device("cpu"))
+    federation, start = build(trial.config, load("mnist", tiny_data), choose_device("cpu"))
     trained = federation.task.layout.flatten({name: model[name] for name in federation.task.layout.names})
     moved = (trained - start.state.weights).abs().max()
     assert moved > 0
@@ -80,7 +79,7 @@ def test_a_deployment_trains_privately_and_leaves_nothing(tiny_data: Path, tmp_p
 
 
 def left_over(folder: str) -> list[str]:
-    """Return what still runs with this test's mark in its environment."""
+    """Return trial still runs with this test's mark in its environment."""
     found = []
     for process in psutil.process_iter():
         try:

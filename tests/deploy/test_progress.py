@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.deploy.progress import Watch, refusals
+from ldpfl.deploy.demo import Watch, refusals
 from ldpfl.deploy.site import Site
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.participation import Participation

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import stat
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ldpfl import ConfigError, LayerRanges, LdpflError
 from ldpfl.data import load
-from ldpfl.deploy.plan import LINKED, Plan, plan
-from ldpfl.deploy.programs import Programs, as_typed, exports, inherited_environment
-from ldpfl.deploy.site import Site, equip, write_app
+from ldpfl.deploy.processes import Programs, as_typed, exports, inherited_environment
+from ldpfl.deploy.site import LINKED, VALID_FOR, Site, Trial, equip, node_key, trial_of, write_app
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
@@ -32,23 +36,23 @@ PARTIES = ("relay", "superlink", "operator", "node-0", "node-1", "node-2")
 
 
 @pytest.fixture(scope="module")
-def tiny_plan(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def tiny_trial(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("LDPFL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return plan(3, 2, TINY, tiny_data)
+        return trial_of(3, 2, TINY, tiny_data)
 
 
 @pytest.fixture
-def site(tiny_plan: Plan, tmp_path: Path) -> Site:
-    made = Site.make(tmp_path / "demo", tiny_plan.clients)
-    equip(made, tiny_plan.policy)
-    write_app(made, tiny_plan)
+def site(tiny_trial: Trial, tmp_path: Path) -> Site:
+    made = Site.make(tmp_path / "demo", tiny_trial.clients)
+    equip(made, tiny_trial.policy)
+    write_app(made, tiny_trial)
     return made
 
 
 @pytest.fixture
-def programs(site: Site, tiny_plan: Plan) -> Programs:
-    return Programs(site, 1001, 1002, (1003, 1004, 1005), inherited_environment(tiny_plan.data_dir))
+def programs(site: Site, tiny_trial: Trial) -> Programs:
+    return Programs(site, 1001, 1002, (1003, 1004, 1005), inherited_environment(tiny_trial.data_dir))
 
 
 def test_folders_and_secrets_are_for_their_owner_alone(site: Site) -> None:
@@ -63,6 +67,55 @@ def test_the_authority_cannot_issue_later(site: Site) -> None:
     assert not [path for path in site.path.rglob("*") if path.name.startswith("ca.") and path != site.authority]
 
 
+def shake_hands(folder: Path, trusted: Path, name: str) -> None:
+    """Do a TLS handshake in memory: a server with the certificate in ``folder``, a client that trusts ``trusted`` and calls ``name``."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(folder / "server.crt", folder / "server.key")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    calling = ssl.create_default_context(cafile=str(trusted))
+    ends = [calling.wrap_bio(to_client, to_server, server_hostname=name), serving.wrap_bio(to_server, to_client, server_side=True)]
+    done = [False, False]
+    for _ in range(10):
+        for place, end in enumerate(ends):
+            try:
+                end.do_handshake()
+                done[place] = True
+            except ssl.SSLWantReadError:
+                continue
+    assert all(done)
+
+
+def test_who_trusts_the_authority_accepts_its_servers_by_their_names_and_no_others(site: Site, tiny_trial: Trial, tmp_path: Path) -> None:
+    for folder in (site.relay, site.superlink):
+        for name in ("localhost", "127.0.0.1"):
+            shake_hands(folder, site.authority, name)
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for|mismatch"):
+        shake_hands(site.relay, site.authority, "relay.example")
+    other = Site.make(tmp_path / "other", 1)
+    equip(other, tiny_trial.policy)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(site.relay, other.authority, "localhost")
+
+
+def test_a_server_cannot_issue_certificates_and_is_certified_for_a_day(site: Site) -> None:
+    certificate = x509.load_pem_x509_certificate((site.relay / "server.crt").read_bytes())
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert certificate.not_valid_after_utc <= datetime.now(UTC) + VALID_FOR
+
+
+def test_a_node_has_a_key_of_the_curve_and_format_that_flower_wants_and_it_is_not_overwritten(tmp_path: Path) -> None:
+    public = serialization.load_ssh_public_key(node_key(tmp_path / "node.key").read_bytes())
+    before = (tmp_path / "node.key").read_bytes()
+    private = serialization.load_ssh_private_key(before, password=None)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public.curve, ec.SECP384R1)
+    assert private.public_key() == public
+    with pytest.raises(FileExistsError):
+        node_key(tmp_path / "node.key")
+    assert (tmp_path / "node.key").read_bytes() == before
+
+
 def test_each_token_is_its_owners(site: Site) -> None:
     engine = open_engine(str(site.relay_store))
     tokens = Tokens(engine)
@@ -73,7 +126,7 @@ def test_each_token_is_its_owners(site: Site) -> None:
     engine.dispose()
 
 
-def test_policies_allow_the_run_and_no_more(site: Site, tiny_plan: Plan) -> None:
+def test_policies_allow_the_run_and_no_more(site: Site, tiny_trial: Trial) -> None:
     weights = 20 * 20 * 10 + 10
     key = base64.b64encode(load_key(site.aggregator_key).public_key().public_bytes_raw()).decode()
     for node in site.nodes:
@@ -89,9 +142,9 @@ def test_policies_allow_the_run_and_no_more(site: Site, tiny_plan: Plan) -> None
         assert (books.limit, books.charges) == (policy.lifetime, 0)
 
 
-def test_the_app_holds_settings_and_no_secret(site: Site, tiny_plan: Plan) -> None:
+def test_the_app_holds_settings_and_no_secret(site: Site, tiny_trial: Trial) -> None:
     settings = tomllib.loads((site.app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["ldpfl"]
-    assert settings["set"] == "; ".join(tiny_plan.changes)
+    assert settings["set"] == "; ".join(tiny_trial.changes)
     assert (settings["transport"], settings["nodes"], settings["min-clients"], settings["linked"]) == ("relay", 3, 3, LINKED)
     secrets = [path.read_text() for path in site.path.rglob("*.token")]
     for path in site.app.rglob("*.*"):
@@ -171,13 +224,13 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 )
 def test_mistakes_are_found_before_anything_starts(changes: tuple[str, ...], message: str, tiny_data: Path) -> None:
     with pytest.raises(LdpflError, match=message):
-        plan(2, 1, (*TINY, *changes), tiny_data)
+        trial_of(2, 1, (*TINY, *changes), tiny_data)
 
 
 @pytest.mark.parametrize("name", ["time-varying", "dpa", "full-dp"])
 def test_a_policy_allows_every_round_of_a_noise_schedule(name: str, tiny_data: Path) -> None:
     changes = ("data.name=mnist", "model.name=logistic-regression", f"mechanism.name={name}", "mechanism.norm=0.5")
-    own = plan(3, 4, changes, tiny_data)
+    own = trial_of(3, 4, changes, tiny_data)
     _, start = build(own.config, load("mnist", tiny_data), choose_device("cpu"))
     mechanism, ranges = deployable_mechanism(own.config, start.state.ranges), start.state.ranges
     releases = [mechanism.in_round(replace(start.state.public(), round=number)).release(ranges) for number in range(1, 5)]

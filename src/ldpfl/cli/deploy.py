@@ -22,10 +22,9 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ldpfl.deploy.plan import Plan
-    from ldpfl.deploy.site import Site
+    from ldpfl.deploy.site import Site, Trial
 
-_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "uvicorn")
+_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
 app = typer.Typer(no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
@@ -51,13 +50,12 @@ def demo(
     _require_packages()
     if sys.platform == "win32":
         raise ConfigError("the demo runs on Linux and macOS")
-    from ldpfl.deploy.plan import plan
-    from ldpfl.deploy.site import Site
+    from ldpfl.deploy.site import Site, trial_of
 
-    what = plan(clients, rounds, set_ or (), data_dir, reply_s)
-    site = Site.make(out or _default_folder(), what.clients)
+    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s)
+    site = Site.make(out or _default_folder(), trial.clients)
     try:
-        _run(what, site)
+        _run(trial, site)
     finally:
         if not keep:
             site.remove_secrets()
@@ -80,20 +78,20 @@ def _require_packages() -> None:
         raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
 
 
-def _run(what: Plan, site: Site) -> None:
+def _run(trial: Trial, site: Site) -> None:
+    from ldpfl.cli.demo_display import Display, print_outcome
     from ldpfl.deploy.demo import run_demo
-    from ldpfl.deploy.display import Display, print_outcome
     from ldpfl.deploy.processes import DeploymentError
 
     errors = Console(stderr=True)
     try:
-        with _interruptible() as interrupts, Display(errors, what.rounds) as display:
+        with _interruptible() as interrupts, Display(errors, trial.rounds) as display:
 
             def pause(seconds: float) -> None:
                 time.sleep(seconds)
                 interrupts.check()
 
-            outcome = run_demo(what, site, display, pause)
+            outcome = run_demo(trial, site, display, pause)
     except DeploymentError as error:
         for line in error.log:
             errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)

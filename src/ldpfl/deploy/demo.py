@@ -1,25 +1,38 @@
-"""A whole deployment on one machine: SuperLink, relay and SuperNodes as processes of their own, with TLS and keys, for one run."""
+"""Deploy a trial, follow its rounds by the files that its parties write, and say how it ended."""
 
 from __future__ import annotations
 
 import json
 import re
 import ssl
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
 
 import httpx
 
-from ldpfl.deploy.plan import Plan
-from ldpfl.deploy.processes import DeploymentError, Processes, Running, free_ports, last_lines
-from ldpfl.deploy.programs import HOST, Programs, as_typed, exports, inherited_environment
-from ldpfl.deploy.progress import Observer, Watch, refusals, rounds_in
-from ldpfl.deploy.site import Site, equip, write_app
+from ldpfl.deploy.processes import (
+    HOST,
+    DeploymentError,
+    Processes,
+    Programs,
+    Running,
+    as_typed,
+    exports,
+    free_ports,
+    inherited_environment,
+    last_lines,
+    without_colour,
+)
+from ldpfl.deploy.site import NodeSite, Site, Trial, equip, write_app
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
+from ldpfl.flower.participation import Participation
 from ldpfl.privacy.budget_file import Books, read_books
 
 COMPLETED = "finished:completed"
@@ -46,7 +59,7 @@ class Relayed:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """How a demo ended.
 
     Attributes:
@@ -62,27 +75,27 @@ class Outcome:
     books: Mapping[str, Books]
 
 
-def run_demo(plan: Plan, site: Site, observer: Observer, pause: Callable[[float], None]) -> Outcome:
-    """Deploy ``plan`` in ``site``, wait for the end of its run, and stop everything that was started, whatever happens.
+def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[float], None]) -> DemoOutcome:
+    """Deploy ``trial`` in ``site``, wait for the end of its run, and stop everything that was started, whatever happens.
 
     ``pause`` is called while waiting, and may raise to end it.
 
     Raises:
         DeploymentError: a process ended or did not answer, a node refused, or Flower says that the run failed.
     """
-    observer.step(f"certificates, keys, tokens, policies and budgets of {plan.clients} nodes")
-    equip(site, plan.policy)
-    write_app(site, plan)
-    relay_port, superlink_port, *node_ports = free_ports(2 + plan.clients)
-    inherited = inherited_environment(plan.data_dir)
+    observer.step(f"certificates, keys, tokens, policies and budgets of {trial.clients} nodes")
+    equip(site, trial.policy)
+    write_app(site, trial)
+    relay_port, superlink_port, *node_ports = free_ports(2 + trial.clients)
+    inherited = inherited_environment(trial.data_dir)
     programs = Programs(site, relay_port, superlink_port, tuple(node_ports), inherited)
     programs.write_flower_config()
     _write_commands(programs, inherited)
     with Processes(pause) as processes:
-        return _deploy(plan, programs, processes, observer)
+        return _deploy(trial, programs, processes, observer)
 
 
-def _deploy(plan: Plan, programs: Programs, processes: Processes, observer: Observer) -> Outcome:
+def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: DemoObserver) -> DemoOutcome:
     site = programs.site
     observer.step(f"relay on {HOST}:{programs.relay_port} and SuperLink on {programs.superlink_address}, both with TLS")
     processes.start(programs.relay())
@@ -90,21 +103,21 @@ def _deploy(plan: Plan, programs: Programs, processes: Processes, observer: Obse
     with httpx.Client(verify=ssl.create_default_context(cafile=str(site.authority)), trust_env=False, timeout=5.0) as http:
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
             processes.wait(partial(_healthy, http, url), _UP_S, f"an answer of {url}/health")
-        observer.step(f"registering the nodes' public keys; starting {plan.clients} SuperNodes; submitting the run")
+        observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _COMMAND_S)
         watch = Watch(site, _node_names(site), observer)
-        for number in range(plan.clients):
+        for number in range(trial.clients):
             processes.start(programs.supernode(number))
-        _follow(plan, Running(programs.submit()), processes, watch)
+        _follow(trial, Running(programs.submit()), processes, watch)
         observer.step("asking Flower how the run ended")
         status = _status(programs, processes)
-        _require_success(plan, site, status)
+        _require_success(trial, site, status)
         relayed = _relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
     result = RunFolder(site.run).result()
     if result is None:
         raise DataError(f"the run has completed, but {site.run} holds no result")
-    return Outcome(site, status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
+    return DemoOutcome(site, status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
 def _healthy(http: httpx.Client, url: str) -> bool:
@@ -125,7 +138,7 @@ def _node_names(site: Site) -> dict[int, str]:
     return names
 
 
-def _follow(plan: Plan, submitted: Running, processes: Processes, watch: Watch) -> None:
+def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch) -> None:
     """Wait until Flower has nothing more to tell of the run."""
 
     def ended() -> bool:
@@ -134,7 +147,7 @@ def _follow(plan: Plan, submitted: Running, processes: Processes, watch: Watch) 
         return submitted.code is not None
 
     try:
-        processes.wait(ended, _UP_S + plan.rounds * _ROUND_S, "the run to end")
+        processes.wait(ended, _UP_S + trial.rounds * _ROUND_S, "the run to end")
     finally:
         submitted.stop()
     watch.look()
@@ -160,17 +173,17 @@ def _status(programs: Programs, processes: Processes) -> str:
         raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing.log}") from None
 
 
-def _require_success(plan: Plan, site: Site, status: str) -> None:
+def _require_success(trial: Trial, site: Site, status: str) -> None:
     if status != COMPLETED:
         log = site.superlink / "superlink.log"
         raise DeploymentError(f"Flower says that the run is {status}, expected {COMPLETED}; the aggregator's log: {log}", last_lines(log))
     rounds = rounds_in(site)
-    for number in range(1, plan.rounds + 1):
+    for number in range(1, trial.rounds + 1):
         reports = rounds[number - 1]["clients"] if number <= len(rounds) else 0
-        if reports != plan.clients:
+        if reports != trial.clients:
             log = site.superlink / "superlink.log"
             raise DeploymentError(
-                f"round {number} has {reports} of {plan.clients} reports; the aggregator's log says why: {log}", last_lines(log)
+                f"round {number} has {reports} of {trial.clients} reports; the aggregator's log says why: {log}", last_lines(log)
             )
 
 
@@ -200,3 +213,86 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
     ]
     parts = [f"# for all\n{exports(inherited)}", *(f"# {program.name}\n{as_typed(program, inherited)}\n" for program in order)]
     write_text(site.path / "commands.txt", "\n".join(parts))
+
+
+class DemoObserver(Protocol):
+    """Is told what happens."""
+
+    def step(self, text: str) -> None:
+        """Something begins."""
+        ...
+
+    def asked(self, round_: int, names: tuple[str, ...]) -> None:
+        """These nodes are asked to take part in a round."""
+        ...
+
+    def round_done(self, round_: int, reports: int, accuracy: float) -> None:
+        """A round is over."""
+        ...
+
+
+@dataclass
+class Watch:
+    """Tells an observer what is new in a run.
+
+    Attributes:
+        names: by Flower's number, what a node is called here.
+    """
+
+    site: Site
+    names: Mapping[int, str]
+    observer: DemoObserver
+    _replaced: Counter[str] = field(default_factory=Counter)
+    _begun: int = 0
+    _done: int = 0
+
+    def look(self) -> None:
+        """Tell what is new since the last time."""
+        for node in self.site.nodes:
+            for reason in islice(replacements(node), self._replaced[node.name], None):
+                self._replaced[node.name] += 1
+                self.observer.step(f"{node.name}: {reason}")
+        participation = self._participation()  # read first: the round that it tells of follows those that are told before it
+        for metrics in rounds_in(self.site)[self._done :]:
+            self._done += 1
+            self.observer.round_done(metrics["round"], metrics["clients"], metrics["accuracy"])
+        if participation is not None and participation.begun > self._begun:
+            self._begun = participation.begun
+            asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)
+            self.observer.asked(self._begun, tuple(sorted(asked)))
+
+    def _participation(self) -> Participation | None:
+        path = RunFolder(self.site.run).participation_path
+        try:
+            return Participation.load(path) if path.exists() else None
+        except DataError:
+            return None
+
+
+def rounds_in(site: Site) -> list[dict[str, Any]]:
+    """Return the figures of the rounds that are over."""
+    path = RunFolder(site.run).metrics_path
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def refusals(node: NodeSite) -> Iterator[str]:
+    """Yield why a node sent no report, as its own log says it: that holds no private value."""
+    return _logged(node, _REFUSED)
+
+
+def replacements(node: NodeSite) -> Iterator[str]:
+    """Yield why a node reported no change, as its own log says it."""
+    return _logged(node, _REPLACED)
+
+
+def _logged(node: NodeSite, pattern: re.Pattern[str]) -> Iterator[str]:
+    found = (pattern.match(without_colour(line)) for line in _lines(node.log))
+    return (match[1] for match in found if match is not None)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+_REFUSED = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed): .*)")
+_REPLACED = re.compile(r"ERROR\s*:\s*replaced: (.*)")

@@ -1,22 +1,95 @@
-"""The folders of a deployment: one for each party, with the files that it would have on a machine of its own, and no others'."""
+"""A trial on one machine: what is run, and a folder for each party with the files that it would have on a machine of its own."""
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import tomli_w
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from ldpfl.deploy.certificates import Authority, node_key, write_private
-from ldpfl.deploy.plan import LINKED, RECIPE, Plan
+from ldpfl.data import load
 from ldpfl.errors import ConfigError
+from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.build import build, choose_device
 from ldpfl.files import write_text
+from ldpfl.flower.fitting import Offer, fitting_policy
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import generate_key, public_text, save_key
+
+VALID_FOR = timedelta(days=1)
+"""How long a server's certificate is valid."""
+
+RECIPE = "quickstart"
+
+LINKED = 16
+"""Weights that stay together in a sealed record. LDP-FL's parameter shuffling has 1, which takes 16 times as long to seal and open."""
+
+REPLY_S = 20.0
+"""Seconds after its charge at which each node replies. A node that has not trained by then, on a busy machine, reports no change."""
+
+_FEWEST = 2
+_SHORTER = ("training.epochs=2",)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run to deploy on one machine.
+
+    Attributes:
+        changes: to the recipe ``RECIPE``, as ``key=value``.
+        policy: what each node allows; the aggregator's key is still missing in it.
+        data_dir: folder with data sets, if they are not found otherwise.
+        reply_s: seconds after its charge at which each node replies.
+    """
+
+    config: RunConfig
+    changes: tuple[str, ...]
+    policy: Policy
+    data_dir: Path | None
+    reply_s: float
+
+    @property
+    def clients(self) -> int:
+        return self.config.clients.count
+
+    @property
+    def rounds(self) -> int:
+        return self.config.training.rounds
+
+
+def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: Path | None = None, reply_s: float = REPLY_S) -> Trial:
+    """Return the trial of ``clients`` nodes and so many ``rounds`` of the quickstart, changed by ``key=value``.
+
+    Loads the data once, so that a mistake is found here, and the nodes find them decoded.
+
+    Raises:
+        LdpflError: the settings, the model or the data do not fit, or nothing would be protected.
+    """
+    for change in changes:
+        if ";" in change:
+            raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
+    every = (f"clients.count={clients}", f"training.rounds={rounds}", *_SHORTER, *changes)
+    config = load_recipe(RECIPE, every)
+    if config.clients.count < _FEWEST or config.clients.fraction != 1:
+        raise ConfigError(f"the demo asks all of at least {_FEWEST} clients in each round; leave clients.fraction at 1")
+    return Trial(config, every, _policy(config, data_dir, reply_s), None if data_dir is None else data_dir.absolute(), reply_s)
+
+
+def _policy(config: RunConfig, data_dir: Path | None, reply_s: float) -> Policy:
+    """Return the policy that allows what ``config`` releases, and hardly more."""
+    _, start = build(config, load(config.data.name, data_dir), choose_device("cpu"))
+    return fitting_policy(Offer(config, "relay", config.clients.count, LINKED, reply_s), start.state.ranges)
+
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
@@ -143,10 +216,10 @@ class Site:
 
 def equip(site: Site, policy: Policy) -> None:
     """Write every party's certificates, keys, tokens, policies and budgets."""
-    authority = Authority()
-    authority.save(site.authority)
-    for name, folder in (("superlink", site.superlink), ("relay", site.relay)):
-        authority.issue(name, folder / "server.crt", folder / "server.key")
+    authority = trustme.CA()  # its private key is never written, so no certificate can follow later
+    authority.cert_pem.write_to_path(site.authority)
+    for folder in (site.superlink, site.relay):
+        _issue(authority, folder)
     key = generate_key()
     save_key(key, site.aggregator_key)
     own = policy.model_copy(update={"aggregator_keys": (public_text(key),)})
@@ -163,7 +236,7 @@ def equip(site: Site, policy: Policy) -> None:
         engine.dispose()
 
 
-def write_app(site: Site, plan: Plan) -> None:
+def write_app(site: Site, trial: Trial) -> None:
     """Write the Flower app that the operator submits: ldpfl's own ServerApp and ClientApp, with this run's settings."""
     package = site.app / "ldpfl_demo"
     package.mkdir(parents=True)
@@ -172,16 +245,16 @@ def write_app(site: Site, plan: Plan) -> None:
         write_text(package / f"{side}_app.py", f'from ldpfl.flower.apps import {side}_app as app\n\n__all__ = ["app"]\n')
     settings = {
         "recipe": RECIPE,
-        "set": "; ".join(plan.changes),
+        "set": "; ".join(trial.changes),
         "out": str(site.run),
-        "nodes": plan.clients,
+        "nodes": trial.clients,
         "wait-s": _NODES_WAIT_S,
         "timeout-s": _REPLIES_WAIT_S,
         "transport": "relay",
         "linked": LINKED,
-        "min-clients": plan.clients,
+        "min-clients": trial.clients,
         "window-s": WINDOW_S,
-        "reply-s": plan.reply_s,
+        "reply-s": trial.reply_s,
     }
     tree = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
@@ -198,3 +271,34 @@ def write_app(site: Site, plan: Plan) -> None:
         },
     }
     write_text(site.app / "pyproject.toml", tomli_w.dumps(tree))
+
+
+def _issue(authority: trustme.CA, folder: Path) -> None:
+    """Write a server's certificate for localhost and 127.0.0.1, and its private key, which only its owner may read."""
+    issued = authority.issue_cert("localhost", "127.0.0.1", not_after=datetime.now(UTC) + VALID_FOR)
+    write_private(folder / "server.key", issued.private_key_pem.bytes())
+    issued.cert_chain_pems[0].write_to_path(folder / "server.crt")
+
+
+def node_key(private: Path) -> Path:
+    """Write a new key of a SuperNode as Flower wants it, P-384 in OpenSSH's format; return the file of its public half, beside it.
+
+    Raises:
+        FileExistsError: there is a key already.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private(private, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
+    public = private.with_name(private.name + ".pub")
+    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n")
+    return public
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write ``content`` to a new file that only its owner may read.
+
+    Raises:
+        FileExistsError: there is a file already.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.deploy.demo import Outcome
-from ldpfl.deploy.plan import LINKED
+from ldpfl.deploy.demo import DemoOutcome
+from ldpfl.deploy.site import LINKED
 from ldpfl.report.console import result_table
 from ldpfl.report.privacy import number, print_guarantees
 
@@ -46,7 +46,7 @@ class Display:
         self._console.print(Text(f"{time.monotonic() - self._began:5.1f} s  {text}"), soft_wrap=True)
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(console: Console, outcome: DemoOutcome) -> None:
     """Print accuracy by round, the guarantees of the run, what each party saw, and where the files are."""
     result = outcome.result
     console.print(result_table(result))
@@ -61,7 +61,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
         console.print(Text(text), soft_wrap=True)
 
 
-def _rounds_table(outcome: Outcome) -> Table:
+def _rounds_table(outcome: DemoOutcome) -> Table:
     table = Table(title="rounds", title_justify="left")
     for heading in ("round", "uploads mixed", "records", "accuracy"):
         table.add_column(heading, justify="right")
@@ -72,7 +72,7 @@ def _rounds_table(outcome: Outcome) -> Table:
     return table
 
 
-def _parties_table(outcome: Outcome) -> Table:
+def _parties_table(outcome: DemoOutcome) -> Table:
     """Return what each party saw, with the figures of this run."""
     relayed = outcome.relayed
     records = sum(event["uploads"] * terms["records_per_upload"] for event, terms in zip(relayed.released, relayed.terms, strict=True))
