@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ldpfl import LayerRanges, SeededStreams
 from ldpfl.mechanisms import Duchi
-from ldpfl.shuffling import ChunkPlan
+from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import Binding, generate_key, open_records, seal
 
 Result = TypeVar("Result")
@@ -44,11 +44,11 @@ def main() -> None:
 
     mechanism, ranges = Duchi(1.0), LayerRanges(torch.tensor(0.0), torch.tensor(0.1), (weights,))
     reports = mechanism.encode(torch.zeros(clients, weights), ranges, SeededStreams.for_clients(0, 1, range(clients)))
-    plan, key = ChunkPlan(mechanism, ranges), generate_key()
+    plan, key = RecordPlan(mechanism, ranges), generate_key()
     binding = Binding("benchmark", 1, plan.fingerprint)
 
     cut, *cutting = timed(lambda: [plan.split(payload) for payload in reports.payloads()])
-    blob, *sealing = timed(lambda: b"".join(seal(chunks, key.public_key(), binding) for chunks in cut))
+    blob, *sealing = timed(lambda: b"".join(seal(records, key.public_key(), binding) for records in cut))
     records = np.random.default_rng(0).permutation(np.frombuffer(blob, dtype=np.uint8).reshape(weights * clients, -1)).tobytes()
     (opened, _), *opening = timed(lambda: open_records(records, plan.plaintext_bytes, key, binding))
     _, *joining = timed(lambda: plan.join(opened, clients))

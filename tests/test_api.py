@@ -79,7 +79,7 @@ def test_a_result_shows_itself(tiny_data: Path, tmp_path: Path) -> None:
     console = Console(record=True, width=120, file=StringIO())
     console.print(result)
     for text in (console.export_text(), result._repr_html_()):
-        assert "noise-free twin" in text
+        assert "noise-free baseline" in text
         assert "one client, whole run" in text
 
 
@@ -116,7 +116,7 @@ def test_overrides_go_by_the_last_word_of_their_key(
 ) -> None:
     asked: list[RunConfig] = []
 
-    def stop(self: object, config: RunConfig, *, twin: bool) -> None:
+    def stop(self: object, config: RunConfig, *, baseline: bool) -> None:
         asked.append(config)
         raise KeyboardInterrupt
 

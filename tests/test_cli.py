@@ -39,7 +39,7 @@ def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
     folder = RunFolder(tmp_path / "unfinished")
     runner = Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_accuracy_curve)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(read_config(config_file), folder, twin=False)
+        runner.run(read_config(config_file), folder, baseline=False)
     return folder.path
 
 
@@ -49,7 +49,7 @@ def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_fi
     result = json.loads(Path("result/result.json").read_text(encoding="utf-8"))
     assert f"{result['accuracy']:.2%}" in outcome.out
     assert f"{result['noise_free_accuracy']:.2%}" in outcome.out
-    for word in ("noise-free twin", "502 bytes", "clipped", "noise std", "1.weight", "1.bias", "time", "result"):
+    for word in ("noise-free baseline", "502 bytes", "clipped", "noise std", "1.weight", "1.bias", "time", "result"):
         assert word in outcome.out, word
     for word in ("epsilon at delta 1e-05", "paper's claim", "one weight, one round", "one client, whole run", "24,060 pure", "shuffler"):
         assert word in outcome.out, word
@@ -57,7 +57,7 @@ def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_fi
 
 
 def test_json_is_all_that_stdout_gets(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--json", "--no-twin")
+    outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--json", "--no-baseline")
     assert outcome.code == 0
     result = json.loads(outcome.out)
     assert result == json.loads(Path("result/result.json").read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_json_is_all_that_stdout_gets(ldpfl: CommandLine, config_file: Path, tin
 
 
 def test_settings_and_seed_reach_the_run(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    arguments = ["--set", "training.rounds=1", "--set", "mechanism.epsilon=4", "--seed", "11", "--no-twin"]
+    arguments = ["--set", "training.rounds=1", "--set", "mechanism.epsilon=4", "--seed", "11", "--no-baseline"]
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", *arguments, "--json")
     result = json.loads(outcome.out)
     assert (result["rounds"], result["epsilon_per_unit"], result["seed"]) == (1, 4.0, 11)
@@ -78,11 +78,11 @@ def test_the_environment_names_the_data_folder(
     ldpfl: CommandLine, config_file: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
-    assert ldpfl("run", config_file, "--out", "result", "--no-twin", "--json").code == 0
+    assert ldpfl("run", config_file, "--out", "result", "--no-baseline", "--json").code == 0
 
 
 def test_without_out_each_run_gets_a_folder_of_its_own(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--no-twin").code == 0
+    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--no-baseline").code == 0
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("tiny-seed3-")
     assert (folder / "result.json").exists()
@@ -91,7 +91,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own(ldpfl: CommandLine, confi
 def test_a_recipe_runs_by_name_on_the_bundled_digits_and_learns(ldpfl: CommandLine) -> None:
     """The quickstart, cut to a few seconds: half of the digits right is a low bar, chance is a tenth."""
     cut = ["model.name=logistic-regression", "training.rounds=2", "training.epochs=2", "clients.count=40"]
-    outcome = ldpfl("run", *(part for setting in cut for part in ("--set", setting)), "--out", "quick", "--no-twin", "--json")
+    outcome = ldpfl("run", *(part for setting in cut for part in ("--set", setting)), "--out", "quick", "--no-baseline", "--json")
     assert outcome.code == 0, outcome.err
     result = json.loads(outcome.out)
     assert result["name"] == "quickstart"
@@ -188,7 +188,7 @@ def test_resume_needs_a_run(ldpfl: CommandLine) -> None:
 
 def test_resume_of_a_recipe_whose_run_never_began_begins_it(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     """Killed before its config was in place, a run is gone on with by the same command as at any other moment."""
-    arguments: list[str | Path] = [config_file, "--data-dir", tiny_data, "--no-twin"]
+    arguments: list[str | Path] = [config_file, "--data-dir", tiny_data, "--no-baseline"]
     assert ldpfl("run", *arguments, "--resume", "--out", "late").code == 0
     assert ldpfl("run", *arguments, "--out", "whole").code == 0
     for name in ("model.safetensors", "metrics.jsonl", "config.toml", "curve.svg"):
@@ -217,13 +217,13 @@ def test_cuda_that_is_not_there_is_refused(
 
 
 def test_nan_in_a_client_stops_the_run_by_round(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    arguments = ["--set", "training.learning_rate=1e30", "--set", "model.name=two-layer-cnn", "--no-twin"]
+    arguments = ["--set", "training.learning_rate=1e30", "--set", "model.name=two-layer-cnn", "--no-baseline"]
     line = ldpfl.refused("run", config_file, "--data-dir", tiny_data, "--out", "sick", *arguments)
     assert "round 1" in line
     assert "NaN" in line
     assert not Path("sick/result.json").exists()
     # The folder stands as it was before the round: trying again meets the same NaN, and nothing else.
-    assert "round 1" in ldpfl.refused("run", "--data-dir", tiny_data, "--out", "sick", "--resume", "--no-twin")
+    assert "round 1" in ldpfl.refused("run", "--data-dir", tiny_data, "--out", "sick", "--resume", "--no-baseline")
 
 
 @pytest.mark.parametrize("arguments", [["run", "--seed=-1"], ["run", "--seed", "x"], ["run", "--sed", "1"], ["walk"]])
@@ -236,11 +236,11 @@ def test_a_flag_that_is_no_flag_exits_with_2(arguments: list[str], ldpfl: Comman
 
 
 def test_resume_alone_goes_on_with_the_stored_config(ldpfl: CommandLine, tiny_data: Path, unfinished: Path) -> None:
-    outcome = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-twin", "--json")
+    outcome = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-baseline", "--json")
     assert outcome.code == 0
     assert json.loads(outcome.out)["rounds"] == 3
     finished = content(unfinished)
-    again = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-twin", "--json")
+    again = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-baseline", "--json")
     assert json.loads(again.out) == json.loads(outcome.out)
     assert content(unfinished) == finished
 
@@ -257,7 +257,7 @@ def test_show_tells_how_far_an_unfinished_run_got(ldpfl: CommandLine, unfinished
 
 
 def test_show_prints_a_finished_run_as_the_run_itself_did(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    ran = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--no-twin")
+    ran = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--no-baseline")
     assert ldpfl("show", "result").out == ran.out
     assert "24,060 pure" in ran.out  # the guarantees are part of it
     assert json.loads(ldpfl("show", "result", "--json").out) == json.loads(Path("result/result.json").read_text(encoding="utf-8"))
@@ -285,7 +285,7 @@ def test_version(ldpfl: CommandLine) -> None:
 def test_the_module_itself_runs_and_refuses_to_write_over_its_run(tmp_path: Path, tiny_data: Path) -> None:
     """The whole program as a person starts it, twice with the same folder."""
     (tmp_path / "tiny.toml").write_text(TINY_TOML, encoding="utf-8")
-    command = [sys.executable, "-m", "ldpfl", "run", "tiny.toml", "--data-dir", str(tiny_data), "--no-twin", "--json"]
+    command = [sys.executable, "-m", "ldpfl", "run", "tiny.toml", "--data-dir", str(tiny_data), "--no-baseline", "--json"]
     done = subprocess.run([*command, "--out", "one"], cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["name"] == "tiny"
@@ -308,7 +308,7 @@ def test_an_unforeseen_error_repeats_no_value(
         raise RuntimeError(private)
 
     monkeypatch.setattr("ldpfl.simulation.run.mix", broken)
-    outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--no-twin")
+    outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--no-baseline")
     assert outcome.code == 1
     assert "SECRET" not in outcome.out + outcome.err
     assert "unexpected RuntimeError" in outcome.err

@@ -27,7 +27,7 @@ class Quiet:
 
 def made(folder: Path, config_file: Path, data: Path, *overrides: str) -> Path:
     config = read_config(config_file, ["training.rounds=1", "shuffling.channel=direct", "data.private_label=4", *overrides])
-    Runner(data, torch.device("cpu"), Quiet(), lambda path, result: None).run(config, RunFolder(folder), twin=False)
+    Runner(data, torch.device("cpu"), Quiet(), lambda path, result: None).run(config, RunFolder(folder), baseline=False)
     return folder
 
 
@@ -66,7 +66,7 @@ def test_runs_are_compared_and_nothing_is_made_twice(
 
     outcome = ldpfl("attack", "gan", *runs, *command, "--out", "all")
     assert outcome.code == 0, outcome.err
-    # The run attacked alone is not attacked again; the run without protection is the twin of two others.
+    # The run attacked alone is not attacked again; the run without protection is the baseline of two others.
     assert (counted.trained, counted.attacked) == (2, 4 + 3 * 2)
     for words in ("4 runs, 2 seeds", "ranges.radius 0.02", "ranges.radius 0.05", "unprotected model", "floor", "other classes"):
         assert words in outcome.out, words
@@ -104,7 +104,7 @@ def test_runs_are_compared_and_nothing_is_made_twice(
     assert (counted.trained, counted.attacked) == (2, 11)
 
 
-def test_the_attack_takes_the_twin_that_the_run_was_compared_with(
+def test_the_attack_takes_the_baseline_that_the_run_was_compared_with(
     ldpfl: CommandLine, config_file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made(tmp_path / "run", config_file, tiny_data)

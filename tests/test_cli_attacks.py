@@ -14,7 +14,7 @@ from conftest import CommandLine
 from ldpfl.attacks import GanConfig
 from ldpfl.attacks import attack as gan_attack
 from ldpfl.attacks.frechet import Distance
-from ldpfl.attacks.on_run import Attacker, Plan, Row
+from ldpfl.attacks.on_run import Attacker, AttackPlan, AttackRow
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
@@ -44,7 +44,7 @@ class StopsAfterFirst(Quiet):
 
 def made(folder: Path, config_file: Path, data: Path, *overrides: str) -> Path:
     config = read_config(config_file, ["training.rounds=1", "shuffling.channel=direct", *overrides])
-    Runner(data, torch.device("cpu"), Quiet(), lambda path, result: None).run(config, RunFolder(folder), twin=False)
+    Runner(data, torch.device("cpu"), Quiet(), lambda path, result: None).run(config, RunFolder(folder), baseline=False)
     return folder
 
 
@@ -109,7 +109,7 @@ def test_a_second_call_makes_nothing_again_and_a_damaged_part_is_made_again(
 
 
 def test_an_interrupted_attack_is_gone_on_with(run: Path, tiny_data: Path, tmp_path: Path) -> None:
-    plan, cpu = Plan(gan=GanConfig(steps=2)), torch.device("cpu")
+    plan, cpu = AttackPlan(gan=GanConfig(steps=2)), torch.device("cpu")
     with pytest.raises(KeyboardInterrupt):
         Attacker(tiny_data, cpu, StopsAfterFirst()).run(RunFolder(run), plan, tmp_path / "stopped")
     resumed, _ = Attacker(tiny_data, cpu, Quiet()).run(RunFolder(run), plan, tmp_path / "stopped")
@@ -128,7 +128,7 @@ def test_a_run_without_protection_is_attacked_once(ldpfl: CommandLine, config_fi
 def test_the_unprotected_model_is_the_runs_own_without_noise(run: Path, config_file: Path, tiny_data: Path, tmp_path: Path) -> None:
     overrides = ("data.private_label=4", "mechanism.name=none", "mechanism.perturbed=weights")
     open_run = made(tmp_path / "open", config_file, tiny_data, *overrides)
-    plan, attacker = Plan(gan=GanConfig(steps=2)), Attacker(tiny_data, torch.device("cpu"), Quiet())
+    plan, attacker = AttackPlan(gan=GanConfig(steps=2)), Attacker(tiny_data, torch.device("cpu"), Quiet())
     protected, _ = attacker.run(RunFolder(run), plan, tmp_path / "first")
     unprotected, _ = attacker.run(RunFolder(open_run), plan, tmp_path / "second")
     rows = {row.kind: row for row in protected.rows}
@@ -165,9 +165,9 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine, run: Path, 
 
 
 def test_a_table_of_two_extractors_is_refused(run: Path, tiny_data: Path, tmp_path: Path) -> None:
-    result, _ = Attacker(tiny_data, torch.device("cpu"), Quiet()).run(RunFolder(run), Plan(gan=GanConfig(steps=1)), tmp_path / "out")
+    result, _ = Attacker(tiny_data, torch.device("cpu"), Quiet()).run(RunFolder(run), AttackPlan(gan=GanConfig(steps=1)), tmp_path / "out")
     attack_table(result)
-    foreign = Row("floor", (Distance(1.0, "another", 64, 5, 5),), (1.0,))
+    foreign = AttackRow("floor", (Distance(1.0, "another", 64, 5, 5),), (1.0,))
     with pytest.raises(ConfigError, match="one extractor, got 2"):
         attack_table(replace(result, rows=(*result.rows, foreign)))
 
@@ -175,7 +175,7 @@ def test_a_table_of_two_extractors_is_refused(run: Path, tiny_data: Path, tmp_pa
 @pytest.mark.parametrize("seeds", [(), (1, 1), (-1,)])
 def test_seeds_that_do_not_differ_are_refused(seeds: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="seeds"):
-        Plan(seeds=seeds)
+        AttackPlan(seeds=seeds)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

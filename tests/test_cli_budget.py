@@ -28,7 +28,7 @@ POLICY = Policy(
     epsilon_per_round=100.0,
     lifetime_epsilon=1e6,
     rounds=10**6,
-    smallest_cohort=2,
+    min_clients=2,
     transports=("direct",),
 )
 
@@ -87,7 +87,7 @@ def test_what_the_policy_declined_is_shown(spent: CommandLine) -> None:
         with pytest.raises(PrivacyError):
             charge(number=3, cohort=1)
     text = spent("budget", "show", "--file", FILE).out
-    assert "2 refusals in all: run mnist-1, round 3: a cohort of 1 is below smallest_cohort = 2; nothing was sent" in text
+    assert "2 refusals in all: run mnist-1, round 3: a cohort of 1 is below min_clients = 2; nothing was sent" in text
 
 
 def test_noise_has_no_pure_sum_and_no_protection_has_no_end(spent: CommandLine) -> None:
@@ -130,7 +130,7 @@ def test_export_as_json_is_strict_and_says_what_it_holds(spent: CommandLine) -> 
     assert first.pop("at").endswith("+00:00")
     assert first == {
         **{"number": 1, "run": "mnist-1", "round": 1, "mechanism": "duchi", "parameter": "epsilon", "value": 0.5},
-        **{"units": 10, "unit": "weight", "cohort": 20, "transport": "direct", "parameters_per_report": 1},
+        **{"units": 10, "unit": "weight", "cohort": 20, "transport": "direct", "linked": 1},
     }
     assert tree["charges"][-1]["value"] == "infinity"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CommandLine
-from ldpfl.attacks.linkage import Plan, Setting, linkage
+from ldpfl.attacks.linkage import LinkagePlan, LinkageSetting, linkage
 from ldpfl.errors import ConfigError
 from ldpfl.report.linkage import draw_linkage, linkage_table
 
@@ -64,9 +64,9 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine) -> None:
     assert "cannot be written" in ldpfl.refused(*QUICK, "--out", "file/out")
 
 
-@pytest.mark.parametrize("setting", [Setting(5, 6, spread=0.0), Setting(5, 6, shortfall=9.0, watched=(1,))])
-def test_a_plot_of_one_watched_number_of_no_spread_and_of_one_delay(setting: Setting, tmp_path: Path) -> None:
-    result = linkage(setting, Plan((0.0,), 1))
+@pytest.mark.parametrize("setting", [LinkageSetting(5, 6, spread=0.0), LinkageSetting(5, 6, shortfall=9.0, watched=(1,))])
+def test_a_plot_of_one_watched_number_of_no_spread_and_of_one_delay(setting: LinkageSetting, tmp_path: Path) -> None:
+    result = linkage(setting, LinkagePlan((0.0,), 1))
     for kind in ("svg", "png", "pdf"):
         draw_linkage(tmp_path / f"plot.{kind}", result)
         assert (tmp_path / f"plot.{kind}").stat().st_size > 1_000

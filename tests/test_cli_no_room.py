@@ -63,7 +63,17 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 @pytest.fixture
 def arguments(config_file: Path, tiny_data: Path) -> list[str | Path]:
-    return [config_file, "--data-dir", tiny_data, "--no-twin", "--json", "--set", "shuffling.channel=direct", "--set", "training.rounds=2"]
+    return [
+        config_file,
+        "--data-dir",
+        tiny_data,
+        "--no-baseline",
+        "--json",
+        "--set",
+        "shuffling.channel=direct",
+        "--set",
+        "training.rounds=2",
+    ]
 
 
 def hint(line: str) -> list[str]:
@@ -154,7 +164,7 @@ def unusable(cache: Path) -> None:
     cache.write_text("mine", encoding="utf-8")
 
 
-def test_without_a_cache_a_run_has_its_twin_and_one_warning(ldpfl: CommandLine, config_file: Path, tiny_data: Path, cache: Path) -> None:
+def test_without_a_cache_a_run_has_its_baseline_and_a_warning(ldpfl: CommandLine, config_file: Path, tiny_data: Path, cache: Path) -> None:
     arguments: list[str | Path] = [config_file, "--data-dir", tiny_data, "--json", "--set", "shuffling.channel=direct"]
     kept = ldpfl("run", *arguments, "--out", "kept")
     assert (kept.code, kept.err) == (0, "")
@@ -222,9 +232,9 @@ def run(config_file: Path, data: Path, folder: Path) -> tuple[Watch, object]:
     return watch, runner.run(config, RunFolder(folder))["noise_free_accuracy_per_round"]
 
 
-def test_a_cache_that_fills_up_loses_no_round_of_the_twin(config_file: Path, tiny_data: Path, tmp_path: Path, cache: Path) -> None:
+def test_a_cache_that_fills_up_loses_no_round_of_the_baseline(config_file: Path, tiny_data: Path, tmp_path: Path, cache: Path) -> None:
     _, expected = run(config_file, tiny_data, tmp_path / "one")
-    shutil.rmtree(cache / "twins")
+    shutil.rmtree(cache / "baselines")
     save, patched = RunFolder.save_round, pytest.MonkeyPatch()
 
     def saved(folder: RunFolder, checkpoint: object) -> None:
@@ -239,14 +249,14 @@ def test_a_cache_that_fills_up_loses_no_round_of_the_twin(config_file: Path, tin
     finally:
         patched.undo()
     assert found == expected
-    assert [number for label, number in watch.trained if label == "noise-free twin"] == [1, 2, 3]
+    assert [number for label, number in watch.trained if label == "noise-free baseline"] == [1, 2, 3]
     (warning,) = watch.warnings
     assert "No space left on device" in warning
 
 
-def test_a_twin_in_a_cache_that_cannot_be_written_is_used(config_file: Path, tiny_data: Path, tmp_path: Path, cache: Path) -> None:
+def test_a_baseline_in_a_cache_that_cannot_be_written_is_used(config_file: Path, tiny_data: Path, tmp_path: Path, cache: Path) -> None:
     _, expected = run(config_file, tiny_data, tmp_path / "one")
-    (lock,) = (cache / "twins").rglob(".lock")
+    (lock,) = (cache / "baselines").rglob(".lock")
     lock.unlink()
     lock.mkdir()  # nobody can take it, as on a read-only file system
     watch, found = run(config_file, tiny_data, tmp_path / "two")
@@ -254,8 +264,8 @@ def test_a_twin_in_a_cache_that_cannot_be_written_is_used(config_file: Path, tin
     assert (watch.warnings, {label for label, _ in watch.trained}) == ([], {"private"})
 
 
-def test_who_needs_the_twin_s_folder_is_told_of_the_variable(config_file: Path, tiny_data: Path, cache: Path) -> None:
+def test_who_needs_the_baseline_s_folder_is_told_of_the_variable(config_file: Path, tiny_data: Path, cache: Path) -> None:
     unusable(cache)
     runner = Runner(tiny_data, torch.device("cpu"), Watch(), lambda path, result: None)
     with pytest.raises(WriteError, match="LDPFL_CACHE_DIR"):
-        runner.twin(read_config(config_file))
+        runner.baseline(read_config(config_file))

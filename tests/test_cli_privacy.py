@@ -186,7 +186,7 @@ def test_a_plan_prints_what_it_would_guarantee_and_cost(ldpfl: CommandLine) -> N
 def test_all_settings_reach_the_plan(ldpfl: CommandLine) -> None:
     options = {"epsilon": 0.5, "clients": 60, "weights": 2, "rounds": 1, "delta": 1e-4, "participation": 0.5, "radius": 0.2, "colluding": 3}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    found = figures(ldpfl, "plan", *arguments, "--mechanism", "duchi", "--channel", "random-delay", "--secret")
+    found = figures(ldpfl, "plan", *arguments, "--mechanism", "duchi", "--channel", "random-delay", "--self-sampling")
     assert found.items() >= {**options, "mechanism": "duchi", "channel": "random-delay", "secret": True, "cohort": 30}.items()
     assert (found["local_pure"], found["bytes_per_client"]) == (1.0, 1)
 
@@ -284,7 +284,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
         (["--epsilon", "1", "--target-central", "nan"], "target"),
         (["--epsilon", "1", "--target-central", "4", "--channel", "direct"], "ideal-shuffler"),
         (["--epsilon", "1", "--target-central", "4", "--mechanism", "none"], "none"),
-        (["--epsilon", "1", "--target-central", "4", "--secret", "--participation", "0.1"], "secret"),
+        (["--epsilon", "1", "--target-central", "4", "--self-sampling", "--participation", "0.1"], "secret"),
     ],
 )
 def test_a_mistake_about_a_plan_gets_one_line(arguments: list[str], named: str, ldpfl: CommandLine) -> None:
@@ -365,7 +365,7 @@ def test_a_mistake_about_an_audit_gets_one_line(arguments: list[str], named: str
 OPTIONS = {
     "ledger": ["RUN|RECIPE", "--delta", "--colluding", "--set", "--json"],
     "plan": [
-        *("--epsilon", "--clients", "--weights", "--rounds", "--delta", "--mechanism", "--participation", "--secret", "--radius"),
+        *("--epsilon", "--clients", "--weights", "--rounds", "--delta", "--mechanism", "--participation", "--self-sampling", "--radius"),
         *("--channel", "--colluding", "--target-central", "--plot", "--json"),
     ],
     "audit": ["MECHANISM|RUN", "--epsilon", "--trials", "--error-rate", "--seed", "--data-dir", "--device", "--json"],

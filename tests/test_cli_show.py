@@ -113,7 +113,7 @@ def test_run_refuses_a_folder_of_flower_s_by_its_kind(ldpfl: CommandLine, tmp_pa
 
 
 def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-twin").code == 0
+    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline").code == 0
     folder = RunFolder(Path("run"))
     before = content(folder.path)
     with pytest.raises(ConfigError, match="this kind: simulation"):
@@ -168,7 +168,7 @@ def unmeasured(value: Any) -> Any:
 
 
 def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
-    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-twin", "--json").out)
+    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline", "--json").out)
     folder = RunFolder(Path("run"))
     folder.result_path.write_text(json.dumps(unmeasured(result)), encoding="utf-8")
     outcome = ldpfl("show", "run")
@@ -181,7 +181,7 @@ def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_fi
 
 
 def test_a_result_is_written_as_strict_json(config_file: Path, tiny_data: Path, ldpfl: CommandLine) -> None:
-    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-twin", "--json").out)
+    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline", "--json").out)
     folder, last = RunFolder(Path("run")), RunFolder(Path("run")).checkpoint()
     assert last is not None
 
@@ -199,7 +199,7 @@ def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
     """A simulation after its first round, in a folder whose name a shell would split."""
     folder, direct = RunFolder(tmp_path / "my runs; one"), read_config(config_file, ["shuffling.channel=direct"])
     with pytest.raises(KeyboardInterrupt):
-        Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_accuracy_curve).run(direct, folder, twin=False)
+        Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_accuracy_curve).run(direct, folder, baseline=False)
     return folder.path
 
 
@@ -265,7 +265,7 @@ FILES_OF_OTHERS = ("participation.json", "stopped.txt")
 
 def test_whatever_is_damaged_is_one_line(ldpfl: CommandLine, tiny_data: Path, unfinished: Path, config_file: Path) -> None:
     """In a finished and an unfinished run; and what is left of a config may not be taken for a run of the defaults."""
-    shared = ["--data-dir", str(tiny_data), "--no-twin", "--json"]
+    shared = ["--data-dir", str(tiny_data), "--no-baseline", "--json"]
     assert ldpfl("run", config_file, *shared, "--out", "finished", "--set", "shuffling.channel=direct").code == 0
     commands = (["show"], ["show", "--json"], ["ledger"], ["run", "--resume", *shared, "--out"])
     for run in (unfinished, Path("finished")):

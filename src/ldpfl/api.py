@@ -146,9 +146,9 @@ def run(
     with ProgressDisplay(Console(stderr=True, quiet=not progress), lines=False) as display:
         runner = Runner(data, choose_device(device), _Heard(display, on_round), draw_accuracy_curve)
         if folder is None:
-            return _result(runner.in_memory(config, twin=baseline), None)
+            return _result(runner.in_memory(config, baseline=baseline), None)
         path = Path(folder)
-        runner.run(config, RunFolder(path), resume=resume, twin=baseline)
+        runner.run(config, RunFolder(path), resume=resume, baseline=baseline)
     return load_run(path, data_dir=data)
 
 
@@ -272,13 +272,13 @@ def _text(value: Any) -> str:
 
 def _result(finished: Finished, folder: Path | None) -> RunResult:
     local, last, figures = finished.federation.task, finished.last, finished.figures
-    twin = figures["noise_free_accuracy_per_round"]
+    baseline = figures["noise_free_accuracy_per_round"]
     return RunResult(
         finished.config,
         last.history,
         last.ledger,
         account_ledger(last.ledger, finished.config.privacy.delta),
-        None if twin is None else tuple(twin),
+        None if baseline is None else tuple(baseline),
         folder,
         local.module_with(last.state.weights),
         figures,

@@ -13,7 +13,7 @@ import pytest
 from conftest import TINY_TOML
 from ldpfl.attacks.compare import AttackedRun, compared
 from ldpfl.attacks.frechet import Distance
-from ldpfl.attacks.on_run import Plan, Row, RunAttack
+from ldpfl.attacks.on_run import AttackPlan, AttackRow, RunAttack
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.report.attacks import comparison_table
@@ -33,10 +33,10 @@ def attacked(name: str, config: RunConfig, protected: float, unprotected: float 
     """A run attacked with two seeds, whose distances lie 1 on both sides of what is given."""
     private = config.mechanism.name != "none"
     rows = [
-        *[Row("protected", (distance(protected - 1), distance(protected + 1)), (0.25, 0.75), protected / 1000)] * private,
-        Row("unprotected", (distance(unprotected - 1), distance(unprotected + 1)), (1.0, 1.0), 0.9),
-        Row("floor", (distance(5.0),), (1.0,)),
-        Row("other classes", (distance(900.0 + unprotected, other=foreign),), (0.0,)),
+        *[AttackRow("protected", (distance(protected - 1), distance(protected + 1)), (0.25, 0.75), protected / 1000)] * private,
+        AttackRow("unprotected", (distance(unprotected - 1), distance(unprotected + 1)), (1.0, 1.0), 0.9),
+        AttackRow("floor", (distance(5.0),), (1.0,)),
+        AttackRow("other classes", (distance(900.0 + unprotected, other=foreign),), (0.0,)),
     ]
     epsilon, budget = config.mechanism.budgeted or (None, "unit")
     attack = RunAttack(
@@ -47,7 +47,7 @@ def attacked(name: str, config: RunConfig, protected: float, unprotected: float 
         budget=budget,
         own_images=500,
         own_of_label=0,
-        plan=Plan(images=IMAGES, seeds=(0, 1)),
+        plan=AttackPlan(images=IMAGES, seeds=(0, 1)),
         extractor="classifier",
         features=64,
         classifier="classifier",

@@ -19,9 +19,9 @@ from ldpfl.attacks.linkage import (
     CONFIDENCE,
     Array,
     Found,
+    LinkagePlan,
+    LinkageSetting,
     Mixing,
-    Plan,
-    Setting,
     arrival_density,
     attack_release,
     attack_windows,
@@ -37,8 +37,8 @@ from ldpfl.privacy.accountants.shuffled import single_epsilon
 from ldpfl.randomness import SeededStreams
 from ldpfl.relay.mixing import scatter
 
-KNOWN = Setting(clients=2, parameters=4_000, jitter=0, uncertainty=0, watched=(1,))
-SMALL = Setting(clients=20, parameters=50, watched=(1, 100))
+KNOWN = LinkageSetting(clients=2, parameters=4_000, jitter=0, uncertainty=0, watched=(1,))
+SMALL = LinkageSetting(clients=20, parameters=50, watched=(1, 100))
 
 
 def generator(seed: int = 1) -> np.random.Generator:
@@ -230,8 +230,8 @@ def test_a_relay_that_keeps_the_order_is_as_bad_as_none() -> None:
 # What a setting changes.
 
 
-def rows(setting: Setting, delays: list[float], trials: int = 3) -> dict[tuple[str, float | None], Any]:
-    return {(row.channel, row.delay): row for row in linkage(setting, Plan(tuple(delays), trials)).rows}
+def rows(setting: LinkageSetting, delays: list[float], trials: int = 3) -> dict[tuple[str, float | None], Any]:
+    return {(row.channel, row.delay): row for row in linkage(setting, LinkagePlan(tuple(delays), trials)).rows}
 
 
 def test_the_relay_is_chance_and_direct_is_not() -> None:
@@ -310,8 +310,8 @@ def test_parameters_in_several_blocks_are_the_same_attack(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("spread", [0.0, 60.0, 1e9])
 @pytest.mark.parametrize("delay", [0.0, 1e-9, 1e-3, 1.0, 1e9])
 def test_times_of_any_size_give_shares_that_are_finite(delay: float, jitter: float, spread: float) -> None:
-    setting = Setting(5, 4, spread=spread, jitter=jitter, clock=1e-9, uncertainty=1e-9)
-    for row in linkage(setting, Plan((delay,), 1)).rows:
+    setting = LinkageSetting(5, 4, spread=spread, jitter=jitter, clock=1e-9, uncertainty=1e-9)
+    for row in linkage(setting, LinkagePlan((delay,), 1)).rows:
         (found,) = row.found
         assert all(0 <= share <= 1 for share in found.attributed)
         assert 0 <= found.auc <= 1
@@ -320,10 +320,10 @@ def test_times_of_any_size_give_shares_that_are_finite(delay: float, jitter: flo
 
 def test_seeds_repeat_and_every_trial_is_announced() -> None:
     calls: list[tuple[int, int]] = []
-    first = linkage(SMALL, Plan((5.0,), 2, 3), lambda done, total: calls.append((done, total)))
+    first = linkage(SMALL, LinkagePlan((5.0,), 2, 3), lambda done, total: calls.append((done, total)))
     assert calls == [(done, 8) for done in range(1, 9)]
-    assert first == linkage(SMALL, Plan((5.0,), 2, 3))
-    assert first.rows[1].found != linkage(SMALL, Plan((5.0,), 2, 4)).rows[1].found
+    assert first == linkage(SMALL, LinkagePlan((5.0,), 2, 3))
+    assert first.rows[1].found != linkage(SMALL, LinkagePlan((5.0,), 2, 4)).rows[1].found
     written = json.loads(json.dumps(first.to_dict()))
     assert [row["channel"] for row in written["rows"]] == ["direct", "unaligned", "delayed", "relay"]
     assert len(written["rows"][0]["found"]) == 2
@@ -365,19 +365,19 @@ def test_linked_reports_compose_and_a_single_one_is_shuffled() -> None:
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(Setting(), **change)
+        replace(LinkageSetting(), **change)
 
 
 @pytest.mark.parametrize("delays", [(), (-1.0,), (np.nan,), (np.inf,), (1.0, 1.0)])
 def test_delays_that_cannot_be_are_refused(delays: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="delays"):
-        Plan(delays)
+        LinkagePlan(delays)
 
 
 def test_trials_seeds_and_channels_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="trials"):
-        Plan((1.0,), 0)
+        LinkagePlan((1.0,), 0)
     with pytest.raises(ConfigError, match="seed"):
-        Plan((1.0,), 1, -1)
+        LinkagePlan((1.0,), 1, -1)
     with pytest.raises(ConfigError, match="have windows"):
         window_starts(SMALL, "relay", generator())

@@ -37,20 +37,20 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_each_step_is_told_once(site: Site) -> None:
-    heard = Heard()
-    watch = Watch(site, {7: "node-0", 9: "node-1"}, heard)
+    reported = Heard()
+    watch = Watch(site, {7: "node-0", 9: "node-1"}, reported)
     watch.look()
-    assert heard.told == []
+    assert reported.told == []
     first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
     first.save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
-    assert heard.told == [(1, "node-0", "node-1")]
+    assert reported.told == [(1, "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "accuracy": 0.5}) + "\n", encoding="utf-8")
     first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
-    assert sorted(heard.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]
+    assert sorted(reported.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]
 
 
 def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
@@ -58,12 +58,12 @@ def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
     assert list(refusals(node)) == []
     node.log.write_text(
         "\x1b[92mINFO \x1b[0m:      Start `flwr-clientapp` process\n"
-        "\x1b[93mWARNING \x1b[0m:   declined: run r, round 1: a cohort of 3 is below smallest_cohort = 4; nothing was sent\n"
+        "\x1b[93mWARNING \x1b[0m:   declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent\n"
         "\x1b[91mERROR \x1b[0m:     failed: ValueError at train.py:7\n"
         "they declined: to say\n",
         encoding="utf-8",
     )
     assert list(refusals(node)) == [
-        "declined: run r, round 1: a cohort of 3 is below smallest_cohort = 4; nothing was sent",
+        "declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent",
         "failed: ValueError at train.py:7",
     ]

@@ -134,7 +134,7 @@ def test_policies_allow_the_run_and_no_more(site: Site, tiny_trial: Trial) -> No
         assert policy.mechanisms == ("duchi",)
         assert policy.epsilon_per_unit == 2.0
         assert policy.aggregator_keys == (key,)
-        assert (policy.transports, policy.smallest_cohort, policy.parameters_per_report) == (("relay",), 3, LINKED)
+        assert (policy.transports, policy.min_clients, policy.linked) == (("relay",), 3, LINKED)
         assert (policy.rounds, policy.allow_unprotected) == (2, False)
         assert policy.epsilon_per_round < 2 * weights < 2 * policy.epsilon_per_round  # composed, not added up
         assert policy.epsilon_per_round < policy.lifetime_epsilon <= 2.1 * policy.epsilon_per_round
@@ -246,14 +246,14 @@ def test_a_policy_admits_the_planned_report_and_no_other(site: Site) -> None:
 
     def request(epsilon: float = 2.0) -> Request:
         mechanism = create("duchi", epsilon=epsilon)
-        terms: dict[str, Any] = {"run": "r", "round": 1, "cohort": 3, "key": key, "parameters_per_report": LINKED}
+        terms: dict[str, Any] = {"run": "r", "round": 1, "cohort": 3, "key": key, "linked": LINKED}
         return Request.of(mechanism, ranges, transport="relay", **terms)
 
     policy.check(request())
     refused = {
         "aggregator_keys": replace(request(), key=bytes(32)),
-        "smallest_cohort": replace(request(), cohort=2),
-        "parameters_per_report": replace(request(), parameters_per_report=LINKED + 1),
+        "min_clients": replace(request(), cohort=2),
+        "linked": replace(request(), linked=LINKED + 1),
         "transport": replace(request(), transport="direct", key=b""),
         "epsilon_per_unit": request(2.001),
     }

@@ -1,4 +1,4 @@
-"""From the settings of a Gaussian mechanism to a schedule, its forecast, its figures and its twin; and what is refused, in one line."""
+"""From the settings of a Gaussian mechanism to a schedule, its forecast, its figures and its baseline; and what is refused, in one line."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused_in_one_clear_line(name: str, overrides: li
     assert len(str(caught.value).splitlines()) == 1
 
 
-# --- forecast, figures, twin -------------------------------------------------------------------------------------------------
+# --- forecast, figures, baseline -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,12 @@ def test_other_mechanisms_have_no_noise_in_their_result(tiny_data: Path) -> None
     assert "noise" not in summarise(config, federation, task, last, None)
 
 
-def test_the_noise_free_twin_has_no_noise_settings() -> None:
+def test_the_noise_free_baseline_has_no_noise_settings() -> None:
     """So that all schedules share one; how clients train is the same."""
-    twin = noise_free(config_of("ladp", "mechanism.p_max=1e-3", "mechanism.delta=1e-3"))
-    assert twin == noise_free(config_of("full-dp"))
-    assert twin.mechanism.name == "none"
-    assert twin.training.clip_norm == 1.5
+    baseline = noise_free(config_of("ladp", "mechanism.p_max=1e-3", "mechanism.delta=1e-3"))
+    assert baseline == noise_free(config_of("full-dp"))
+    assert baseline.mechanism.name == "none"
+    assert baseline.training.clip_norm == 1.5
 
 
 @pytest.mark.parametrize(("name", "sound"), [("ladp", False), ("ladp-sound", True)])
@@ -263,7 +263,7 @@ def test_the_closing_tables_show_the_noise_and_the_claim(name: str, sound: bool,
     chosen = [*BASE, f"mechanism.name={name}", "mechanism.delta=1e-3", "training.rounds=1"]
     settings = [part for setting in chosen for part in ("--set", setting)]
     Path("run.toml").write_text("", encoding="utf-8")
-    outcome = ldpfl("run", "run.toml", "--data-dir", tiny_data, "--no-twin", *settings)
+    outcome = ldpfl("run", "run.toml", "--data-dir", tiny_data, "--no-baseline", *settings)
     assert outcome.code == 0, outcome.err
     assert "noise, L2 norms added up" in outcome.out
     assert "epsilon as papers add it up" in outcome.out

@@ -1,4 +1,4 @@
-"""A run ends in the same bytes, whatever happened on the way, and its noise-free twin is trained once."""
+"""A run ends in the same bytes, whatever happened on the way, and its noise-free baseline is trained once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_
 
 def test_metrics_have_a_line_a_round(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of(), folder, twin=False)
+    result = runner(tiny_data).run(config_of(), folder, baseline=False)
     lines = [json.loads(line) for line in folder.metrics_path.read_text(encoding="utf-8").splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert [line["accuracy"] for line in lines] == result["accuracy_per_round"]
@@ -128,7 +128,7 @@ def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Pa
     from ldpfl.data.images import normalise
 
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of(), folder, twin=False)
+    result = runner(tiny_data).run(config_of(), folder, baseline=False)
     task = load("mnist", tiny_data)
     module = models.create("logistic-regression", task.shape, task.classes, seed=0)
     module.load_state_dict(load_file(folder.model_path))
@@ -137,37 +137,37 @@ def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Pa
 
 
 def test_the_written_config_runs_again_to_the_same_bytes(tiny_data: Path, tmp_path: Path) -> None:
-    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "one"), twin=False)
+    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "one"), baseline=False)
     config = read_config(tmp_path / "one" / "config.toml")
-    runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(tmp_path / "two"), twin=False)
+    runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(tmp_path / "two"), baseline=False)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert len(files(tmp_path / "one")) == 5
 
 
 def test_another_seed_ends_in_another_model(tiny_data: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
-        runner(tiny_data).run(config_of(f"seed={seed}"), RunFolder(tmp_path / str(seed)), twin=False)
+        runner(tiny_data).run(config_of(f"seed={seed}"), RunFolder(tmp_path / str(seed)), baseline=False)
     assert (tmp_path / "1" / "model.safetensors").read_bytes() != (tmp_path / "2" / "model.safetensors").read_bytes()
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tiny_data: Path, tmp_path: Path) -> None:
-    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "whole"), twin=False)
+    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "whole"), baseline=False)
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        runner(tiny_data, Watch(stop_after=2)).run(config_of(), folder, twin=False)
+        runner(tiny_data, Watch(stop_after=2)).run(config_of(), folder, baseline=False)
     assert folder.result() is None
     watch = Watch()
-    runner(tiny_data, watch, curve=draw_accuracy_curve).run(config_of(), folder, resume=True, twin=False)
+    runner(tiny_data, watch, curve=draw_accuracy_curve).run(config_of(), folder, resume=True, baseline=False)
     assert watch.rounds == [3]
     assert files(folder.path) == files(tmp_path / "whole")
 
 
 def test_resuming_a_finished_run_returns_its_result_and_trains_nothing(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of(), folder, twin=False)
+    result = runner(tiny_data).run(config_of(), folder, baseline=False)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     watch = Watch()
-    assert runner(tiny_data, watch).run(config_of(), folder, resume=True, twin=False) == result
+    assert runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=False) == result
     assert watch.labels == []
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
@@ -211,10 +211,10 @@ def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Pat
 def test_nan_in_a_client_stops_the_round_and_the_run_can_be_resumed(
     tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner(tiny_data).run(config_of(), RunFolder(tmp_path / "whole"), twin=False)
+    runner(tiny_data).run(config_of(), RunFolder(tmp_path / "whole"), baseline=False)
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        runner(tiny_data, Watch(stop_after=1)).run(config_of(), folder, twin=False)
+        runner(tiny_data, Watch(stop_after=1)).run(config_of(), folder, baseline=False)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     train = VectorizedTrainer.train
 
@@ -226,13 +226,13 @@ def test_nan_in_a_client_stops_the_round_and_the_run_can_be_resumed(
     with monkeypatch.context() as patched:
         patched.setattr(VectorizedTrainer, "train", sick)
         with pytest.raises(PrivacyError, match="round 2 stopped"):
-            runner(tiny_data).run(config_of(), folder, resume=True, twin=False)
+            runner(tiny_data).run(config_of(), folder, resume=True, baseline=False)
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
-    runner(tiny_data).run(config_of(), folder, resume=True, twin=False)
+    runner(tiny_data).run(config_of(), folder, resume=True, baseline=False)
     assert files(folder.path) == files(tmp_path / "whole")
 
 
-def test_the_twin_is_trained_once_and_shared_by_runs_that_differ_in_noise_only(tiny_data: Path, tmp_path: Path) -> None:
+def test_the_baseline_is_trained_once_and_shared_by_runs_that_differ_in_noise_only(tiny_data: Path, tmp_path: Path) -> None:
     first, second, third = Watch(), Watch(), Watch()
     results = [
         runner(tiny_data, watch).run(config, RunFolder(tmp_path / str(number)))
@@ -244,52 +244,52 @@ def test_the_twin_is_trained_once_and_shared_by_runs_that_differ_in_noise_only(t
             ]
         )
     ]
-    assert first.labels == ["private", "noise-free twin"]
+    assert first.labels == ["private", "noise-free baseline"]
     assert second.labels == ["private"]
-    assert third.labels == ["private", "noise-free twin"]
-    twins = [result["noise_free_accuracy_per_round"] for result in results]
-    assert len(twins[0]) == 3
-    assert twins[0] == twins[1]
-    assert results[0]["noise_free_accuracy"] == twins[0][-1]
+    assert third.labels == ["private", "noise-free baseline"]
+    baselines = [result["noise_free_accuracy_per_round"] for result in results]
+    assert len(baselines[0]) == 3
+    assert baselines[0] == baselines[1]
+    assert results[0]["noise_free_accuracy"] == baselines[0][-1]
 
 
-def test_the_twin_is_the_same_training_without_noise(tiny_data: Path, tmp_path: Path) -> None:
+def test_the_baseline_is_the_same_training_without_noise(tiny_data: Path, tmp_path: Path) -> None:
     result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "private"))
     plain = runner(tiny_data).run(config_of("mechanism.name=none"), RunFolder(tmp_path / "plain"))
     assert result["noise_free_accuracy_per_round"] == plain["accuracy_per_round"]
     assert plain["epsilon_per_unit"] is None
-    assert plain["noise_free_accuracy"] is None  # a run without noise has no twin
+    assert plain["noise_free_accuracy"] is None  # a run without noise has no baseline
 
 
-def test_the_twin_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_data: Path, tmp_path: Path) -> None:
+def test_the_baseline_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_data: Path, tmp_path: Path) -> None:
     result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"))
     watch = Watch()
-    folder = runner(tiny_data, watch).twin(config_of("mechanism.epsilon=0.5", "name=other"))
+    folder = runner(tiny_data, watch).baseline(config_of("mechanism.epsilon=0.5", "name=other"))
     assert watch.labels == []
     kept = folder.result()
     assert kept is not None
     assert kept["accuracy_per_round"] == result["noise_free_accuracy_per_round"]
     assert folder.config().mechanism.name == "none"
-    assert runner(tiny_data, watch).twin(config_of("seed=4")) != folder  # another seed, another training
-    assert watch.labels == ["noise-free twin"]
+    assert runner(tiny_data, watch).baseline(config_of("seed=4")) != folder  # another seed, another training
+    assert watch.labels == ["noise-free baseline"]
 
 
-def test_without_a_twin_none_is_trained(tiny_data: Path, tmp_path: Path) -> None:
+def test_without_a_baseline_none_is_trained(tiny_data: Path, tmp_path: Path) -> None:
     watch = Watch()
-    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), twin=False)
+    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), baseline=False)
     assert watch.labels == ["private"]
     assert result["noise_free_accuracy"] is None
 
 
-def test_a_twin_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, tmp_path: Path) -> None:
+def test_a_baseline_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    first = runner(tiny_data).run(config_of(), folder, twin=False)
+    first = runner(tiny_data).run(config_of(), folder, baseline=False)
     model, watch = folder.model_path.read_bytes(), Watch()
-    result = runner(tiny_data, watch).run(config_of(), folder, resume=True, twin=True)
+    result = runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=True)
     assert len(result["noise_free_accuracy_per_round"]) == 3
     assert result["accuracy_per_round"] == first["accuracy_per_round"]
-    assert watch.labels[-1] == "noise-free twin"
-    assert watch.rounds == [1, 2, 3]  # those of the twin: the private rounds stand
+    assert watch.labels[-1] == "noise-free baseline"
+    assert watch.rounds == [1, 2, 3]  # those of the baseline: the private rounds stand
     assert folder.model_path.read_bytes() == model
 
 
@@ -318,7 +318,7 @@ def test_an_epsilon_too_small_for_the_exact_sampler_is_refused_before_anything_i
 ) -> None:
     """Its thresholds leave no signal, so nothing could be estimated."""
     with pytest.raises(ConfigError, match="epsilon"):
-        runner(tiny_data).run(config_of(f"mechanism.epsilon={epsilon}"), RunFolder(tmp_path / "run"), twin=False)
+        runner(tiny_data).run(config_of(f"mechanism.epsilon={epsilon}"), RunFolder(tmp_path / "run"), baseline=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -332,22 +332,22 @@ def test_an_epsilon_too_small_for_the_exact_sampler_is_refused_before_anything_i
     ],
 )
 def test_other_settings_run_to_their_end(overrides: list[str], tiny_data: Path, tmp_path: Path) -> None:
-    result = runner(tiny_data).run(config_of(*overrides), RunFolder(tmp_path / "run"), twin=False)
+    result = runner(tiny_data).run(config_of(*overrides), RunFolder(tmp_path / "run"), baseline=False)
     assert result["rounds"] == 3
     assert result["clients_per_round"] == (4 if "clients.fraction=0.5" in overrides else 8)
 
 
 def test_holdout_measures_on_a_tenth_of_the_training_images(tiny_data: Path, tmp_path: Path) -> None:
     """It must not touch the test images, which are for the last word."""
-    result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), twin=False)
+    result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), baseline=False)
     assert result["evaluated_on"] == "holdout"
     assert all(share * 20 == pytest.approx(round(share * 20)) for share in result["accuracy_per_round"])
     with pytest.raises(ConfigError, match="has 180"):
-        runner(tiny_data).run(config_of("data.evaluate_on=holdout", "clients.count=181"), RunFolder(tmp_path / "more"), twin=False)
+        runner(tiny_data).run(config_of("data.evaluate_on=holdout", "clients.count=181"), RunFolder(tmp_path / "more"), baseline=False)
 
 
 def test_layers_are_told_apart_in_the_result(tiny_data: Path, tmp_path: Path) -> None:
-    layers = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"), twin=False)["layers"]
+    layers = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"), baseline=False)["layers"]
     module = models.create("logistic-regression", (1, 20, 20), 10, seed=0)
     assert list(layers) == list(ParameterLayout.from_module(module).names)
     assert set(layers["1.bias"]) == {"weights", "radius", "noise_std", "clipped_fraction"}
@@ -358,7 +358,7 @@ LONG = ("training.rounds=24", "training.epochs=20", "training.batch_size=5")
 
 
 def start(arguments: list[str], data: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ldpfl", "run", *arguments, "--no-twin", "--device", "cpu", "--data-dir", str(data)]
+    command = [sys.executable, "-m", "ldpfl", "run", *arguments, "--no-baseline", "--device", "cpu", "--data-dir", str(data)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -386,7 +386,7 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Pa
     config = tmp_path / "long.toml"
     config.write_text(config_of(*LONG).to_toml(), encoding="utf-8")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), twin=False)
+    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), baseline=False)
     a_round = min(result["seconds_per_round"])
     instants = random.Random(7)
 
@@ -408,7 +408,7 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Pa
 def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> None:
     config, folder = config_of(), RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        runner(tiny_data, Watch(stop_after=1)).run(config, folder, twin=False)
+        runner(tiny_data, Watch(stop_after=1)).run(config, folder, baseline=False)
     other = tmp_path / "other"
     shutil.copytree(tiny_data, other)
     # The same images, the other way round: another content, the same layout.
@@ -417,19 +417,19 @@ def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> 
     files[0].write_bytes(second)
     files[1].write_bytes(first)
     with pytest.raises(ConfigError, match="was begun on"):
-        runner(other, Watch()).run(config, folder, resume=True, twin=False)
+        runner(other, Watch()).run(config, folder, resume=True, baseline=False)
 
 
-def test_a_twin_that_fails_does_not_cost_the_run_its_result(tiny_data: Path, tmp_path: Path) -> None:
+def test_a_baseline_that_fails_does_not_cost_the_run_its_result(tiny_data: Path, tmp_path: Path) -> None:
     class NoTwin(Watch):
         def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
             super().started(label, rounds, done)
-            if label == "noise-free twin":
+            if label == "noise-free baseline":
                 raise PrivacyError("training went to NaN")
 
     watch = NoTwin()
     result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"))
     assert result["noise_free_accuracy"] is None
-    assert watch.warnings == ["no noise-free twin to compare with: training went to NaN"]
-    assert watch.labels == ["private", "noise-free twin"]  # and it is not tried again without a cache
+    assert watch.warnings == ["no noise-free baseline to compare with: training went to NaN"]
+    assert watch.labels == ["private", "noise-free baseline"]  # and it is not tried again without a cache
     assert RunFolder(tmp_path / "run").result() == result

@@ -16,7 +16,7 @@ from ldpfl import ConfigError, DataError
 from ldpfl.experiments import Runner
 from ldpfl.experiments.shipped import sweep_names
 from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells, load_sweep, open_folder, run_cell
-from ldpfl.experiments.sweep_rows import Row, courses, frontier, rows
+from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
 from ldpfl.server import RoundMetrics
@@ -253,8 +253,8 @@ def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
     noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path
 ) -> None:
     plain, *others = gathered = rows(noisy)
-    found = courses(noisy, tmp_path / "out")
-    assert [course.row for course in found] == gathered
+    found = curves(noisy, tmp_path / "out")
+    assert [curve.row for curve in found] == gathered
     assert (plain.noise, found[0].norm, found[0].paper_epsilon) == ({}, (), ())
     assert len(found[0].accuracy) == 2
     assert len(others) == 2
@@ -266,9 +266,9 @@ def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
         assert one.noise["norm_deviation"] > 0
         assert one.noise["protected_fraction"] == 1
         assert one.noise["paper_epsilon"] == pytest.approx(own[0]["noise"]["paper_epsilon"], rel=1e-12)
-        course = next(course for course in found if course.row == one)
-        assert course.accuracy == tuple(tuple(result["accuracy_per_round"]) for result in own)
-        for result, norm, epsilon in zip(own, course.norm, course.paper_epsilon, strict=True):
+        curve = next(curve for curve in found if curve.row == one)
+        assert curve.accuracy == tuple(tuple(result["accuracy_per_round"]) for result in own)
+        for result, norm, epsilon in zip(own, curve.norm, curve.paper_epsilon, strict=True):
             assert len(norm) == 3
             assert 0 < norm[0] < norm[1] < norm[2] == pytest.approx(result["noise"]["norm"], rel=1e-12)
             each = result["noise"]["paper_epsilon_per_round"]
@@ -285,10 +285,10 @@ def test_a_round_without_any_client_adds_nothing(noisy: list[tuple[Cell, dict[st
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     first, _, last = result["noise"]["paper_epsilon_per_round"]
     result = {**result, "noise": {**result["noise"], "paper_epsilon_per_round": [first, last]}}
-    (course,) = courses([(cell, result)], tmp_path / "out")
-    assert course.paper_epsilon == ((first, first, first + last),)
+    (curve,) = curves([(cell, result)], tmp_path / "out")
+    assert curve.paper_epsilon == ((first, first, first + last),)
     one, three = lines[0]["noise"]["norm"], lines[2]["noise"]["norm"]
-    assert course.norm == ((one, one, one + three),)
+    assert curve.norm == ((one, one, one + three),)
 
 
 def test_damaged_metrics_are_one_line(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
@@ -308,16 +308,16 @@ def test_damaged_metrics_are_one_line(noisy: list[tuple[Cell, dict[str, Any]]], 
     ):
         path.unlink() if damage is None else path.write_text(damage, encoding="utf-8")
         with pytest.raises(DataError, match=f"{path} is damaged.*remove") as caught:
-            courses([(cell, result)], tmp_path / "out")
+            curves([(cell, result)], tmp_path / "out")
         assert "\n" not in str(caught.value)
 
 
 def test_a_stopped_run_has_no_course_and_costs_the_others_nothing(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
-    whole = courses(noisy, tmp_path / "out")
+    whole = curves(noisy, tmp_path / "out")
     first = next(number for number, (_, result) in enumerate(noisy) if "noise" in result)
     results = [(cell, {"stopped": "round 1: NaN"} if number == first else result) for number, (cell, result) in enumerate(noisy)]
-    partly = courses(results, tmp_path / "out")
-    hit = next(number for number, course in enumerate(whole) if course.row.point == noisy[first][0].point)
+    partly = curves(results, tmp_path / "out")
+    hit = next(number for number, curve in enumerate(whole) if curve.row.point == noisy[first][0].point)
     for number, (before, after) in enumerate(zip(whole, partly, strict=True)):
         if number == hit:
             assert (after.norm, after.accuracy, after.row.stopped) == (before.norm[1:], before.accuracy[1:], ("round 1: NaN",))

@@ -41,7 +41,7 @@ from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
-from ldpfl.shuffling import ChunkPlan
+from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import Binding, generate_key, load_key, public_text, save_key, seal
 
 SEED, EPSILON, RADIUS = 4, 2.0, 0.5
@@ -180,7 +180,7 @@ class World:
             lifetime_epsilon=1000.0,
             delta=0.0,
             rounds=10,
-            smallest_cohort=3,
+            min_clients=3,
             immediate_replies=True,
             aggregator_keys=(public_text(load_key(self.folder / _KEY)),),
         )
@@ -253,18 +253,18 @@ def expected(*arrived: NDArray[np.bool_]) -> Tensor:
     weight stays.
     """
     weights = start_vector()
-    for number, heard in enumerate(map(torch.from_numpy, arrived), start=1):
-        weights = weights + (estimates(weights, number, len(heard)) * heard).sum(dim=0) / heard.sum(dim=0).clamp(min=1)
+    for number, reported in enumerate(map(torch.from_numpy, arrived), start=1):
+        weights = weights + (estimates(weights, number, len(reported)) * reported).sum(dim=0) / reported.sum(dim=0).clamp(min=1)
     return weights
 
 
-def chunks_of(ask: Ask, payload: bytes) -> NDArray[np.uint8]:
-    """Return a payload's chunks in the order of their ids, which their first four bytes are."""
-    return ChunkPlan(ask.mechanism, ask.ranges, ask.terms.parameters_per_report).split(payload)
+def records_of(ask: Ask, payload: bytes) -> NDArray[np.uint8]:
+    """Return a payload's records in the order of their ids, which their first four bytes are."""
+    return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked).split(payload)
 
 
-def sealed(ask: Ask, chunks: NDArray[np.uint8], key: bytes | None = None) -> bytes:
-    """Seal chunks to the aggregator of the round, or to another ``key``."""
-    plan = ChunkPlan(ask.mechanism, ask.ranges, ask.terms.parameters_per_report)
+def sealed(ask: Ask, records: NDArray[np.uint8], key: bytes | None = None) -> bytes:
+    """Seal records to the aggregator of the round, or to another ``key``."""
+    plan = RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked)
     public = X25519PublicKey.from_public_bytes(ask.terms.key if key is None else key)
-    return seal(chunks, public, Binding(ask.terms.run, ask.terms.round, plan.fingerprint))
+    return seal(records, public, Binding(ask.terms.run, ask.terms.round, plan.fingerprint))

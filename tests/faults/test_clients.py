@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from faults_parts import WEIGHTS, Relay, World, chunks_of, everyone, expected, sealed
+from faults_parts import WEIGHTS, Relay, World, everyone, expected, records_of, sealed
 from flower_parts import start_vector
 from numpy.typing import NDArray
 
@@ -89,44 +89,44 @@ def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_
     assert f"left out 1: {WEIGHTS} records: not sealed to this key for this round and plan, or altered" in log.text
 
 
-class WithOtherChunks(OperatorNode):
-    """Sends other chunks than its report has."""
+class WithOtherRecords(OperatorNode):
+    """Sends other records than its report has."""
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        return sealed(ask, self.changed(chunks_of(ask, payload)))
+        return sealed(ask, self.changed(records_of(ask, payload)))
 
-    def changed(self, chunks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return chunks
+    def changed(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return records
 
 
 class OtherKey(OperatorNode):
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        return sealed(ask, chunks_of(ask, payload), X25519PrivateKey.generate().public_key().public_bytes_raw())
+        return sealed(ask, records_of(ask, payload), X25519PrivateKey.generate().public_key().public_bytes_raw())
 
 
 class Altered(OperatorNode):
     """Flips a bit in three of its records: in the key, the content and the tag."""
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        records = [bytearray(sealed(ask, chunk[None])) for chunk in chunks_of(ask, payload)]
+        records = [bytearray(sealed(ask, record[None])) for record in records_of(ask, payload)]
         for number, place in ((1, 0), (5, 40), (WEIGHTS - 1, -1)):
             records[number][place] ^= 1
         return b"".join(records)
 
 
-class OutsideTheModel(WithOtherChunks):
-    def changed(self, chunks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+class OutsideTheModel(WithOtherRecords):
+    def changed(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
         for place, number in ((0, WEIGHTS), (3, 2**31), (4, 2**32 - 1)):
-            chunks[place, :4] = np.frombuffer(number.to_bytes(4, "big"), dtype=np.uint8)
-        return chunks
+            records[place, :4] = np.frombuffer(number.to_bytes(4, "big"), dtype=np.uint8)
+        return records
 
 
-class Stuffed(WithOtherChunks):
-    """Sends the first half of its chunks twice instead of the second half: more than that it has no room for."""
+class Stuffed(WithOtherRecords):
+    """Sends the first half of its records twice instead of the second half: more than that it has no room for."""
 
-    def changed(self, chunks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        chunks[HALF : 2 * HALF] = chunks[:HALF]
-        return chunks
+    def changed(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        records[HALF : 2 * HALF] = records[:HALF]
+        return records
 
 
 def arrived_but(*places: int) -> NDArray[np.bool_]:
@@ -144,8 +144,8 @@ def stuffed() -> NDArray[np.bool_]:
 CASES = {
     "another key": (OtherKey, everyone(5, but=[LIAR]), f"{WEIGHTS} records: not sealed to this key"),
     "altered ciphertext": (Altered, arrived_but(1, 5, WEIGHTS - 1), "3 records: not sealed to this key"),
-    "ids outside the model": (OutsideTheModel, arrived_but(0, 3, 4), "3 records: a chunk id that this round's plan does not have"),
-    "excess ids": (Stuffed, stuffed(), f"{6 * HALF} records: a chunk id that came more often than there are uploads"),
+    "ids outside the model": (OutsideTheModel, arrived_but(0, 3, 4), "3 records: a record id that this round's plan does not have"),
+    "excess ids": (Stuffed, stuffed(), f"{6 * HALF} records: a record id that came more often than there are uploads"),
 }
 
 

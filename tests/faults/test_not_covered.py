@@ -11,7 +11,7 @@ from faults_parts import Relay, World, estimates
 
 from ldpfl import LayerRanges, SeededStreams
 from ldpfl.mechanisms import create
-from ldpfl.shuffling import ChunkPlan
+from ldpfl.shuffling import RecordPlan
 
 CLIENTS = 5
 
@@ -27,15 +27,15 @@ def test_whoever_knows_all_other_reports_reads_the_last_one_in_the_new_model(tmp
 
 
 def test_a_client_of_a_sampling_mechanism_may_vote_on_one_weight_as_often_as_it_samples() -> None:
-    """Its chunks come apart from each other, so nobody can tell that one client sent them all."""
+    """Its records come apart from each other, so nobody can tell that one client sent them all."""
     clients, sampled, weights = 10, 4, 20
     mechanism, ranges = create("laplace", epsilon=1.0, coordinates=sampled), LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (weights,))
     reports = mechanism.encode(torch.zeros(clients, weights), ranges, SeededStreams.for_clients(0, 1, range(clients)))
-    plan = ChunkPlan(mechanism, ranges)
+    plan = RecordPlan(mechanism, ranges)
     honest = np.concatenate([plan.split(payload) for payload in reports.payloads()])
     false = honest.copy()
     false[:sampled] = honest[0]
-    before, after = (plan.join(chunks, clients) for chunks in (honest, false))
+    before, after = (plan.join(records, clients) for records in (honest, false))
     assert before.pool is not None
     assert after.pool is not None
     assert after.refused == ()

@@ -122,10 +122,10 @@ def policy_of(**changes: object) -> Policy:
         "lifetime_epsilon": 1000.0,
         "delta": 1e-5,
         "rounds": 10,
-        "smallest_cohort": 3,
+        "min_clients": 3,
         "transports": ("relay",),
         "aggregator_keys": (base64.b64encode(KEY.public_key().public_bytes_raw()).decode(),),
-        "parameters_per_report": 4,
+        "linked": 4,
         "immediate_replies": True,
     }
     return Policy.model_validate({**settings, **changes})

@@ -70,7 +70,7 @@ def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: 
     shown = ldpfl("policy", "init", app, "--key", key)
     assert "immediate_replies" not in shown.out
     policy = read_policy(Path("policy.toml"))
-    assert (policy.epsilon_per_unit, policy.rounds, policy.smallest_cohort, policy.parameters_per_report) == (0.5, 7, 30, 4)
+    assert (policy.epsilon_per_unit, policy.rounds, policy.min_clients, policy.linked) == (0.5, 7, 30, 4)
     assert (policy.transports, policy.aggregator_keys, policy.immediate_replies) == (("relay",), (key,), False)
     assert read_books(Path("budget.sqlite")).limit.epsilon == policy.lifetime_epsilon
     assert "# Most reports that the client ever sends.\nrounds = 7\n" in Path("policy.toml").read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ POLICY = {
     "lifetime_epsilon": "100.0",
     "delta": "0.0",
     "rounds": "10",
-    "smallest_cohort": "3",
+    "min_clients": "3",
     "transports": '["direct"]',
     "immediate_replies": "true",
 }
@@ -84,7 +84,7 @@ def test_what_policy_and_budget_allow_is_sent_and_charged(tmp_path: Path, budget
         ({"epsilon_per_round": "29.9"}, terms_of(), "epsilon_per_round"),
         ({"lifetime_epsilon": "29.9"}, terms_of(), "lifetime_epsilon"),
         ({"rounds": "0"}, terms_of(), "rounds = 0"),
-        ({"smallest_cohort": "4"}, terms_of(), "smallest_cohort"),
+        ({"min_clients": "4"}, terms_of(), "min_clients"),
         ({"transports": '["relay"]'}, terms_of(), "transport"),
         ({}, terms_of(config=config_of("mechanism.epsilon=2.5")), "epsilon_per_unit"),
         ({}, terms_of(config=config_of("mechanism.name=harmony")), "not among"),

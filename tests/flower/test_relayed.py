@@ -125,8 +125,8 @@ def test_a_client_with_a_wrong_token_is_left_out_before_it_trains(world: World) 
     [
         ({"aggregator_keys": ()}, {}),
         ({}, {"key": X25519PrivateKey.generate()}),
-        ({"smallest_cohort": 4}, {}),  # the relay mixes from 3 on, however many the server asks
-        ({"parameters_per_report": 2}, {"linked": 3}),
+        ({"min_clients": 4}, {}),  # the relay mixes from 3 on, however many the server asks
+        ({"linked": 2}, {"linked": 3}),
         ({"transports": ("direct",)}, {}),
     ],
 )
@@ -232,10 +232,10 @@ def test_a_relay_is_not_believed_for_days(world: World) -> None:
             operator.admit = lambda ask: deliverable.append(admit(ask)) or deliverable[-1]  # type: ignore[method-assign, func-returns-value]
         return operator
 
-    def heard(client: int) -> None:
+    def reported(client: int) -> None:
         world.wire.falsely = {}
 
-    world.before_upload = heard
+    world.before_upload = reported
     strategy = LdpStrategy(config_of(), collector=world.collector())
     strategy.start(InProcessGrid(LdpClientApp(shift, node=node, source=world.source), CLIENTS), start_arrays(), 1, timeout=100.0)
     assert deliverable == [pytest.approx(24 * 3600 + 30.0, abs=20)]

@@ -15,7 +15,7 @@ import pytest
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Duchi
-from ldpfl.planning.planner import Answer, Setting, answer, crowds, epsilon_among, plan
+from ldpfl.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, solve
 from ldpfl.privacy import Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
 from ldpfl.privacy.accounting import account
@@ -99,10 +99,10 @@ def test_visible_participation_shrinks_the_crowd() -> None:
 
 def test_secret_participation_is_worth_something() -> None:
     setting = replace(ONE, clients=20, participation=0.3)
-    visible, secret = figures(setting), figures(replace(setting, secret=True))
-    assert secret["shuffled_upper_adaptive"] < visible["shuffled_upper_adaptive"]
-    assert secret["local_pure"] == visible["local_pure"] == 1.0
-    assert figures(replace(ONE, secret=True)) == {**figures(ONE), "secret": True}  # all take part: no secret
+    visible, self_sampling = figures(setting), figures(replace(setting, self_sampling=True))
+    assert self_sampling["shuffled_upper_adaptive"] < visible["shuffled_upper_adaptive"]
+    assert self_sampling["local_pure"] == visible["local_pure"] == 1.0
+    assert figures(replace(ONE, self_sampling=True)) == {**figures(ONE), "secret": True}  # all take part: no secret
 
 
 def test_without_noise_everything_is_infinite() -> None:
@@ -183,12 +183,12 @@ def test_what_cannot_be_planned_is_refused_in_one_line(impossible: dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def solved() -> Answer:
+def solved() -> Solution:
     """Of one bit, for a central epsilon of 0.5."""
-    return answer(ONE, 0.5, clients=True, epsilon=True)
+    return solve(ONE, 0.5, clients=True, epsilon=True)
 
 
-def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Answer) -> None:
+def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Solution) -> None:
     assert solved.clients is not None
     assert solved.clients_necessary is not None
     assert solved.clients_necessary <= solved.clients
@@ -196,19 +196,19 @@ def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Answer
     assert figures(replace(ONE, clients=int(0.99 * solved.clients)))["shuffled_upper_adaptive"] > 0.5
 
 
-def test_with_fewer_than_the_necessary_clients_some_data_set_exceeds_the_target(solved: Answer) -> None:
+def test_with_fewer_than_the_necessary_clients_some_data_set_exceeds_the_target(solved: Solution) -> None:
     assert solved.clients_necessary is not None
     assert epsilon_among(ONE, solved.clients_necessary - 2)[0] > 0.5
     assert epsilon_among(ONE, solved.clients_necessary)[0] <= 0.5
 
 
-def test_the_epsilon_found_is_allowed_and_hardly_less_than_could_be(solved: Answer) -> None:
+def test_the_epsilon_found_is_allowed_and_hardly_less_than_could_be(solved: Solution) -> None:
     assert solved.epsilon is not None
     assert figures(replace(ONE, epsilon=solved.epsilon))["shuffled_upper_adaptive"] <= 0.5
     assert figures(replace(ONE, epsilon=1.01 * solved.epsilon))["shuffled_upper_adaptive"] > 0.5
 
 
-def test_the_answer_is_json_under_its_names(solved: Answer) -> None:
+def test_the_answer_is_json_under_its_names(solved: Solution) -> None:
     assert solved.to_dict() == {
         "target_central": 0.5,
         "clients_needed": solved.clients,
@@ -218,18 +218,18 @@ def test_the_answer_is_json_under_its_names(solved: Answer) -> None:
 
 
 def test_only_what_is_asked_is_solved_for() -> None:
-    for_clients = answer(ONE, 0.5, clients=True, epsilon=False)
+    for_clients = solve(ONE, 0.5, clients=True, epsilon=False)
     assert for_clients.epsilon is None
     assert for_clients.clients is not None
-    for_epsilon = answer(ONE, 0.5, clients=False, epsilon=True)
+    for_epsilon = solve(ONE, 0.5, clients=False, epsilon=True)
     assert for_epsilon.clients is for_epsilon.clients_necessary is None
     assert for_epsilon.epsilon is not None
 
 
-def test_participation_and_colluding_clients_are_added_to_those_needed(solved: Answer) -> None:
+def test_participation_and_colluding_clients_are_added_to_those_needed(solved: Solution) -> None:
     assert solved.clients is not None
     setting = replace(ONE, clients=1000, participation=0.25, colluding=7)
-    found = answer(setting, 0.5, clients=True, epsilon=False)
+    found = solve(setting, 0.5, clients=True, epsilon=False)
     assert found.clients is not None
     assert (solved.clients + 7) * 4 - 4 < found.clients <= (solved.clients + 7) * 4
     assert figures(replace(setting, clients=found.clients))["shuffled_upper_adaptive"] <= 0.5
@@ -243,21 +243,21 @@ def test_what_the_paper_s_setting_needs_for_a_central_epsilon_of_4() -> None:
 
 
 def test_a_target_that_is_kept_by_anyone_needs_one_client() -> None:
-    found = answer(ONE, 5.0, clients=True, epsilon=False)
+    found = solve(ONE, 5.0, clients=True, epsilon=False)
     assert (found.clients, found.clients_necessary) == (1, 1)
 
 
 def test_a_target_that_nobody_reaches_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand clients at most, so that it is known sooner."""
     monkeypatch.setattr("ldpfl.planning.planner.MOST_CLIENTS", 1000)
-    found = answer(ONE, 0.01, clients=True, epsilon=False)
+    found = solve(ONE, 0.01, clients=True, epsilon=False)
     assert found.clients is found.clients_necessary is None
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_target_is_positive_and_finite(target: float) -> None:
     with pytest.raises(ConfigError, match="target must be positive and finite"):
-        answer(ONE, target, clients=True, epsilon=True)
+        solve(ONE, target, clients=True, epsilon=True)
 
 
 @pytest.mark.parametrize(
@@ -265,13 +265,13 @@ def test_a_target_is_positive_and_finite(target: float) -> None:
     [
         replace(ONE, channel="direct"),
         replace(ONE, channel="random-delay"),
-        replace(ONE, secret=True, participation=0.5),
+        replace(ONE, self_sampling=True, participation=0.5),
         replace(ONE, mechanism="none"),
     ],
 )
 def test_without_a_shuffled_figure_there_is_nothing_to_solve_for_or_to_draw(setting: Setting) -> None:
     with pytest.raises(ConfigError, match="central epsilon"):
-        answer(setting, 4.0, clients=True, epsilon=True)
+        solve(setting, 4.0, clients=True, epsilon=True)
     with pytest.raises(ConfigError, match="central epsilon"):
         epsilon_among(setting, 100)
 
@@ -279,7 +279,7 @@ def test_without_a_shuffled_figure_there_is_nothing_to_solve_for_or_to_draw(sett
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan")])
 def test_a_delta_that_is_none_is_refused_for_a_target_too(delta: float) -> None:
     with pytest.raises(ConfigError, match="delta"):
-        answer(replace(ONE, delta=delta), 0.5, clients=True, epsilon=False)
+        solve(replace(ONE, delta=delta), 0.5, clients=True, epsilon=False)
 
 
 # --- a plot -----------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_delta_that_is_none_is_refused_for_a_target_too(delta: float) -> None:
 
 @pytest.mark.parametrize("setting", [ONE, replace(ONE, clients=1), replace(ONE, clients=10**8), replace(ONE, clients=90, colluding=80)])
 def test_a_plot_has_a_dozen_points_that_rise_and_can_be_planned(setting: Setting) -> None:
-    counts = crowds(setting)
+    counts = cohorts(setting)
     assert counts == sorted(set(counts))
     assert len(counts) >= 12
     assert setting.colluding < counts[0] <= max(10, setting.colluding + 2)

@@ -38,7 +38,7 @@ POLICY = Policy(
     epsilon_per_round=100.0,
     lifetime_epsilon=1e6,
     rounds=10**6,
-    smallest_cohort=1,
+    min_clients=1,
     transports=("relay", "direct"),
     aggregator_keys=("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",),
 )
@@ -243,7 +243,7 @@ def test_a_charge_is_read_back_as_it_was_made(budget: Budget) -> None:
     budget.charge(request(4, cohort=17, transport="direct", key=b""))
     budget.charge(request(5, NOISE))
     first, second = read_charges(budget.path)
-    assert (first.number, first.run, first.round, first.cohort, first.transport, first.parameters_per_report) == (
+    assert (first.number, first.run, first.round, first.cohort, first.transport, first.linked) == (
         *(1, "mnist-1", 4),
         *(17, "direct", 1),
     )
@@ -446,7 +446,7 @@ from ldpfl.privacy.policy import Policy, Request
 
 ranges = LayerRanges(center=0.0, radius=0.1, sizes=(10,))
 policy = Policy(mechanisms=("duchi",), epsilon_per_unit=1, epsilon_per_round=9, lifetime_epsilon=1e6, rounds=10**6,
-                smallest_cohort=1, transports=("direct",))
+                min_clients=1, transports=("direct",))
 
 def client(path):
     budget, number = Budget(Path(path), policy), 0

@@ -34,14 +34,14 @@ POLICY = Policy(
     epsilon_per_round=10.0,
     lifetime_epsilon=50.0,
     rounds=5,
-    smallest_cohort=20,
+    min_clients=20,
     aggregator_keys=(text_of(KEY),),
-    parameters_per_report=2,
+    linked=2,
 )
 
 
 def request(mechanism: Mechanism | None = None, **changes: Any) -> Request:
-    asked: dict[str, Any] = {"run": "mnist-1", "round": 3, "cohort": 20, "transport": "relay", "key": KEY, "parameters_per_report": 2}
+    asked: dict[str, Any] = {"run": "mnist-1", "round": 3, "cohort": 20, "transport": "relay", "key": KEY, "linked": 2}
     return Request.of(mechanism or mechanisms.create("duchi", epsilon=1.0), RANGES, **asked | changes)
 
 
@@ -69,11 +69,11 @@ def test_a_request_at_every_bound_is_accepted() -> None:
     [
         ({"mechanism": mechanisms.create("harmony", epsilon=1.0)}, "mechanism 'harmony' is not among the policy's mechanisms (duchi)"),
         ({"mechanism": mechanisms.create("duchi", epsilon=1.0001)}, "1.0001 exceeds the policy's epsilon_per_unit = 1"),
-        ({"cohort": 19}, "a cohort of 19 is below smallest_cohort = 20"),
+        ({"cohort": 19}, "a cohort of 19 is below min_clients = 20"),
         ({"transport": "direct"}, "transport 'direct' is not among the policy's transports"),
         ({"key": OTHER_KEY}, "the aggregator's key is not among the policy's aggregator_keys"),
         ({"key": b""}, "aggregator_keys"),
-        ({"parameters_per_report": 3}, "3 exceeds the policy's parameters_per_report = 2"),
+        ({"linked": 3}, "3 exceeds the policy's linked = 2"),
     ],
 )
 def test_a_request_beyond_a_bound_is_refused_with_the_settings_name(asked: dict[str, Any], named: str) -> None:
@@ -88,7 +88,7 @@ def test_an_aggregators_key_does_not_matter_where_nothing_is_sealed() -> None:
     with_policy(transports=("direct",)).check(request(transport="direct", key=b""))
 
 
-@pytest.mark.parametrize("setting", ["mechanisms", "epsilon_per_unit", "epsilon_per_round", "smallest_cohort", "aggregator_keys"])
+@pytest.mark.parametrize("setting", ["mechanisms", "epsilon_per_unit", "epsilon_per_round", "min_clients", "aggregator_keys"])
 def test_what_is_not_stated_is_not_allowed(setting: str) -> None:
     stated = POLICY.model_dump(exclude={setting})
     assert setting in refusal(request(), Policy.model_validate(stated))
@@ -124,7 +124,7 @@ def test_every_mechanism_says_the_same_of_itself_in_both_ways(name: str) -> None
         ({"round": -1}, "cannot have joined"),
         ({"cohort": 0}, "cohort of 0"),
         ({"cohort": 10**13}, "counts beyond"),
-        ({"parameters_per_report": 0}, "0 linked"),
+        ({"linked": 0}, "0 linked"),
         ({"run": ""}, "name of the run"),
         ({"run": "a\nb"}, "name of the run"),
         ({"run": "a\x1b[2J"}, "name of the run"),
@@ -192,20 +192,20 @@ POLICIES = st.builds(
     epsilon_per_unit=st.sampled_from([0.0, 0.1, 1.0, 50.0]),
     epsilon_per_round=st.sampled_from([0.0, 1.0, 5.0, 100.0]),
     delta=st.sampled_from([0.0, 1e-9, 1e-5, 0.1]),
-    smallest_cohort=st.integers(1, 4),
+    min_clients=st.integers(1, 4),
     transports=st.sampled_from([(), ("relay",), ("direct",), ("relay", "direct")]),
     aggregator_keys=st.sampled_from([(), (text_of(KEY),), (text_of(KEY), text_of(OTHER_KEY))]),
-    parameters_per_report=st.integers(1, 3),
+    linked=st.integers(1, 3),
 )
 GENEROUS = Policy(
     mechanisms=tuple(NAMES),
     allow_unprotected=True,
     epsilon_per_unit=50.0,
     epsilon_per_round=400.0,
-    smallest_cohort=1,
+    min_clients=1,
     transports=("relay", "direct"),
     aggregator_keys=(text_of(KEY),),
-    parameters_per_report=3,
+    linked=3,
 )
 
 
@@ -238,9 +238,7 @@ def test_what_is_accepted_keeps_every_bound(
     ranges = LayerRanges(center=0.0, radius=0.1, sizes=(dimension,))  # type: ignore[arg-type]
     mechanism = mechanisms.create(name, epsilon=epsilon, delta=delta) if name == "full-dp" else mechanisms.with_defaults(name, epsilon)
     try:
-        asked = Request.of(
-            mechanism, ranges, run="r", round=number, cohort=cohort, transport=transport, key=key, parameters_per_report=linked
-        )
+        asked = Request.of(mechanism, ranges, run="r", round=number, cohort=cohort, transport=transport, key=key, linked=linked)
         policy.check(asked)
     except Declined:
         event("declined")
@@ -249,8 +247,8 @@ def test_what_is_accepted_keeps_every_bound(
     assert name in policy.mechanisms
     assert transport in policy.transports
     assert transport == "direct" or text_of(key) in policy.aggregator_keys
-    assert cohort >= policy.smallest_cohort
-    assert 1 <= linked <= policy.parameters_per_report
+    assert cohort >= policy.min_clients
+    assert 1 <= linked <= policy.linked
     release = mechanism.release(ranges)
     match release:
         case UnprotectedRelease():
@@ -274,10 +272,10 @@ epsilon_per_round = 22_000.0
 lifetime_epsilon = 1e5
 delta = 1e-6
 rounds = 10
-smallest_cohort = 50
+min_clients = 50
 transports = ["relay"]
 aggregator_keys = ["{text_of(KEY)}"]
-parameters_per_report = 4
+linked = 4
 """
 
 
@@ -316,14 +314,14 @@ def test_an_empty_file_allows_nothing(tmp_path: Path) -> None:
         ("delta = 1e-30", "a delta above 0 must be at least 1e-25"),
         ("rounds = 1.5", "setting 'rounds'"),
         ("rounds = -1", "setting 'rounds'"),
-        ("smallest_cohort = 0", "setting 'smallest_cohort'"),
+        ("min_clients = 0", "setting 'min_clients'"),
         ("mechanisms = 'duchi'", "setting 'mechanisms'"),
         ("mechanisms = [1]", "setting 'mechanisms'"),
         ("transports = ['pigeon']", "setting 'transports'"),
         ("aggregator_keys = ['abc']", "a public key must be 32 bytes in base64"),
         ("allow_unprotected = 1", "setting 'allow_unprotected'"),
         ("allow_unprotected = 'yes'", "setting 'allow_unprotected'"),
-        ("parameters_per_report = 0", "setting 'parameters_per_report'"),
+        ("linked = 0", "setting 'linked'"),
         ("rounds = 1\nrounds = 2", "not valid TOML"),
         ("rounds =", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
@@ -359,7 +357,7 @@ def test_a_policy_is_refused_or_keeps_its_types(tree: dict[str, Any]) -> None:
     for name in ("epsilon_per_unit", "epsilon_per_round", "lifetime_epsilon"):
         assert 0 <= getattr(policy, name) < inf
     assert 0 <= policy.delta < 1
-    assert type(policy.rounds) is type(policy.smallest_cohort) is int
+    assert type(policy.rounds) is type(policy.min_clients) is int
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, 1e-5), (nan, 1e-5), (inf, 1e-5), (1.0, 1.0), (1.0, 1e-30), (1.0, nan), (1.0, -0.1)])

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from ldpfl.planning.planner import Answer, Setting, plan
+from ldpfl.planning.planner import Setting, Solution, plan
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
@@ -92,8 +92,8 @@ def test_names_from_a_file_are_no_markup() -> None:
 
 def test_a_plan_s_table_names_its_setting_and_its_answers() -> None:
     setting = Setting(2.0, 1000, 300, 4, channel="direct", participation=0.1, colluding=7)
-    text = printed(plan_table(plan(setting).to_dict(), Answer(4.0, 264, 258, 0.5).to_dict()))
-    for word in ("duchi, epsilon 2 a report", "1,000, 100 a round (known to others), 7 of them collude", "300; 4", "38 bytes"):
+    text = printed(plan_table(plan(setting).to_dict(), Solution(4.0, 264, 258, 0.5).to_dict()))
+    for word in ("duchi, epsilon 2 a report", "1,000, 100 a round (seen by others), 7 of them collude", "300; 4", "38 bytes"):
         assert word in text, word
     for word in ("264 are enough", "fewer than 258", "0.5"):
         assert word in text, word

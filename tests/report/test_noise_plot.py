@@ -12,7 +12,7 @@ import pytest
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.sweep import SweepConfig
-from ldpfl.experiments.sweep_rows import Course, Point, Row
+from ldpfl.experiments.sweep_rows import Curve, Point, Row
 from ldpfl.report.noise_plot import draw_noise
 
 SWEEP = SweepConfig.model_validate(
@@ -27,28 +27,28 @@ SWEEP = SweepConfig.model_validate(
 LOW, HIGH = ((("mechanism.epsilon", 0.05),), (("mechanism.epsilon", 0.2),))
 
 
-def course(variant: str, point: Point, *, norm: float = 0.0, local: float | str = "infinity", **changes: Any) -> Course:
+def curve(variant: str, point: Point, *, norm: float = 0.0, local: float | str = "infinity", **changes: Any) -> Curve:
     """Three rounds of two seeds; noise and epsilon that grow by ``norm`` and a hundredth of it, if that is not 0."""
     accuracy = ((0.1, 0.3, 0.5), (0.2, 0.4, 0.6))
     row = Row(variant, point, (0.5, 0.6), 10, {"local": local}, 1.0, **changes)
     steps = tuple(tuple(norm * (count + seed / 10) for count in (1, 2, 3)) for seed in (0, 1)) if norm else ()
-    return Course(row, accuracy, steps, tuple(tuple(value / 100 for value in run) for run in steps))
+    return Curve(row, accuracy, steps, tuple(tuple(value / 100 for value in run) for run in steps))
 
 
-PLAIN = course("no noise", ())
-STOPPED = Course(Row("stopped", LOW, (), 10, {"local": "infinity"}, 1.0, ("NaN", "NaN")), ())
+PLAIN = curve("no noise", ())
+STOPPED = Curve(Row("stopped", LOW, (), 10, {"local": "infinity"}, 1.0, ("NaN", "NaN")), ())
 COURSES = [
     PLAIN,
-    course("Full DP", LOW, norm=100.0, local=3751.46),
-    course("LaDP-FL", LOW, norm=101.0),
+    curve("Full DP", LOW, norm=100.0, local=3751.46),
+    curve("LaDP-FL", LOW, norm=101.0),
     STOPPED,
-    course("Full DP", HIGH, norm=25.0, local=55816.6),
-    course("LaDP-FL", HIGH, norm=1.0),
+    curve("Full DP", HIGH, norm=25.0, local=55816.6),
+    curve("LaDP-FL", HIGH, norm=1.0),
 ]
 
 
-def drawn(path: Path, courses: list[Course], sweep: SweepConfig = SWEEP) -> str:
-    assert draw_noise(path, sweep, courses)
+def drawn(path: Path, curves: list[Curve], sweep: SweepConfig = SWEEP) -> str:
+    assert draw_noise(path, sweep, curves)
     return path.read_text(encoding="utf-8")
 
 
@@ -98,7 +98,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
 def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: Path) -> None:
     names = [f"method {number}" for number in range(7)]
     sweep = SWEEP.model_copy(update={"variants": {name: [] for name in names}, "axes": {}})
-    text = drawn(tmp_path / "noise.svg", [course(name, (), norm=1.0) for name in names], sweep)
+    text = drawn(tmp_path / "noise.svg", [curve(name, (), norm=1.0) for name in names], sweep)
     legend = text[text.index('id="legend_1"') :]
     looks = re.findall(r'<g id="line2d_\d+">\s*<path d="[^"]*"[^>]*style="([^"]*)"', legend)
     assert len(set(looks)) == 7
@@ -109,8 +109,8 @@ def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: 
 
 
 def test_seeds_that_stopped_are_counted(tmp_path: Path) -> None:
-    partly = course("LaDP-FL", LOW, norm=1.0, stopped=("NaN",))
-    partly = Course(partly.row, partly.accuracy[:1], partly.norm[:1], partly.paper_epsilon[:1])
+    partly = curve("LaDP-FL", LOW, norm=1.0, stopped=("NaN",))
+    partly = Curve(partly.row, partly.accuracy[:1], partly.norm[:1], partly.paper_epsilon[:1])
     text = drawn(tmp_path / "noise.svg", [PLAIN, partly, COURSES[4]])
     assert "LaDP-FL (ledger: infinite; 1 of 2 seeds)" in text
     assert bands(text) == 2  # one seed has no spread
@@ -124,30 +124,30 @@ def test_a_point_at_which_no_noisy_run_was_finished_is_left_out(tmp_path: Path) 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_few_rounds_and_no_axes_are_drawn_too(rounds: int, tmp_path: Path) -> None:
-    def begin(whole: Course) -> Course:
+    def begin(whole: Curve) -> Curve:
         kept = [tuple(run[:rounds] for run in runs) for runs in (whole.accuracy, whole.norm, whole.paper_epsilon)]
-        return Course(whole.row, *kept)
+        return Curve(whole.row, *kept)
 
-    courses = [PLAIN, course("Full DP", (), norm=100.0), course("LaDP-FL", (), norm=1.0), course("stopped", (), norm=1e-9)]
-    text = drawn(tmp_path / "noise.svg", list(map(begin, courses)), SWEEP.model_copy(update={"axes": {}}))
+    curves = [PLAIN, curve("Full DP", (), norm=100.0), curve("LaDP-FL", (), norm=1.0), curve("stopped", (), norm=1e-9)]
+    text = drawn(tmp_path / "noise.svg", list(map(begin, curves)), SWEEP.model_copy(update={"axes": {}}))
     assert panels(text) == 3
 
 
 def test_noise_that_is_zero_throughout_is_a_line_at_the_bottom(tmp_path: Path) -> None:
-    quiet = course("LaDP-FL", LOW, norm=1.0)
+    quiet = curve("LaDP-FL", LOW, norm=1.0)
     nothing = ((0.0, 0.0, 0.0),) * 2
     assert panels(drawn(tmp_path / "noise.svg", [replace(quiet, norm=nothing, paper_epsilon=nothing), COURSES[1]])) == 3
 
 
 def test_a_private_mechanism_without_a_schedule_has_an_accuracy_only(tmp_path: Path) -> None:
-    text = drawn(tmp_path / "noise.svg", [PLAIN, course("Full DP", LOW, local=2.5), course("LaDP-FL", LOW, norm=1.0)])
+    text = drawn(tmp_path / "noise.svg", [PLAIN, curve("Full DP", LOW, local=2.5), curve("LaDP-FL", LOW, norm=1.0)])
     assert "Full DP (ledger: 2.5)" in text
     assert bands(text) == 2
 
 
 @pytest.mark.parametrize("courses", [[], [PLAIN], [PLAIN, STOPPED]])
-def test_without_a_noise_schedule_nothing_is_written(courses: list[Course], tmp_path: Path) -> None:
-    assert not draw_noise(tmp_path / "noise.svg", SWEEP, courses)
+def test_without_a_noise_schedule_nothing_is_written(curves: list[Curve], tmp_path: Path) -> None:
+    assert not draw_noise(tmp_path / "noise.svg", SWEEP, curves)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -171,13 +171,13 @@ def test_weights_move_by_the_reports_that_arrived_about_them(perturbed: Perturbe
 
 def test_ranges_follow_the_weights_that_were_heard_alone() -> None:
     state, rule, reports = start(), Recording(), one_bit_reports()
-    heard = some(2, 3, 5, 39)
-    after = advance(state, partial(part_of(reports, heard, 50)), DUCHI, perturbed="weights", rule=rule)
+    reported = some(2, 3, 5, 39)
+    after = advance(state, partial(part_of(reports, reported, 50)), DUCHI, perturbed="weights", rule=rule)
     [(ranges, mean, variance)] = rule.told
     assert ranges.sizes == (4,)
     expected = DUCHI.aggregate([replace(reports, packed=reports.packed[:50])], state.ranges)
-    assert torch.equal(mean, expected[heard])
-    assert torch.equal(variance, DUCHI.mean_variance(expected, state.ranges, 50)[heard])
+    assert torch.equal(mean, expected[reported])
+    assert torch.equal(variance, DUCHI.mean_variance(expected, state.ranges, 50)[reported])
     assert after.ranges.radius.tolist() == [float(state.ranges.radius[0]) / 2, float(state.ranges.radius[1])]
     assert torch.equal(after.ranges.center, state.ranges.center)
     assert after.ranges.sizes == SIZES

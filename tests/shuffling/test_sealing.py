@@ -22,7 +22,7 @@ from scipy import stats
 
 from ldpfl import ConfigError, LayerRanges, ProtocolError, SeededStreams
 from ldpfl.mechanisms import create
-from ldpfl.shuffling import ChunkPlan, ReportPool
+from ldpfl.shuffling import RecordPlan, ReportPool
 from ldpfl.shuffling.sealing import (
     OVERHEAD,
     Binding,
@@ -68,7 +68,7 @@ def test_a_record_of_one_weight_takes_64_bytes() -> None:
     assert RECORD == 64
 
 
-def test_equal_chunks_do_not_look_equal() -> None:
+def test_equal_records_do_not_look_equal() -> None:
     blob = seal(np.zeros((20, 16), dtype=np.uint8), KEY.public_key(), BINDING)
     records = [blob[start : start + RECORD] for start in range(0, len(blob), RECORD)]
     for part in (slice(0, 32), slice(32, 48), slice(48, 64)):  # fresh key, content, tag
@@ -83,7 +83,7 @@ def test_the_order_of_records_is_drawn_anew_and_uniform() -> None:
     assert stats.chisquare(list(seen.values())).pvalue > 1e-9
 
 
-def test_sealing_leaves_the_chunks_alone() -> None:
+def test_sealing_leaves_the_records_alone() -> None:
     plaintexts = texts(30)
     seal(plaintexts, KEY.public_key(), BINDING)
     np.testing.assert_array_equal(plaintexts, texts(30))
@@ -165,7 +165,7 @@ def test_a_round_of_five_clients_through_a_mixing_relay() -> None:
     """Split, seal, mix, open, join: the same mean as from the reports, with one upload altered on the way."""
     mechanism = create("duchi", epsilon=1.0)
     ranges = LayerRanges(torch.tensor([0.0, 0.1]), torch.tensor([0.5, 0.5]), (11, 6))
-    plan = ChunkPlan(mechanism, ranges)
+    plan = RecordPlan(mechanism, ranges)
     binding = Binding("run", 1, plan.fingerprint)
     values = torch.linspace(-0.5, 0.5, 5 * 17).reshape(5, 17)
     reports = mechanism.encode(values, ranges, SeededStreams.for_clients(0, 1, range(5)))
@@ -175,7 +175,7 @@ def test_a_round_of_five_clients_through_a_mixing_relay() -> None:
     blob = b"".join(uploads)
     mixed = np.random.default_rng(0).permutation(np.frombuffer(blob, dtype=np.uint8).reshape(-1, size)).tobytes()
     opened, refusals = open_records(mixed, plan.plaintext_bytes, KEY, binding)
-    joined = plan.join(opened, len(mixed) // size // plan.chunks)
+    joined = plan.join(opened, len(mixed) // size // plan.records)
     assert (refusals, joined.refused) == ((), ())
     assert isinstance(joined.pool, ReportPool)
     assert torch.equal(joined.pool.aggregate(mechanism, ranges).mean, mechanism.aggregate([reports], ranges))

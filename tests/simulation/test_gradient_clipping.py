@@ -196,10 +196,10 @@ def test_a_config_gives_a_positive_norm_or_off(value: str) -> None:
 
 
 @pytest.mark.parametrize(("overrides", "clip_norm"), [([], None), (["training.clip_norm=off"], None), (["training.clip_norm=2"], 2.0)])
-def test_the_norm_reaches_training_and_that_of_the_noise_free_twin(
+def test_the_norm_reaches_training_and_that_of_the_noise_free_baseline(
     overrides: list[str], clip_norm: float | None, tiny_task: ImageTask
 ) -> None:
-    """Clipping belongs to training, not to the noise: without it the twin would not show what the noise costs."""
+    """Clipping belongs to training, not to the noise: without it the baseline would not show what the noise costs."""
     config = parse(*overrides)
     assert parse_config(config.to_toml(), (), origin="test") == config
     for each in (config, noise_free(config)):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ldpfl.attacks.on_run import Kind, Plan, Row, RunAttack, finished_run, label_of, versions
+from ldpfl.attacks.on_run import AttackPlan, AttackRow, Kind, RunAttack, finished_run, label_of, versions
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
@@ -42,7 +42,7 @@ class Line:
 
     name: str
     runs: tuple[Path, ...]
-    row: Row
+    row: AttackRow
     accuracies: tuple[float, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Comparison:
     label: int
     runs: int
     images: int
-    plan: Plan
+    plan: AttackPlan
     extractor: str
     features: int
     classifier: str
@@ -82,16 +82,16 @@ class Comparison:
         return {**asdict(self), **lists, "attacking_client": CURIOUS_CLIENT, "versions": versions()}
 
 
-def check_runs(folders: Sequence[RunFolder], plan: Plan) -> None:
+def check_runs(folders: Sequence[RunFolder], plan: AttackPlan) -> None:
     """Find out before any attack whether the runs can stand in one table.
 
     Raises:
         ConfigError: one is missing or unfinished, two are the same run, or their data sets or labels differ.
     """
     configs = [finished_run(folder)[0] for folder in folders]
-    _require_different([(folder.path, config) for folder, config in zip(folders, configs, strict=True)])
-    _require_one("data set", (config.data.name for config in configs))
-    _require_one("label", (label_of(plan, config) for config in configs))
+    _check_different([(folder.path, config) for folder, config in zip(folders, configs, strict=True)])
+    _check_one("data set", (config.data.name for config in configs))
+    _check_one("label", (label_of(plan, config) for config in configs))
 
 
 def compared(runs: Sequence[AttackedRun]) -> Comparison:
@@ -101,16 +101,16 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
         ConfigError: there is no run, two are the same, or they were not attacked and measured alike: the same data, label, plan,
             extractor, classifier, and number of images.
     """
-    _require_different([(run.folder, run.config) for run in runs])
+    _check_different([(run.folder, run.config) for run in runs])
     attacks = [run.attack for run in runs]
     distances = [(row.kind, distance) for attack in attacks for row in attack.rows for distance in row.distances]
-    _require_one("data set", (attack.data for attack in attacks))
-    _require_one("label", (attack.label for attack in attacks))
-    _require_one("plan", (replace(attack.plan, label=None) for attack in attacks))
-    _require_one("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
-    _require_one("classifier", (attack.classifier for attack in attacks))
+    _check_one("data set", (attack.data for attack in attacks))
+    _check_one("label", (attack.label for attack in attacks))
+    _check_one("plan", (replace(attack.plan, label=None) for attack in attacks))
+    _check_one("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
+    _check_one("classifier", (attack.classifier for attack in attacks))
     counts = (f"{distance.other} to {distance.real}" for kind, distance in distances if kind != "other classes")
-    _require_one("number of images", counts)
+    _check_one("number of images", counts)
     first = attacks[0]
     images = next(distance.real for _, distance in distances)
     lines, left_out = _lines(runs, images)
@@ -131,24 +131,24 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
 
 def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Line, ...], tuple[Path, ...]]:
     groups: dict[str, list[AttackedRun]] = {}
-    twins: dict[str, AttackedRun] = {}
+    baselines: dict[str, AttackedRun] = {}
     for run in runs:
         if run.config.mechanism.protects:
             groups.setdefault(_identity(run.config, _NAMES), []).append(run)
         # Runs that share an unprotected model share client 0's images as well.
-        twins.setdefault(noise_free(run.config).to_toml(), run)
+        baselines.setdefault(noise_free(run.config).to_toml(), run)
     names = _protections([members[0].config for members in groups.values()])
-    enough = [run for run in twins.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
+    enough = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
     lines = [_line(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
-    lines += [_line("unprotected", "unprotected", list(twins.values())), _line("floor", "floor", runs[:1])]
+    lines += [_line("unprotected", "unprotected", list(baselines.values())), _line("floor", "floor", runs[:1])]
     lines += [_line("other classes", "other classes", enough)] if enough else []
-    return tuple(lines), tuple(run.folder for run in twins.values() if run not in enough)
+    return tuple(lines), tuple(run.folder for run in baselines.values() if run not in enough)
 
 
 def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> Line:
     rows = [row for run in runs for row in _rows(run, kind)]
     accuracies = tuple(row.accuracy for row in rows if row.accuracy is not None)
-    gathered = Row(
+    gathered = AttackRow(
         kind,
         tuple(distance for row in rows for distance in row.distances),
         tuple(share for row in rows for share in row.shares),
@@ -157,7 +157,7 @@ def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> Line:
     return Line(name, tuple(run.folder for run in runs), gathered, accuracies)
 
 
-def _rows(run: AttackedRun, kind: Kind) -> list[Row]:
+def _rows(run: AttackedRun, kind: Kind) -> list[AttackRow]:
     return [row for row in run.attack.rows if row.kind == kind]
 
 
@@ -187,7 +187,7 @@ def _identity(config: RunConfig, left_out: Sequence[str]) -> str:
     return repr(config.model_dump(exclude=set(left_out)))
 
 
-def _require_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
+def _check_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     seen: dict[str, Path] = {}
     for path, config in runs:
         identity = _identity(config, _NAMES[1:])
@@ -196,7 +196,7 @@ def _require_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
         seen[identity] = path
 
 
-def _require_one(what: str, values: Iterable[object]) -> None:
+def _check_one(what: str, values: Iterable[object]) -> None:
     found = list(dict.fromkeys(str(value) for value in values))
     if len(found) != 1:
         raise ConfigError(f"attacks in one table need one {what}, got {len(found)}: {'; '.join(found) or 'no run'}")

@@ -29,7 +29,7 @@ _INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 _INCEPTION_DIGEST = "6726825d"
 _ARCHITECTURE = "conv 32, 64; linear 64"
 _FEATURES = 64
-_CHUNK = 500
+_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Classifier(nn.Module):
     def predict(self, pixels: Tensor) -> Tensor:
         """Return the most likely classes (N,)."""
         with torch.no_grad():
-            return torch.cat([self(part).argmax(1) for part in torch.split(pixels, _CHUNK)])
+            return torch.cat([self(part).argmax(1) for part in torch.split(pixels, _BATCH)])
 
 
 @dataclass(frozen=True)

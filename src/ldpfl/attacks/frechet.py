@@ -12,7 +12,7 @@ from ldpfl.attacks.extractor import Extractor
 from ldpfl.errors import ConfigError, DataError
 
 FEWEST_IMAGES = 2
-_CHUNK = 250
+_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Dista
     metric = FrechetInceptionDistance(_Counted(extractor))
     with torch.no_grad():
         for images, is_real in ((real, True), (other, False)):
-            for part in torch.split(images, _CHUNK):
+            for part in torch.split(images, _BATCH):
                 metric.update(part, real=is_real)
         value = float(metric.compute())
     # Rounding leaves a little below zero for equal sets.

@@ -34,7 +34,7 @@ from ldpfl.models import ImageShape
 
 Progress = Callable[[int, int], None]
 
-_CHUNK = 256
+_BATCH = 256
 """Images generated at once."""
 
 
@@ -190,8 +190,8 @@ def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
     noise = torch.randn(count, generator.latent, generator=torch.Generator().manual_seed(seed))
     generator.eval()
     with torch.no_grad():
-        chunks = [generator(part.to(device), torch.full((len(part),), label, device=device)).cpu() for part in torch.split(noise, _CHUNK)]
-    return torch.cat(chunks).mul(255).round().to(torch.uint8)
+        images = [generator(part.to(device), torch.full((len(part),), label, device=device)).cpu() for part in torch.split(noise, _BATCH)]
+    return torch.cat(images).mul(255).round().to(torch.uint8)
 
 
 def _check(target: Target, own: Images, label: int) -> None:
@@ -215,7 +215,7 @@ class _Game:
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
         with torch.no_grad():
             # The score's zero lies at the real images' mean, so that the first steps do not saturate.
-            scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _CHUNK)]
+            scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _BATCH)]
         self._zero = torch.cat(scores).mean()
         self.generator = _new_generator(target, tuple(own.pixels.shape[1:]), config, random).to(self._device)
         betas = (0.5, 0.999)

@@ -71,7 +71,7 @@ _MOST_TRIALS = 10_000
 
 
 @dataclass(frozen=True)
-class Setting:
+class LinkageSetting:
     """A federation whose arrival times are watched; all times in seconds.
 
     Attributes:
@@ -118,7 +118,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LinkagePlan:
     """How the attack is run.
 
     Attributes:
@@ -161,7 +161,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Row:
+class LinkageRow:
     """What the observer made of one channel, over all trials.
 
     Attributes:
@@ -207,9 +207,9 @@ class Figure:
 class LinkageResult:
     """All channels of one setting, in the order of a table."""
 
-    setting: Setting
-    plan: Plan
-    rows: tuple[Row, ...]
+    setting: LinkageSetting
+    plan: LinkagePlan
+    rows: tuple[LinkageRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what belongs into a JSON file."""
@@ -232,7 +232,7 @@ class LinkageResult:
         }
 
 
-def linkage(setting: Setting, plan: Plan, progress: Callable[[int, int], None] = lambda done, total: None) -> LinkageResult:
+def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int, int], None] = lambda done, total: None) -> LinkageResult:
     """Attack every channel: ``direct``, the two with delays at each T of the plan, and ``relay``.
 
     A fifth of a second a trial and line on one core for 100 clients and 200 parameters; time grows with the square of the clients.
@@ -249,7 +249,7 @@ def linkage(setting: Setting, plan: Plan, progress: Callable[[int, int], None] =
             progress(number * plan.trials + trial + 1, len(cells) * plan.trials)
         linked = Figure.of([float(one.linked) for one in found]).mean
         epsilon = epsilon_of_linked(ceil(linked), setting.epsilon, setting.clients, setting.delta)
-        rows.append(Row(channel, delay, tuple(found), epsilon))
+        rows.append(LinkageRow(channel, delay, tuple(found), epsilon))
     return LinkageResult(setting, plan, tuple(rows))
 
 
@@ -262,7 +262,7 @@ def _cells(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
     return [("direct", None), *unaligned, *(("delayed", delay) for delay in delays), ("relay", None)]
 
 
-def _attack(setting: Setting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Found:
+def _attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Found:
     if channel == "relay":
         return attack_release(window_starts(setting, "direct", generator), setting, generator)
     starts = window_starts(setting, channel, generator)
@@ -285,7 +285,7 @@ def epsilon_of_linked(linked: int, epsilon: float, clients: int, delta: float) -
     return composed_epsilon(epsilon, linked, delta)
 
 
-def window_starts(setting: Setting, channel: LinkChannel, generator: np.random.Generator) -> Array:
+def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.random.Generator) -> Array:
     """Draw where each client's window starts, (n,) float64, in seconds after the round's begin; ``relay`` has no windows.
 
     Raises:
@@ -303,7 +303,7 @@ def window_starts(setting: Setting, channel: LinkChannel, generator: np.random.G
     return np.asarray(finished + waited + setting.clock * errors)
 
 
-def attack_windows(starts: Array, delay: float, setting: Setting, generator: np.random.Generator) -> Found:
+def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Found:
     """Simulate one round of clients whose windows start at ``starts`` (n,), and let the observer judge its arrival times.
 
     Of ``setting``, parameters, jitter, uncertainty and watched count; the others say how starts are drawn.
@@ -314,7 +314,7 @@ def attack_windows(starts: Array, delay: float, setting: Setting, generator: np.
     return _judged(starts + drawn, starts, delay, setting, names, generator, calibrated=True)
 
 
-def attack_release(starts: Array, setting: Setting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Found:
+def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Found:
     """Simulate one round of clients that upload to a relay at ``starts`` (n,), and let the observer judge the order of its release.
 
     It takes the first of the reports for those of the client that uploaded first, and so on: each for one that arrived when that
@@ -332,7 +332,7 @@ def _judged(
     arrivals: Array,
     starts: Array,
     delay: float,
-    setting: Setting,
+    setting: LinkageSetting,
     names: Sequence[Array | None],
     generator: np.random.Generator,
     *,
@@ -399,7 +399,7 @@ def _each_alone(weights: Array) -> Array:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def _all_names(starts: Array, setting: Setting, generator: np.random.Generator) -> list[Array | None]:
+def _all_names(starts: Array, setting: LinkageSetting, generator: np.random.Generator) -> list[Array | None]:
     return [_names(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
 
 

@@ -40,7 +40,7 @@ PhaseProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttackPlan:
     """What is to be attacked.
 
     Attributes:
@@ -62,7 +62,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class AttackRow:
     """One line of the table: a set of images against real ones of the attacked class.
 
     Attributes:
@@ -109,13 +109,13 @@ class RunAttack:
     budget: str
     own_images: int
     own_of_label: int
-    plan: Plan
+    plan: AttackPlan
     extractor: str
     features: int
     classifier: str
     classifier_accuracy: float
     data: str
-    rows: tuple[Row, ...]
+    rows: tuple[AttackRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -154,7 +154,7 @@ class Attacker:
     observer: Observer
     progress: PhaseProgress = lambda phase, done, total: None
 
-    def run(self, folder: RunFolder, plan: Plan, out: Path) -> tuple[RunAttack, Pictures]:
+    def run(self, folder: RunFolder, plan: AttackPlan, out: Path) -> tuple[RunAttack, Pictures]:
         """Attack the run in ``folder``, write ``attack.json`` to ``out``, and return the result; the run is only read.
 
         Finished parts that lie in ``out``, of the same run and settings, are not made again.
@@ -166,7 +166,7 @@ class Attacker:
         config, weights, accuracy = finished_run(folder)
         task = load(config.data.name, self.data_dir)
         label = label_of(plan, config)
-        _require_class(label, task)
+        _check_class(label, task)
         federation = _federation(folder, config, task, self.device)
         own = _own_images(federation)
         self._warn_of_own(own, label)
@@ -193,7 +193,7 @@ class Attacker:
             )
 
     def _measure(
-        self, config: RunConfig, task: ImageTask, own: Images, label: int, plan: Plan, real: Tensor, sets: dict[Kind, _Set]
+        self, config: RunConfig, task: ImageTask, own: Images, label: int, plan: AttackPlan, real: Tensor, sets: dict[Kind, _Set]
     ) -> RunAttack:
         classifier = trained_classifier(task, progress=_reporting(self.progress, "classifier to measure with"))
         extractor = inception() or classifier.extractor()
@@ -217,10 +217,10 @@ class Attacker:
 
     def _unprotected(self, config: RunConfig) -> tuple[Tensor, float]:
         """Return the last global model of the same run without noise, and its accuracy."""
-        _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).twin(config))
+        _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).baseline(config))
         return weights, accuracy
 
-    def _generate(self, kind: Kind, target: Target, own: Images, label: int, plan: Plan, count: int, out: Path) -> tuple[Tensor, ...]:
+    def _generate(self, kind: Kind, target: Target, own: Images, label: int, plan: AttackPlan, count: int, out: Path) -> tuple[Tensor, ...]:
         """Return ``count`` images for each seed, made anew only where none are stored."""
         images = []
         for seed in plan.seeds:
@@ -284,7 +284,7 @@ def attack_folder(folder: RunFolder, label: int | None) -> Path:
     return folder.path / "attacks" / f"gan-{config_of(folder).data.private_label if label is None else label}"
 
 
-def label_of(plan: Plan, config: RunConfig) -> int:
+def label_of(plan: AttackPlan, config: RunConfig) -> int:
     """Return the class to reconstruct: the plan's, else the one that the run keeps from client 0.
 
     Raises:
@@ -297,7 +297,7 @@ def label_of(plan: Plan, config: RunConfig) -> int:
     return config.data.private_label
 
 
-def _require_class(label: int, task: ImageTask) -> None:
+def _check_class(label: int, task: ImageTask) -> None:
     if not 0 <= label < task.classes:
         raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.classes - 1}")
 
@@ -338,9 +338,9 @@ def _foreign(own: Images, label: int, most: int) -> tuple[Tensor, ...]:
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
 
 
-def _row(kind: Kind, found: _Set, real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier) -> Row:
+def _row(kind: Kind, found: _Set, real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier) -> AttackRow:
     distances = tuple(frechet_distance(extractor, real, images) for images in found.images)
-    return Row(kind, distances, tuple(classifier.share(images, label) for images in found.images), found.accuracy)
+    return AttackRow(kind, distances, tuple(classifier.share(images, label) for images in found.images), found.accuracy)
 
 
 def make_folder(out: Path) -> None:

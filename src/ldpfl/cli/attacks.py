@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ldpfl.attacks import GanConfig
 from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
-from ldpfl.attacks.on_run import Attacker, Pictures, Plan, RunAttack, attack_folder, make_folder
+from ldpfl.attacks.on_run import Attacker, AttackPlan, Pictures, RunAttack, attack_folder, make_folder
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.linkage import linkage
 from ldpfl.data.loading import DATA_DIR_VARIABLE
@@ -67,7 +67,7 @@ def gan(
 
     Start it again to go on where it was stopped: finished parts are kept.
     """
-    plan = Plan(label, images, tuple(range(seed, seed + seeds)), GanConfig(steps=steps))
+    plan = AttackPlan(label, images, tuple(range(seed, seed + seeds)), GanConfig(steps=steps))
     folders = [RunFolder(run) for run in runs]
     session = _Session(data_dir, choose_device(device), Console(stderr=True), lines=not as_json)
     if len(folders) == 1:
@@ -82,7 +82,7 @@ def gan(
     _show(comparison.to_dict(), comparison_table(comparison), text, as_json=as_json)
 
 
-def _compare(session: _Session, folders: list[RunFolder], plan: Plan, out: Path) -> Comparison:
+def _compare(session: _Session, folders: list[RunFolder], plan: AttackPlan, out: Path) -> Comparison:
     check_runs(folders, plan)
     make_folder(out)
     attacked: list[AttackedRun] = []
@@ -130,7 +130,7 @@ class _Session:
     console: Console
     lines: bool
 
-    def attack(self, folder: RunFolder, plan: Plan, target: Path) -> tuple[RunAttack, Pictures]:
+    def attack(self, folder: RunFolder, plan: AttackPlan, target: Path) -> tuple[RunAttack, Pictures]:
         """Attack one run and draw its pictures."""
         with Interrupts() as interrupts, _Bars(self.console, interrupts, lines=self.lines) as bars:
             result, pictures = Attacker(self.data_dir, self.device, bars, bars.phase).run(folder, plan, target)

@@ -156,9 +156,9 @@ def _row(charge: Charged) -> dict[str, Any]:
     name, value = _parameter(charge.release)
     of_release = (charge.release.mechanism, name, json_number(value), charge.release.units, charge.release.unit)
     values = (charge.number, charge.at, charge.run, charge.round, *of_release)
-    return dict(zip(_row_names(), (*values, charge.cohort, charge.transport, charge.parameters_per_report), strict=True))
+    return dict(zip(_row_names(), (*values, charge.cohort, charge.transport, charge.linked), strict=True))
 
 
 def _row_names() -> tuple[str, ...]:
     of_release = ("mechanism", "parameter", "value", "units", "unit")
-    return ("number", "at", "run", "round", *of_release, "cohort", "transport", "parameters_per_report")
+    return ("number", "at", "run", "round", *of_release, "cohort", "transport", "linked")

@@ -47,7 +47,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
-    _require_packages()
+    _check_packages()
     if sys.platform == "win32":
         raise ConfigError("the demo runs on Linux and macOS")
     from ldpfl.deploy.site import Site, trial_of
@@ -64,7 +64,7 @@ def demo(
 @app.command()
 def key(file: Annotated[Path, typer.Argument(help="New file for the private key; only its owner may read it.")]) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
-    _require_packages()
+    _check_packages()
     from ldpfl.shuffling.sealing import generate_key, public_text, save_key
 
     made = generate_key()
@@ -72,7 +72,7 @@ def key(file: Annotated[Path, typer.Argument(help="New file for the private key;
     print(public_text(made))
 
 
-def _require_packages() -> None:
+def _check_packages() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from ldpfl.attacks.linkage import LinkageResult, Plan, Setting
+from ldpfl.attacks.linkage import LinkagePlan, LinkageResult, LinkageSetting
 from ldpfl.attacks.linkage import linkage as attack_linkage
 from ldpfl.attacks.on_run import make_folder
 from ldpfl.cli.interrupts import Interrupts
@@ -27,23 +27,25 @@ _Number = TypeVar("_Number", int, float)
 
 
 def linkage(
-    clients: Annotated[int, typer.Option(help="Clients of a round.")] = Setting.clients,
-    parameters: Annotated[int, typer.Option(help="Reports that each client sends.")] = Setting.parameters,
-    spread: Annotated[float, typer.Option(help="Seconds over which clients finish when nobody waits.")] = Setting.spread,
-    jitter: Annotated[float, typer.Option(help="Standard deviation of the network's part in an arrival, in seconds.")] = Setting.jitter,
-    clock: Annotated[float, typer.Option(help="Standard deviation of the error in a client's wait, in seconds.")] = Setting.clock,
+    clients: Annotated[int, typer.Option(help="Clients of a round.")] = LinkageSetting.clients,
+    parameters: Annotated[int, typer.Option(help="Reports that each client sends.")] = LinkageSetting.parameters,
+    spread: Annotated[float, typer.Option(help="Seconds over which clients finish when nobody waits.")] = LinkageSetting.spread,
+    jitter: Annotated[
+        float, typer.Option(help="Standard deviation of the network's part in an arrival, in seconds.")
+    ] = LinkageSetting.jitter,
+    clock: Annotated[float, typer.Option(help="Standard deviation of the error in a client's wait, seconds.")] = LinkageSetting.clock,
     shortfall: Annotated[
         float, typer.Option(help="Seconds by which T_S is agreed on too low: slower clients are late.")
-    ] = Setting.shortfall,
+    ] = LinkageSetting.shortfall,
     uncertainty: Annotated[
         float, typer.Option(help="Standard deviation of what one watched round tells of a client's usual time, in seconds.")
-    ] = Setting.uncertainty,
+    ] = LinkageSetting.uncertainty,
     watched: Annotated[str, typer.Option(metavar="N,N,...", help="Earlier rounds that the observer has seen.")] = "1,100",
     delays: Annotated[str, typer.Option(metavar="T,T,...", help="Longest delays to try, in seconds; 0: waits alone.")] = "0,1,5,20,60,200",
-    epsilon: Annotated[float, typer.Option(help="Budget of one report.")] = Setting.epsilon,
-    delta: Annotated[float, typer.Option(help="Failure probability.")] = Setting.delta,
-    trials: Annotated[int, typer.Option(help="Rounds that are simulated for each line.")] = Plan.trials,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal figures.")] = Plan.seed,
+    epsilon: Annotated[float, typer.Option(help="Budget of one report.")] = LinkageSetting.epsilon,
+    delta: Annotated[float, typer.Option(help="Failure probability.")] = LinkageSetting.delta,
+    trials: Annotated[int, typer.Option(help="Rounds that are simulated for each line.")] = LinkagePlan.trials,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal figures.")] = LinkagePlan.seed,
     out: Annotated[Path | None, typer.Option(help=f"Folder for {_FIGURES} and {_PLOT}.", show_default="nothing is written")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -52,8 +54,8 @@ def linkage(
     A simulation; it needs no run. With delays a client's reports are unlinkable only while all clients wait exactly alike.
     """
     counts = tuple(_numbers("watched", watched, int))
-    setting = Setting(clients, parameters, spread, jitter, clock, shortfall, uncertainty, counts, epsilon, delta)
-    plan = Plan(tuple(_numbers("delays", delays, float)), trials, seed)
+    setting = LinkageSetting(clients, parameters, spread, jitter, clock, shortfall, uncertainty, counts, epsilon, delta)
+    plan = LinkagePlan(tuple(_numbers("delays", delays, float)), trials, seed)
     if out is not None:
         make_folder(out)  # before the work, so that a mistake costs no time
     result = _attacked(setting, plan)
@@ -69,7 +71,7 @@ def linkage(
         console.print(Text(f"figures: {out / _FIGURES}; plot: {out / _PLOT}"), soft_wrap=True)
 
 
-def _attacked(setting: Setting, plan: Plan) -> LinkageResult:
+def _attacked(setting: LinkageSetting, plan: LinkagePlan) -> LinkageResult:
     console = Console(stderr=True)
     with Interrupts() as interrupts, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("rounds", total=None)

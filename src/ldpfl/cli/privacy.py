@@ -22,7 +22,7 @@ from ldpfl.experiments.canary import audit_run
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.planning.planner import MOST_CLIENTS, Answer, Setting, answer, crowds, epsilon_among, require_central
+from ldpfl.planning.planner import MOST_CLIENTS, Setting, Solution, check_central, cohorts, epsilon_among, solve
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA, account
@@ -81,7 +81,9 @@ def plan(
     delta: Annotated[float, typer.Option(help="Failure probability; it should be below 1 / clients.")] = DELTA,
     mechanism: Annotated[str, typer.Option(help="What clients do to their values.")] = "duchi",
     participation: Annotated[float, typer.Option(help="Part of the clients that takes part in a round.")] = 1.0,
-    secret: Annotated[bool, typer.Option("--secret", help="Nobody knows who takes part; each client decides for itself.")] = False,
+    self_sampling: Annotated[
+        bool, typer.Option("--self-sampling", help="Each client decides for itself, in secret, whether it takes part.")
+    ] = False,
     radius: Annotated[float, typer.Option(help="Half-width of the range that weights are clamped to.")] = 0.075,
     channel: Annotated[str, typer.Option(help="ideal-shuffler, random-delay or direct.")] = "ideal-shuffler",
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
@@ -107,23 +109,23 @@ def plan(
         delta=delta,
         mechanism=mechanism,
         participation=participation,
-        secret=secret,
+        self_sampling=self_sampling,
         radius=radius,
         channel=_channel(channel),
         colluding=colluding,
     )
     if plot is not None:  # before the work, not after it
         require_plot(plot)
-        require_central(setting)
+        check_central(setting)
     found = None
     with Console(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         if target_central is not None:
             both = epsilon is not None and clients is not None
-            found = answer(setting, target_central, clients=clients is None or both, epsilon=epsilon is None or both)
+            found = solve(setting, target_central, clients=clients is None or both, epsilon=epsilon is None or both)
             setting = _solved(setting, found, clients_given=clients is not None, epsilon_given=epsilon is not None)
         planned = plan_setting(setting)
     if plot is not None:
-        counts = track(crowds(setting), "epsilon against clients", console=Console(stderr=True), disable=as_json)
+        counts = track(cohorts(setting), "epsilon against clients", console=Console(stderr=True), disable=as_json)
         draw_epsilon_by_clients(plot, setting, [(count, *epsilon_among(setting, count)) for count in counts], target_central)
     if as_json:
         print(json.dumps({**planned.to_dict(), **(found.to_dict() if found else {})}, indent=2))
@@ -142,7 +144,7 @@ def _channel(name: str) -> Channel:
     raise ConfigError(f"unknown channel {name!r}: {did_you_mean(name, get_args(Channel))}")
 
 
-def _solved(setting: Setting, found: Answer, *, clients_given: bool, epsilon_given: bool) -> Setting:
+def _solved(setting: Setting, found: Solution, *, clients_given: bool, epsilon_given: bool) -> Setting:
     """Return the setting with what was missing put in."""
     if not clients_given:
         if found.clients is None:

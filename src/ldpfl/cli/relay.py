@@ -46,7 +46,7 @@ def serve_command(
     ] = 100,
 ) -> None:
     """Serve the relay until it is stopped; several may share one PostgreSQL store."""
-    _require_packages()
+    _check_packages()
     from ldpfl.relay.connections import Connections
     from ldpfl.relay.serve import Tls, serve
 
@@ -63,7 +63,7 @@ def add(
     role: Annotated[str, typer.Option(help="client or aggregator.")],
 ) -> None:
     """Make a token and print it: the only time that it can be read."""
-    _require_packages()
+    _check_packages()
     from ldpfl.relay.tokens import Role
 
     if role not in {known.value for known in Role}:
@@ -89,7 +89,7 @@ def revoke(name: Annotated[str, typer.Argument(help="Whose token.")], store: Sto
 
 @contextmanager
 def _tokens(store: str) -> Iterator[Tokens]:
-    _require_packages()
+    _check_packages()
     from ldpfl.relay.schema import open_engine
     from ldpfl.relay.tokens import Tokens
 
@@ -100,7 +100,7 @@ def _tokens(store: str) -> Iterator[Tokens]:
         engine.dispose()
 
 
-def _require_packages() -> None:
+def _check_packages() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"the relay needs {', '.join(missing)}: pip install 'ldpfl[relay]'")

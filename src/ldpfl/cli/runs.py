@@ -32,7 +32,7 @@ from ldpfl.experiments.sweep import (
     run_cell,
     stored_sweep,
 )
-from ldpfl.experiments.sweep_rows import courses, rows
+from ldpfl.experiments.sweep_rows import curves, rows
 from ldpfl.files import WriteError, to_json, write_text
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
@@ -49,7 +49,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random streams.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    twin: Annotated[bool, typer.Option("--twin/--no-twin", help="Also train without noise, to compare (cached).")] = True,
+    baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
@@ -58,10 +58,10 @@ def run(
     config, folder = _config_and_folder(recipe, overrides, out, resume=resume)
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
-    again = _resume_command(folder.path, _flags(data_dir, device, twin=twin))
+    again = _resume_command(folder.path, _flags(data_dir, device, baseline=baseline))
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display:
-            result = Runner(data_dir, chosen_device, display, draw_accuracy_curve).run(config, folder, resume=resume, twin=twin)
+            result = Runner(data_dir, chosen_device, display, draw_accuracy_curve).run(config, folder, resume=resume, baseline=baseline)
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise
@@ -82,10 +82,10 @@ def _resume_command(folder: Path, flags: str) -> str:
     return f"ldpfl run --resume --out {shlex.quote(str(folder))}{flags}"
 
 
-def _flags(data_dir: Path | None, device: str, *, twin: bool = True) -> str:
+def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
     """Return the flags that a resumed run or sweep needs again, because they are not part of its config."""
     given = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and str(data_dir) != os.environ.get(DATA_DIR_VARIABLE) else ""
-    return given + (f" --device {device}" if device != "auto" else "") + ("" if twin else " --no-twin")
+    return given + (f" --device {device}" if device != "auto" else "") + ("" if baseline else " --no-baseline")
 
 
 def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | None, *, resume: bool) -> tuple[RunConfig, RunFolder]:
@@ -132,7 +132,7 @@ def sweep(
         gathered = rows(results)
         draw_sweep(folder / "accuracy.svg", config, gathered)
         noise_plot = folder / "noise.svg"
-        noisy = draw_noise(noise_plot, config, courses(results, folder))
+        noisy = draw_noise(noise_plot, config, curves(results, folder))
     except KeyboardInterrupt:
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None

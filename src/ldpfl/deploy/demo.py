@@ -111,7 +111,7 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         _follow(trial, Running(programs.submit()), processes, watch)
         observer.step("asking Flower how the run ended")
         status = _status(programs, processes)
-        _require_success(trial, site, status)
+        _check_success(trial, site, status)
         relayed = _relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
     result = RunFolder(site.run).result()
@@ -143,7 +143,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
 
     def ended() -> bool:
         watch.look()
-        _require_willing(watch.site)
+        _check_willing(watch.site)
         return submitted.code is not None
 
     try:
@@ -155,7 +155,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
         raise submitted.failure(f"ended with exit code {submitted.code}")
 
 
-def _require_willing(site: Site) -> None:
+def _check_willing(site: Site) -> None:
     for node in site.nodes:
         for reason in refusals(node):
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
@@ -173,7 +173,7 @@ def _status(programs: Programs, processes: Processes) -> str:
         raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing.log}") from None
 
 
-def _require_success(trial: Trial, site: Site, status: str) -> None:
+def _check_success(trial: Trial, site: Site, status: str) -> None:
     if status != COMPLETED:
         log = site.superlink / "superlink.log"
         raise DeploymentError(f"Flower says that the run is {status}, expected {COMPLETED}; the aggregator's log: {log}", last_lines(log))

@@ -82,7 +82,7 @@ class Running:
         """Exit code, or None while it runs."""
         return self._supervisor.poll()
 
-    def require_alive(self) -> None:
+    def check_alive(self) -> None:
         """Raise if the program has ended.
 
         Raises:
@@ -141,7 +141,7 @@ class Processes:
             self.wait(lambda: all(one.code is not None for one in started), seconds, "the commands to end")
             for one in started:
                 if one.code != 0:
-                    one.require_alive()
+                    one.check_alive()
         finally:
             for one in started:
                 one.stop()
@@ -154,15 +154,15 @@ class Processes:
         """
         end = time.monotonic() + seconds
         while not until():
-            self.require_alive()
+            self.check_alive()
             if time.monotonic() > end:
-                raise DeploymentError(f"waited {seconds:g} s for {what}, in vain")
+                raise DeploymentError(f"waited {seconds:g} s for {what}, which did not come")
             self._pause(_POLL_S)
 
-    def require_alive(self) -> None:
+    def check_alive(self) -> None:
         """Raise DeploymentError if a process in view has ended."""
         for running in self._running:
-            running.require_alive()
+            running.check_alive()
 
     def stop(self) -> None:
         """End all processes."""

@@ -82,7 +82,7 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
         channel=config.shuffling.channel,
-        self_sampling=lowest_probability(config),
+        self_sampling=self_sampling_of(config),
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
@@ -90,16 +90,16 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
     return federation, initial_checkpoint(weights, ranges, origin)
 
 
-def lowest_probability(config: RunConfig) -> float | None:
+def self_sampling_of(config: RunConfig) -> float | None:
     """Return the lowest probability with which a client joins a round, if clients decide for themselves.
 
     Raises:
         ConfigError: the server is to draw a part of the clients as well.
     """
-    lowest = LOWEST_PROBABILITY[config.clients.self_sampling]
-    if lowest is not None and config.clients.fraction != 1:
+    self_sampling = LOWEST_PROBABILITY[config.clients.self_sampling]
+    if self_sampling is not None and config.clients.fraction != 1:
         raise ConfigError("clients.self_sampling lets clients decide, and clients.fraction the server: leave one of them out")
-    return lowest
+    return self_sampling
 
 
 def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mechanism:

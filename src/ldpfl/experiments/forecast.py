@@ -8,7 +8,7 @@ from torch import Tensor
 from ldpfl import models
 from ldpfl.data.loading import image_shape
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import initial_ranges, lowest_probability, mechanism_of
+from ldpfl.experiments.build import initial_ranges, mechanism_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
@@ -29,15 +29,15 @@ def planned_ledger(config: RunConfig) -> Ledger:
     mechanism = mechanism_of(config, ranges, smallest=1)
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
-    clients, lowest = config.clients.count, lowest_probability(config)
+    clients, self_sampling = config.clients.count, self_sampling_of(config)
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
     for number in range(1, config.training.rounds + 1):
-        cohort = round_cohort(config.seed, number, clients, config.clients.fraction, lowest)
+        cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
         joined[cohort] += 1
         if cohort.size:
             release = mechanism.in_round(PublicState(number, weights, None, ranges.sizes)).release(ranges)
-            ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, lowest))
+            ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, self_sampling))
     return ledger
 
 
@@ -47,7 +47,7 @@ def check_fit(config: RunConfig) -> None:
     Raises:
         ConfigError, PrivacyError: they do not.
     """
-    lowest_probability(config)
+    self_sampling_of(config)
     _, ranges = start_of(config)
     mechanism_of(config, ranges, smallest=1).payload_bits(ranges)
 

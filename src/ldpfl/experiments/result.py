@@ -20,8 +20,8 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 
 
-def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, twin: list[float] | None) -> dict[str, Any]:
-    """Return the figures of a run that ended in ``last``, beside its noise-free ``twin`` (accuracy per round).
+def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, baseline: list[float] | None) -> dict[str, Any]:
+    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (accuracy per round).
 
     None stands for a figure that is not a finite number.
     """
@@ -31,8 +31,8 @@ def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: 
         "seed": config.seed,
         "accuracy": history[-1].accuracy,
         "accuracy_per_round": [metrics.accuracy for metrics in history],
-        "noise_free_accuracy": twin[-1] if twin else None,
-        "noise_free_accuracy_per_round": twin,
+        "noise_free_accuracy": baseline[-1] if baseline else None,
+        "noise_free_accuracy_per_round": baseline,
         "evaluated_on": config.data.evaluate_on,
         **_privacy(config, federation, last),
         "clients": config.clients.count,

@@ -1,4 +1,4 @@
-"""Run a config to its end, in a folder, with its noise-free twin beside it."""
+"""Run a config to its end, in a folder, with its noise-free baseline beside it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Runner:
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
 
-    def in_memory(self, config: RunConfig, *, twin: bool) -> Finished:
-        """Run ``config`` without a file; its twin, if that is wanted, is trained anew.
+    def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
+        """Run ``config`` without a file; its baseline, if that is wanted, is trained anew.
 
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's values must not leave.
@@ -60,16 +60,16 @@ class Runner:
         federation, start = build(config, task, self.device)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
         reference = None
-        if twin and config.mechanism.protects:
+        if baseline and config.mechanism.protects:
             other, begin = build(noise_free(config), task, self.device)
-            without = self._rounds(other, begin, config.training.rounds, _nowhere, _TWIN)
+            without = self._rounds(other, begin, config.training.rounds, _nowhere, _BASELINE)
             reference = [metrics.accuracy for metrics in without.history]
         return Finished(config, federation, last, summarise(config, federation, task, last, reference))
 
-    def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, twin: bool = True) -> dict[str, Any]:
+    def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True) -> dict[str, Any]:
         """Run ``config`` in ``folder`` and return what ``result.json`` holds.
 
-        A finished run is returned as it is, with its twin added if that is wanted and missing. After each round the
+        A finished run is returned as it is, with its baseline added if that is wanted and missing. After each round the
         folder can be resumed from; a resumed run ends in the same model, metrics and config as one that was never
         interrupted.
 
@@ -80,15 +80,15 @@ class Runner:
         task = load(config.data.name, self.data_dir, self.observer.warn)
         federation, start = build(config, task, self.device)
         private = config.mechanism.protects
-        wants_twin = twin and private
+        wants_baseline = baseline and private
         folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             folder.open(config, resume=resume, kind=Kind.SIMULATION)
             finished = folder.result() if resume else None
-            if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_twin):
+            if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_baseline):
                 return finished
             last = self._rounds(federation, folder.checkpoint_or(start), config.training.rounds, folder.save_round, _label(config))
-            reference = self._twin_or_none(config, task) if wants_twin else None
+            reference = self._baseline_or_none(config, task) if wants_baseline else None
             result = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, result)
             folder.save_result(last, federation.task, result)
@@ -102,78 +102,78 @@ class Runner:
             self.observer.round_done(last.history[-1])
         return last
 
-    def twin(self, config: RunConfig) -> RunFolder:
-        """Return the finished folder of the same training without noise; run once, then cached, and shared by equal twins.
+    def baseline(self, config: RunConfig) -> RunFolder:
+        """Return the finished folder of the same training without noise; run once, then cached, and shared by equal baselines.
 
-        It lies in the user's cache folder. A twin whose model is named by import path is run anew each time.
+        It lies in the user's cache folder. A baseline whose model is named by import path is run anew each time.
 
         Raises:
             LdpflError: the config, the data, the model or the cache folder does not fit.
-            WriteError: the cache folder cannot be written, and the twin is not there.
+            WriteError: the cache folder cannot be written, and the baseline is not there.
         """
-        twin = self._twin(config, load(config.data.name, self.data_dir, self.observer.warn))
+        baseline = self._baseline(config, load(config.data.name, self.data_dir, self.observer.warn))
         try:
-            self._cached(twin)
+            self._cached(baseline)
         except WriteError as error:
             hint = f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
-            raise WriteError(f"{error}: the noise-free twin is kept in the cache; {hint}", error.reason, error.remedy) from error
-        return twin.folder
+            raise WriteError(f"{error}: the noise-free baseline is kept in the cache; {hint}", error.reason, error.remedy) from error
+        return baseline.folder
 
-    def _twin_or_none(self, config: RunConfig, task: ImageTask) -> list[float] | None:
-        """Return the twin's accuracy after each round. A twin that fails must not cost the finished run its result."""
+    def _baseline_or_none(self, config: RunConfig, task: ImageTask) -> list[float] | None:
+        """Return the baseline's accuracy after each round. A baseline that fails must not cost the finished run its result."""
         try:
-            return self._twin_accuracy(self._twin(config, task))
+            return self._baseline_accuracy(self._baseline(config, task))
         except LdpflError as error:
-            self.observer.warn(f"no noise-free twin to compare with: {error}")
+            self.observer.warn(f"no noise-free baseline to compare with: {error}")
             return None
 
-    def _twin_accuracy(self, twin: _Twin) -> list[float]:
+    def _baseline_accuracy(self, baseline: _Baseline) -> list[float]:
         try:
-            return list(self._cached(twin)["accuracy_per_round"])
+            return list(self._cached(baseline)["accuracy_per_round"])
         except WriteError as error:
             self.observer.warn(without_cache(error))
-        last = self._rounds(twin.federation, twin.reached(), twin.config.training.rounds, lambda checkpoint: None, _TWIN)
+        last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
         return [metrics.accuracy for metrics in last.history]
 
-    def _twin(self, config: RunConfig, task: ImageTask) -> _Twin:
-        """Return the twin, and where it lies.
+    def _baseline(self, config: RunConfig, task: ImageTask) -> _Baseline:
+        """Return the baseline, and where it lies.
 
         The key is the config, the data, the device, the versions and the initial model. The code of a model that is
-        named by import path is not part of it: such a twin is run anew each time.
+        named by import path is not part of it: such a baseline is run anew each time.
         """
-        twin = noise_free(config)
-        federation, start = build(twin, task, self.device)
+        baseline = noise_free(config)
+        federation, start = build(baseline, task, self.device)
         initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
-        facts = (twin.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
-        folder = RunFolder(cache_dir() / "twins" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
-        return _Twin(twin, task, federation, start, folder)
+        facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
+        folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
+        return _Baseline(baseline, task, federation, start, folder)
 
-    def _cached(self, twin: _Twin) -> dict[str, Any]:
-        """Return the twin's result from its folder, and run it there if it is not finished.
+    def _cached(self, baseline: _Baseline) -> dict[str, Any]:
+        """Return the baseline's result from its folder, and run it there if it is not finished.
 
         Raises:
             WriteError: it is not finished, and the folder cannot be written.
         """
-        folder = twin.folder
+        folder = baseline.folder
         with writing(folder.path):  # looking into it may be forbidden as well
             # Without a lock, for a cache may be read-only: the result is the last file of a run, and comes all at once.
-            finished = twin.kept()
+            finished = baseline.kept()
             if finished is not None:
                 return finished
             with folder.locked(wait=True):
-                if twin.by_import_path or folder.is_damaged():
+                if baseline.by_import_path or folder.is_damaged():
                     folder.clear()
                 result = folder.result()
                 if result is None:
-                    folder.open(twin.config, resume=True, kind=Kind.SIMULATION)
-                    rounds = twin.config.training.rounds
-                    last = self._rounds(twin.federation, folder.checkpoint_or(twin.start), rounds, folder.save_round, _TWIN)
-                    result = summarise(twin.config, twin.federation, twin.task, last, None)
-                    folder.save_result(last, twin.federation.task, result)
+                    folder.open(baseline.config, resume=True, kind=Kind.SIMULATION)
+                    rounds = baseline.config.training.rounds
+                    last = self._rounds(baseline.federation, folder.checkpoint_or(baseline.start), rounds, folder.save_round, _BASELINE)
+                    result = summarise(baseline.config, baseline.federation, baseline.task, last, None)
+                    folder.save_result(last, baseline.federation.task, result)
         return result
 
 
-_TWIN = "noise-free twin"
+_BASELINE = "noise-free baseline"
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +195,7 @@ def _nowhere(checkpoint: Checkpoint) -> None:
 
 
 @dataclass(frozen=True)
-class _Twin:
+class _Baseline:
     """The same training without noise, and its folder in the cache."""
 
     config: RunConfig

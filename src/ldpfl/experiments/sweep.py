@@ -26,7 +26,7 @@ from ldpfl.files import make_folder, write_text
 from ldpfl.privacy.accounting import account
 from ldpfl.suggestions import did_you_mean
 
-Setting = bool | int | float | str
+AxisValue = bool | int | float | str
 _OVERRIDES = "overrides"
 
 
@@ -50,7 +50,7 @@ class SweepConfig(BaseModel):
     recipe: str
     settings: list[str] = []
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    axes: dict[str, Annotated[list[Setting], Field(min_length=1)]] = {}
+    axes: dict[str, Annotated[list[AxisValue], Field(min_length=1)]] = {}
     variants: Annotated[dict[str, list[str]], Field(min_length=1)] = {"as it is": []}
     plot_against: Literal["axis", "budget"] = "axis"
 
@@ -60,7 +60,7 @@ class Cell:
     """One run of a sweep: a variant at one point of the axes with one seed."""
 
     variant: str
-    point: tuple[tuple[str, Setting], ...]
+    point: tuple[tuple[str, AxisValue], ...]
     seed: int
     config: RunConfig
 
@@ -112,7 +112,7 @@ def cells(sweep: SweepConfig, overrides: Sequence[str] = ()) -> list[Cell]:
 
 
 def _config(
-    sweep: SweepConfig, settings: Sequence[str], point: Sequence[tuple[str, Setting]], seed: int, overrides: Sequence[str]
+    sweep: SweepConfig, settings: Sequence[str], point: Sequence[tuple[str, AxisValue]], seed: int, overrides: Sequence[str]
 ) -> RunConfig:
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={json.dumps(value)}" for key, value in point]
@@ -149,12 +149,12 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     folder = RunFolder(out / "runs" / cell.folder_name)
     finished = folder.result()  # its folder is named by its config, so this is the same run
     if finished is not None:
-        _require_same_version(finished["versions"], folder)
+        _check_same_version(finished["versions"], folder)
         return finished
     stopped = folder.stopped()
     if stopped is None:
         try:
-            return runner.run(cell.config, folder, resume=True, twin=False)
+            return runner.run(cell.config, folder, resume=True, baseline=False)
         except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
             stopped = str(error)
             write_text(folder.stopped_path, stopped)
@@ -193,7 +193,7 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
         raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
 
 
-def _require_same_version(versions: dict[str, str], folder: RunFolder) -> None:
+def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
     for name, ours in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
         if versions.get(name) != ours:
             raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: give another --out")

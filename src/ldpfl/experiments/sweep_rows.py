@@ -12,10 +12,10 @@ from typing import Any
 
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.sweep import Cell, Setting
+from ldpfl.experiments.sweep import AxisValue, Cell
 from ldpfl.files import from_json
 
-Point = tuple[tuple[str, Setting], ...]
+Point = tuple[tuple[str, AxisValue], ...]
 Result = dict[str, Any]
 Rounds = tuple[float, ...]
 """A figure after each round of one run."""
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Course:
+class Curve:
     """How a row came about, round by round: for each seed whose run was finished, a figure after each round.
 
     Attributes:
@@ -88,13 +88,13 @@ def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     return [_row(variant, point, list(found.values())) for (variant, point), found in _gathered(results).items()]
 
 
-def courses(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Course]:
+def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
     """Return the course of each row, in the order of :func:`rows`, of the sweep whose folder is ``out``.
 
     Raises:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
     """
-    return [_course(_row(*key, list(found.values())), found, out / "runs") for key, found in _gathered(results).items()]
+    return [_curve(_row(*key, list(found.values())), found, out / "runs") for key, found in _gathered(results).items()]
 
 
 def _gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
@@ -111,11 +111,11 @@ def _gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point],
     return gathered
 
 
-def _course(row: Row, found: dict[str, Result], runs: Path) -> Course:
+def _curve(row: Row, found: dict[str, Result], runs: Path) -> Curve:
     done = {name: result for name, result in found.items() if "stopped" not in result}
     noise = [_noise_by_round(RunFolder(runs / name), result) for name, result in done.items() if "noise" in result]
     norm, paper_epsilon = zip(*noise, strict=True) if noise else ((), ())
-    return Course(row, tuple(tuple(result["accuracy_per_round"]) for result in done.values()), norm, paper_epsilon)
+    return Curve(row, tuple(tuple(result["accuracy_per_round"]) for result in done.values()), norm, paper_epsilon)
 
 
 def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:

@@ -14,7 +14,7 @@ from ldpfl.mechanisms import Mechanism, read_valid
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling import ChunkPlan, PartialPool, ReportPool, mix
+from ldpfl.shuffling import PartialPool, RecordPlan, ReportPool, mix
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +39,14 @@ class OpenRound:
     linked: int = 1
 
     @cached_property
-    def plan(self) -> ChunkPlan:
+    def plan(self) -> RecordPlan:
         """How reports are cut into records; made once a round.
 
         Raises:
             ConfigError: they cannot be cut so.
         """
         # Whoever sets the mechanism "none" has asked for it; whether clients do it is for their policies to say.
-        return ChunkPlan(self.mechanism, self.ranges, self.linked, unprotected=True)
+        return RecordPlan(self.mechanism, self.ranges, self.linked, unprotected=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Collector(Protocol):
         ...
 
     @property
-    def smallest_cohort(self) -> int:
+    def min_clients(self) -> int:
         """Fewest clients among which a report can have been, where it is not known how many there were."""
         ...
 
@@ -86,7 +86,7 @@ class Collector(Protocol):
         """Return what clients are told of it: fields of ``RoundTerms``."""
         ...
 
-    def require_ready(self, round_: OpenRound, reply_s: float) -> None:
+    def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         """Raise if the round could not be opened now, with replies after ``reply_s``; called before anything is written down of it."""
         ...
 
@@ -119,12 +119,12 @@ class DirectCollector:
     seed: int
     channel: Channel = "direct"
     linked: int = 1
-    smallest_cohort: int = 1
+    min_clients: int = 1
 
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct"}
 
-    def require_ready(self, round_: OpenRound, reply_s: float) -> None:
+    def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         return
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:

@@ -91,10 +91,10 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_of(Counter(releases).items(), delta)),
         rounds=config.training.rounds,
-        smallest_cohort=offer.cohort,
+        min_clients=offer.cohort,
         transports=(offer.transport,),
         aggregator_keys=tuple(keys),
-        parameters_per_report=offer.linked,
+        linked=offer.linked,
         models=(config.model.name,) if ":" in config.model.name else (),
         immediate_replies=offer.reply_s == 0,
     )

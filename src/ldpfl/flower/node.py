@@ -40,7 +40,7 @@ from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Declined, NotSetUp, Policy, Request, read_policy
 from ldpfl.relay import RelayClient, RoundStatus
 from ldpfl.relay import Terms as RelayTerms
-from ldpfl.shuffling import ChunkPlan
+from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, read_public, seal
 
 Connect = Callable[[], RelayClient]
@@ -104,7 +104,7 @@ class OperatorNode:
         return _open_for(status) - (time.monotonic() - asked)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        """Cut ``payload`` into chunks and seal each to the aggregator's key, which the policy has allowed."""
+        """Cut ``payload`` into records and seal each to the aggregator's key, which the policy has allowed."""
         plan, terms = self._plan(ask), ask.terms
         return seal(
             plan.split(payload), read_public(base64.b64encode(terms.key).decode()), Binding(terms.run, terms.round, plan.fingerprint)
@@ -132,8 +132,8 @@ class OperatorNode:
         _check_fitting(status.terms, self._plan(ask))
         return status
 
-    def _plan(self, ask: Ask) -> ChunkPlan:
-        return ChunkPlan(ask.mechanism, ask.ranges, ask.terms.parameters_per_report, unprotected=self.policy.allow_unprotected)
+    def _plan(self, ask: Ask) -> RecordPlan:
+        return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
 
     def _request(self, ask: Ask, cohort: int) -> Request:
         terms = ask.terms
@@ -145,7 +145,7 @@ class OperatorNode:
             cohort=cohort,
             transport=terms.transport,
             key=terms.key,
-            parameters_per_report=terms.parameters_per_report,
+            linked=terms.linked,
         )
 
 
@@ -230,8 +230,8 @@ def _open_for(status: RoundStatus) -> float:
     return min(status.seconds_left, _LONGEST_S) + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S)
 
 
-def _check_fitting(terms: RelayTerms, plan: ChunkPlan) -> None:
-    expected = (plan.plaintext_bytes + OVERHEAD, plan.chunks)
+def _check_fitting(terms: RelayTerms, plan: RecordPlan) -> None:
+    expected = (plan.plaintext_bytes + OVERHEAD, plan.records)
     if (terms.record_bytes, terms.records_per_upload) != expected:
         raise ProtocolError(
             f"the relay's round takes {terms.records_per_upload} records of {terms.record_bytes} bytes, "

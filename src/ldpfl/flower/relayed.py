@@ -44,7 +44,7 @@ class RelayCollector:
     Attributes:
         relay: with the aggregator's token.
         key: the aggregator's private key.
-        linked: units that stay together in a record (parameters_per_report); 1 is LDP-FL's parameter shuffling.
+        linked: units that stay together in a record (linked); 1 is LDP-FL's parameter shuffling.
         min_clients: fewest uploads among which the relay mixes.
         window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train in this time.
     """
@@ -56,15 +56,11 @@ class RelayCollector:
     window_s: float = 60.0
     channel: Channel = "ideal-shuffler"
 
-    @property
-    def smallest_cohort(self) -> int:
-        return self.min_clients
-
     def terms(self) -> Mapping[str, Any]:
         public = self.key.public_key().public_bytes_raw()
-        return {"transport": "relay", "key": public, "parameters_per_report": self.linked}
+        return {"transport": "relay", "key": public, "linked": self.linked}
 
-    def require_ready(self, round_: OpenRound, reply_s: float) -> None:
+    def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         """Ask the relay for the round, which it should not know.
 
         Raises:
@@ -92,7 +88,7 @@ class RelayCollector:
         try:
             return Terms(
                 record_bytes=plan.plaintext_bytes + OVERHEAD,
-                records_per_upload=plan.chunks,
+                records_per_upload=plan.records,
                 min_clients=self.min_clients,
                 closes_in_s=self.window_s,
                 max_uploads=round_.asked,
@@ -125,10 +121,10 @@ class RelayCollector:
             refused += left_out
         plaintexts = np.concatenate(opened)
         # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
-        uploads = (len(plaintexts) + sum(entry.count for entry in refused)) // plan.chunks
+        uploads = (len(plaintexts) + sum(entry.count for entry in refused)) // plan.records
         joined = plan.join(plaintexts, max(1, uploads))
         notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
-        return Received(joined.pool, plan.chunks * sizes.record_bytes, tuple(notes))
+        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
 
     def recover(self, round_: OpenRound) -> Received | None:
         """Take up a round that the relay still holds; errors as for :meth:`collect`."""

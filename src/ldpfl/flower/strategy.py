@@ -159,7 +159,7 @@ class LdpStrategy(Strategy):
             connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
         ]
         course.open_round(server_round, len(chosen), self._collector.linked)
-        self._collector.require_ready(course.round, self._reply_s)
+        self._collector.check_ready(course.round, self._reply_s)
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
         self._charge_ahead(course, course.participation.ask(server_round, chosen, connected, self._collector_terms()))
         own = ConfigRecord({**config, "server-round": server_round})
@@ -232,7 +232,7 @@ class LdpStrategy(Strategy):
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
             if participation.begun > checkpoint.state.round:
-                self._require_same_terms(participation)
+                self._check_same_terms(participation)
         return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
@@ -310,7 +310,7 @@ class LdpStrategy(Strategy):
 
     def _idle_event(self, course: Course) -> RoundEvent:
         """Return the record of a round of which it is not known who reported."""
-        return self._event(course, min(course.round.asked, self._collector.smallest_cohort))
+        return self._event(course, min(course.round.asked, self._collector.min_clients))
 
     def _event(self, course: Course, cohort: int) -> RoundEvent:
         """Return the ledger's record of the round. Nodes that were asked count as having taken part, whether or not they did."""
@@ -345,10 +345,10 @@ class LdpStrategy(Strategy):
 
     def _collector_terms(self) -> dict[str, str | int]:
         """Return how reports come in, as JSON has it."""
-        terms = {**self._collector.terms(), "smallest_cohort": self._collector.smallest_cohort}
+        terms = {**self._collector.terms(), "min_clients": self._collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
 
-    def _require_same_terms(self, participation: Participation) -> None:
+    def _check_same_terms(self, participation: Participation) -> None:
         now = self._collector_terms()
         others = sorted(name for name in now.keys() | participation.terms.keys() if now.get(name) != participation.terms.get(name))
         if others:

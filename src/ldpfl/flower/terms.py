@@ -25,7 +25,7 @@ from ldpfl.relay.protocol import run_of
 RECORD = "ldpfl"
 """Name of both records."""
 
-VERSION = 3
+VERSION = 4
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
 
@@ -46,7 +46,7 @@ class RoundTerms:
         asked: clients that were asked.
         transport: ``direct``, the report is in the Flower reply; ``relay``, it goes there sealed, and the reply acknowledges.
         key: the aggregator's public key, for ``relay``.
-        parameters_per_report: units that stay together in the relay.
+        linked: units that stay together in the relay.
         reply_s: seconds after the charge at which every client replies; 0 is as soon as it can, which tells how long it trained.
         run_config: digest of the run config that every client has, see :func:`digest_of`.
     """
@@ -60,7 +60,7 @@ class RoundTerms:
     asked: int
     transport: Transport = "direct"
     key: bytes = b""
-    parameters_per_report: int = 1
+    linked: int = 1
     reply_s: float = 0.0
     run_config: str = field(default_factory=lambda: digest_of({}))
 
@@ -78,7 +78,7 @@ class RoundTerms:
                 "asked": self.asked,
                 "transport": self.transport,
                 "key": self.key,
-                "parameters-per-report": self.parameters_per_report,
+                "linked": self.linked,
                 "reply-s": self.reply_s,
                 "run-config": self.run_config,
             }
@@ -100,7 +100,7 @@ class RoundTerms:
         for name, kind in _FIELDS.items():
             if type(values[name]) is not kind:
                 raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
-        if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["parameters-per-report"]) < 1:
+        if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["linked"]) < 1:
             raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
         if (
             not (values["reply-s"] == 0 or SHORTEST_REPLY_S <= values["reply-s"] <= _LONGEST_REPLY_S)
@@ -118,7 +118,7 @@ class RoundTerms:
             asked=values["asked"],
             transport=values["transport"],
             key=values["key"],
-            parameters_per_report=values["parameters-per-report"],
+            linked=values["linked"],
             reply_s=values["reply-s"],
             run_config=values["run-config"],
         )
@@ -269,7 +269,7 @@ _FIELDS: dict[str, type] = {
     "asked": int,
     "transport": str,
     "key": bytes,
-    "parameters-per-report": int,
+    "linked": int,
     "reply-s": float,
     "run-config": str,
 }

@@ -18,7 +18,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi
-from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, require_possible
+from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings, Positive
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import PureRelease
@@ -159,7 +159,7 @@ class PrivUnitG(VectorMechanism):
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
         """Refuse also values beyond ``bound``: one of them could outweigh all other clients."""
         reports = super().read(payloads, ranges)
-        require_possible(reports.values, self.bound(ranges))
+        check_possible(reports.values, self.bound(ranges))
         return reports
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:

@@ -21,8 +21,8 @@ from ldpfl.mechanisms.scalar_noise import (
     LaplaceLaw,
     PiecewiseLaw,
     ScalarLaw,
+    check_possible,
     checked_epsilon,
-    require_possible,
 )
 from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
 from ldpfl.mechanisms.units import SampledUnits, Units
@@ -116,7 +116,7 @@ class ScalarMechanism(Mechanism):
             reports = DenseReports.from_payloads(payloads, ranges.dimension)
         else:
             reports = SampledReports.from_payloads(payloads, ranges.dimension, taken)
-        require_possible(torch.as_tensor(reports.values), self.law_for(ranges).bound)
+        check_possible(torch.as_tensor(reports.values), self.law_for(ranges).bound)
         return reports
 
     def aggregate(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> Tensor:

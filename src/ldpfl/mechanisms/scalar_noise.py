@@ -49,7 +49,7 @@ def checked_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
-def require_possible(values: Tensor, bound: float) -> None:
+def check_possible(values: Tensor, bound: float) -> None:
     """Refuse received ``values`` of which one is larger than ``bound`` in size, so that no honest client can have sent it.
 
     Raises:

@@ -18,7 +18,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
-from ldpfl.privacy.accounting import DELTA, account_groups, require_delta
+from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
 from ldpfl.privacy.events import BinaryRelease, Channel
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import RoundGroup, Statement
@@ -57,7 +57,7 @@ class Setting:
     delta: float = DELTA
     mechanism: str = "duchi"
     participation: float = 1.0
-    secret: bool = False
+    self_sampling: bool = False
     radius: float = 0.075
     channel: Channel = "ideal-shuffler"
     colluding: int = 0
@@ -67,7 +67,7 @@ class Setting:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
             raise ConfigError(f"planned are at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
-        require_delta(self.delta)
+        check_delta(self.delta)
         if not 0 < self.participation <= 1:
             raise ConfigError(f"participation must lie in (0, 1], got {self.participation:g}")
         if not (isfinite(self.radius) and self.radius > 0):
@@ -119,7 +119,7 @@ class Plan:
         }
 
 
-_INPUTS = ("mechanism", "epsilon", "clients", "weights", "rounds", "participation", "secret", "radius", "channel", "colluding")
+_INPUTS = ("mechanism", "epsilon", "clients", "weights", "rounds", "participation", "self_sampling", "radius", "channel", "colluding")
 
 
 def plan(setting: Setting) -> Plan:
@@ -134,7 +134,7 @@ def plan(setting: Setting) -> Plan:
         cohort=setting.cohort - setting.colluding,
         population=setting.clients - setting.colluding,
         rounds=setting.rounds,
-        sampling="everyone" if setting.participation == 1 else "secret" if setting.secret else "visible",
+        sampling="everyone" if setting.participation == 1 else "secret" if setting.self_sampling else "visible",
         rate=setting.participation,
         channel=setting.channel,
     )
@@ -145,7 +145,7 @@ def plan(setting: Setting) -> Plan:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Solution:
     """What it takes to reach a central epsilon behind an ideal shuffler.
 
     Attributes:
@@ -171,7 +171,7 @@ class Answer:
         }
 
 
-def answer(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Answer:
+def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Solution:
     """Return how many clients, or which budget a report, bring the run's central epsilon down to ``target``.
 
     Behind an ideal shuffler, for inputs that adapt to what was released before, as in training. Some ten seconds on one
@@ -182,23 +182,23 @@ def answer(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> 
     """
     if not (isfinite(target) and target > 0):
         raise ConfigError(f"the target must be positive and finite, got {target:g}")
-    require_central(setting)
-    found = Answer(target)
+    check_central(setting)
+    found = Solution(target)
     if clients:
         found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
         found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
     return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
 
 
-def require_central(setting: Setting) -> None:
+def check_central(setting: Setting) -> None:
     """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn."""
-    if setting.channel != "ideal-shuffler" or (setting.secret and setting.participation < 1):
+    if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
     if not isinstance(setting.build().release(setting.ranges()), BinaryRelease):
         raise ConfigError(f"a central epsilon is solved for or drawn for one-bit reports, and {setting.mechanism} does not send such")
 
 
-def crowds(setting: Setting) -> list[int]:
+def cohorts(setting: Setting) -> list[int]:
     """Return numbers of clients around those of ``setting``, from ten up: where a plot of epsilon is worth a point."""
     most = min(MOST_CLIENTS, 10_000 * setting.clients)
     points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
@@ -207,9 +207,9 @@ def crowds(setting: Setting) -> list[int]:
 
 def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
     """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients."""
-    require_central(setting)
-    crowd = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
-    rounds = ShuffledRounds(setting.epsilon, crowd, setting.weights, setting.rounds)
+    check_central(setting)
+    cohort = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
+    rounds = ShuffledRounds(setting.epsilon, cohort, setting.weights, setting.rounds)
     return _attained(rounds, setting.delta), _certified(rounds, setting.delta)
 
 
@@ -223,11 +223,11 @@ def _attained(rounds: ShuffledRounds, delta: float) -> float:
 
 
 def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, float], float], precise: float) -> int | None:
-    def epsilon_among(crowd: float) -> float:
-        return value(ShuffledRounds(setting.epsilon, max(1, ceil(crowd)), setting.weights, setting.rounds), setting.delta)
+    def epsilon_among(cohort: float) -> float:
+        return value(ShuffledRounds(setting.epsilon, max(1, ceil(cohort)), setting.weights, setting.rounds), setting.delta)
 
-    crowd = _smallest(epsilon_among, _normal_crowd(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
-    return None if crowd is None else ceil((ceil(crowd) + setting.colluding) / setting.participation - 1e-9)
+    cohort = _smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
+    return None if cohort is None else ceil((ceil(cohort) + setting.colluding) / setting.participation - 1e-9)
 
 
 def _epsilon(setting: Setting, target: float) -> float | None:
@@ -241,7 +241,7 @@ def _epsilon(setting: Setting, target: float) -> float | None:
     return None if inverse is None else 1 / inverse
 
 
-def _normal_crowd(setting: Setting, target: float) -> float:
+def _normal_cohort(setting: Setting, target: float) -> float:
     """Return the crowd that the central limit theorem would ask for: where the search begins."""
     mu = gaussian_mu(target, setting.delta)
     spread = sigmoid(setting.epsilon) * sigmoid(-setting.epsilon)

@@ -42,14 +42,14 @@ def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Stateme
         ConfigError: delta not between 0 and 1, or as many colluding clients as there are in some round.
     """
     if not ledger.events:
-        require_delta(delta)
+        check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
     return account_groups(_groups(ledger.events, colluding), delta)
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
-    require_delta(delta)
+    check_delta(delta)
     claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
     dearest = _dearest(groups)
@@ -67,7 +67,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
 
 
-def require_delta(delta: float) -> None:
+def check_delta(delta: float) -> None:
     """Raise a :class:`ConfigError` unless ``delta`` is one that figures can be given for."""
     if not 0 < delta < 1:
         advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
@@ -192,7 +192,7 @@ def _local(groups: Sequence[RoundGroup], delta: float) -> float:
 
 def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> list[Guarantee]:
     """Return what all that a client sends costs against a server behind an ideal shuffler."""
-    crowd = min(group.cohort for group in groups)
+    cohort = min(group.cohort for group in groups)
     bracket, known = _shuffled(groups, delta)
     common: dict[str, Any] = {"unit": "client", "units_per_round": 1, "adjacency": REPLACE_ONE, "trust_model": "shuffled", "scope": scope}
     rows = []
@@ -201,8 +201,8 @@ def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> 
         rows.append(Guarantee(bracket.upper, delta, assumptions=fixed, lower=bracket.lower, adaptive=False, status="proved", **common))
     lower = bracket.lower if known else None
     rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(groups), lower=lower, status="proved", **common))
-    if scope == "run" and known and len(groups) == 1 and crowd * sigmoid(-groups[0].release.parameter) >= _NORMAL_ENOUGH:
-        estimate = central_limit_epsilon(groups[0].release.parameter, crowd, groups[0].reports, delta)
+    if scope == "run" and known and len(groups) == 1 and cohort * sigmoid(-groups[0].release.parameter) >= _NORMAL_ENOUGH:
+        estimate = central_limit_epsilon(groups[0].release.parameter, cohort, groups[0].reports, delta)
         rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
     return rows
 
@@ -254,9 +254,9 @@ def _counts_only(group: RoundGroup) -> bool:
 
 
 def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
-    crowd = min(group.cohort for group in groups)
-    others = f"the other {crowd - 1:,} clients are honest, and none of them drops out or colludes"
-    if crowd == 1:
+    cohort = min(group.cohort for group in groups)
+    others = f"the other {cohort - 1:,} clients are honest, and none of them drops out or colludes"
+    if cohort == 1:
         others = "there is no other client to hide among"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)

@@ -33,7 +33,7 @@ class Budget:
         with self._noting_refusals():
             self.policy.check(request)
             with opened(self.path) as connection:
-                self._require_room(request, books_in(connection), as_stored(request.release))
+                self._check_room(request, books_in(connection), as_stored(request.release))
 
     def check_policy(self, request: Request) -> None:
         """Return if the policy allows ``request``, whatever was spent before.
@@ -59,7 +59,7 @@ class Budget:
         with self._noting_refusals():
             self.policy.check(request)
             with opened(self.path, write=True) as connection:
-                self._require_room(request, books_in(connection), release)
+                self._check_room(request, books_in(connection), release)
                 return add_charge(connection, request, release)
 
     def refused(self, refusal: Declined) -> Declined:
@@ -68,7 +68,7 @@ class Budget:
             note_refusal(connection, str(refusal))
         return refusal
 
-    def _require_room(self, request: Request, books: Books, new: Release) -> None:
+    def _check_room(self, request: Request, books: Books, new: Release) -> None:
         charges = books.charges + 1
         if charges > self.policy.rounds:
             raise request.declined(f"{charges} reports would exceed the policy's rounds = {self.policy.rounds}", Exhausted)

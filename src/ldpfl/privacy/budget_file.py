@@ -40,7 +40,7 @@ _TABLES = (
     "units INTEGER NOT NULL, unit TEXT NOT NULL, count INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE)",
     "CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, "
     "release INTEGER NOT NULL REFERENCES releases, cohort INTEGER NOT NULL, transport TEXT NOT NULL, "
-    "parameters_per_report INTEGER NOT NULL, sealed BLOB UNIQUE)",
+    "linked INTEGER NOT NULL, sealed BLOB UNIQUE)",
     "CREATE INDEX charges_by_release ON charges (release)",
     "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
 )
@@ -57,7 +57,7 @@ class Charged:
     release: Release
     cohort: int
     transport: str
-    parameters_per_report: int
+    linked: int
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,7 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
     """Return every charge, in order; errors as :func:`read_books`."""
     with opened(path) as connection:
         releases = _releases(connection)
-        rows = connection.execute(
-            "SELECT id, at, run, round, release, cohort, transport, parameters_per_report FROM charges ORDER BY id"
-        ).fetchall()
+        rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
     return tuple(Charged(number, at, run, round_, releases[release][0], *rest) for number, at, run, round_, release, *rest in rows)
 
 
@@ -182,7 +180,7 @@ def _create(path: Path, limit: Limit) -> Books:
 def opened(path: Path, *, write: bool = False, patience: float = _PATIENCE) -> Iterator[sqlite3.Connection]:
     """Yield a transaction on a file that was found sound; it is durable when this ends without an error."""
     with _connected(_private(path), write=write, patience=patience) as connection:
-        _require_sound(connection, path)
+        _check_sound(connection, path)
         yield connection
 
 
@@ -220,7 +218,7 @@ def _private(path: Path) -> Path:
     return check_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
-def _require_sound(connection: sqlite3.Connection, path: Path) -> None:
+def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a file that is not ours, newer, or damaged."""
     if _one(connection, "PRAGMA application_id") != _APPLICATION:
         raise Declined(f"{path} is not a budget file, or making it was interrupted: nothing leaves this client")
@@ -308,9 +306,9 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
         (*figures, _digest(*figures)),
     )
     (key,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
-    asked = (request.cohort, request.transport, request.parameters_per_report)
+    asked = (request.cohort, request.transport, request.linked)
     cursor = connection.execute(
-        "INSERT INTO charges (at, run, round, release, cohort, transport, parameters_per_report) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO charges (at, run, round, release, cohort, transport, linked) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (_now(), request.run, request.round, key, *asked),
     )
     return int(cursor.lastrowid or 0)

@@ -65,7 +65,7 @@ class Request:
         cohort: clients that the report will be mixed with, this one included, as far as the client knows.
         transport: how the report will leave.
         key: raw public key of the aggregator; empty where the report is not sealed.
-        parameters_per_report: units that stay together in the relay.
+        linked: units that stay together in the relay.
 
     Raises:
         Declined: figures that are not possible.
@@ -77,7 +77,7 @@ class Request:
     cohort: int
     transport: Transport
     key: bytes = b""
-    parameters_per_report: int = 1
+    linked: int = 1
 
     def __post_init__(self) -> None:
         if not _RUN.fullmatch(self.run):
@@ -85,7 +85,7 @@ class Request:
         if self.transport not in get_args(Transport):
             raise Declined(f"{self._place}: the transport must be one of {', '.join(get_args(Transport))}; nothing was sent")
         try:
-            RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.parameters_per_report)
+            RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.linked)
         except ConfigError as error:
             raise Declined(f"run {self.run}, {error}; nothing was sent") from None
 
@@ -100,10 +100,10 @@ class Request:
         cohort: int,
         transport: Transport,
         key: bytes = b"",
-        parameters_per_report: int = 1,
+        linked: int = 1,
     ) -> Request:
         """Return the request for one report of ``mechanism``, the very object that will encode it."""
-        return cls(run, round, mechanism.release(ranges), cohort, transport, key, parameters_per_report)
+        return cls(run, round, mechanism.release(ranges), cohort, transport, key, linked)
 
     @property
     def mechanism(self) -> str:
@@ -190,13 +190,13 @@ class Policy(BaseModel):
     """Failure probability at which the bounds count; 0 for pure ones."""
     rounds: Annotated[int, Field(ge=0)] = 0
     """Most reports that the client ever sends."""
-    smallest_cohort: Annotated[int, Field(ge=1)] = 100
+    min_clients: Annotated[int, Field(ge=1)] = 100
     """Fewest clients among which the report is mixed."""
     transports: Annotated[tuple[Transport, ...], Field(strict=False)] = ("relay",)
     """How reports may leave."""
     aggregator_keys: Annotated[tuple[Annotated[str, AfterValidator(_is_key)], ...], Field(strict=False)] = ()
     """Public keys, base64, of the aggregators that reports may be sealed to."""
-    parameters_per_report: Annotated[int, Field(ge=1)] = 1
+    linked: Annotated[int, Field(ge=1)] = 1
     """Most units that may stay together in the relay."""
     models: Annotated[tuple[Annotated[str, AfterValidator(_is_path)], ...], Field(strict=False)] = ()
     """Import paths, ``package.module:Class``, of models that a server may name beside the built-in ones: this node runs their code."""
@@ -243,9 +243,9 @@ class Policy(BaseModel):
         if request.transport == "relay":
             keys = [base64.b64decode(key) for key in self.aggregator_keys]
             yield request.key in keys, "the aggregator's key is not among the policy's aggregator_keys"
-        linked = request.parameters_per_report
-        yield linked <= self.parameters_per_report, _exceeds("parameters_per_report", linked, self.parameters_per_report)
-        yield request.cohort >= self.smallest_cohort, f"a cohort of {request.cohort} is below smallest_cohort = {self.smallest_cohort}"
+        linked = request.linked
+        yield linked <= self.linked, _exceeds("linked", linked, self.linked)
+        yield request.cohort >= self.min_clients, f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"
         if not request.protected:
             yield self.allow_unprotected, f"{request.mechanism} sends values without protection, and allow_unprotected is not set"
             return

@@ -24,7 +24,7 @@ from ldpfl.relay.operations import CONTENT_TYPE, Limits, Metrics, RateLimit, log
 from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, TERMS_BYTES, RoundStatus, Terms, round_of, run_of, upload_of
 from ldpfl.relay.queries import Progress
 from ldpfl.relay.schema import BUSY_S, busy
-from ldpfl.relay.store import Part, Store, wrong_offset
+from ldpfl.relay.store import RecordsPart, Store, wrong_offset
 from ldpfl.relay.tokens import Role, Tokens, is_token, unknown_token
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
@@ -211,7 +211,7 @@ async def _in_thread(places: AsyncExitStack, function: Callable[[], T]) -> T:
 class _Pieces(Response):
     """A part that is sent as fast as it is read, and then forgotten: ``held`` is closed."""
 
-    def __init__(self, part: Part, held: ExitStack) -> None:
+    def __init__(self, part: RecordsPart, held: ExitStack) -> None:
         super().__init__(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
         self._held = held
 

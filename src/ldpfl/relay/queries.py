@@ -65,7 +65,7 @@ def owned(row: Row[Any], owner: str) -> Row[Any]:
     return row
 
 
-def require_own_run(connection: Connection, owner: str, run: str) -> None:
+def check_own_run(connection: Connection, owner: str, run: str) -> None:
     """Refuse a run of which another aggregator has opened a round: who knows its name could open the next one.
 
     Until the transaction ends, nobody else opens a round of it.
@@ -80,7 +80,7 @@ def require_own_run(connection: Connection, owner: str, run: str) -> None:
         raise Forbidden("this run was begun by another aggregator")
 
 
-def require_few_rounds(connection: Connection, owner: str) -> None:
+def check_few_rounds(connection: Connection, owner: str) -> None:
     """Refuse one more round of an aggregator that has :data:`ROUNDS_HELD`.
 
     Raises:

@@ -25,14 +25,14 @@ from ldpfl.relay.operations import log_fault, log_round
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
 from ldpfl.relay.queries import (
     Progress,
+    check_few_rounds,
+    check_own_run,
     complete_uploads,
     count_of,
     delete_uploads,
     has_round,
     owned,
     progress_of,
-    require_few_rounds,
-    require_own_run,
     round_row,
     stream_of,
     terms_of,
@@ -42,7 +42,7 @@ from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, stor
 
 
 @dataclass(frozen=True, repr=False)
-class Part:
+class RecordsPart:
     """One part of the mixed records, and how many parts there are."""
 
     data: bytes
@@ -99,10 +99,10 @@ class Store:
             Forbidden: the round, or another one of its run, belongs to another aggregator.
         """
         with self._writing() as connection:
-            require_own_run(connection, owner, run)
+            check_own_run(connection, owner, run)
             missing = not has_round(connection, run, number)
             if missing:
-                require_few_rounds(connection, owner)
+                check_few_rounds(connection, owner)
                 closes_at = self._now(connection) + terms.closes_in_s
                 values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **terms.model_dump()}
                 connection.execute(insert(rounds).values(values))
@@ -140,7 +140,7 @@ class Store:
                 raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
             mine = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
             if mine is None:
-                self._require_open(connection, row)
+                self._check_open(connection, row)
                 _create_upload(connection, row, client, upload_id)
                 return Progress(0, expected)
             if mine.upload_id != upload_id:
@@ -172,7 +172,7 @@ class Store:
         self._leftovers.check_room()
         with self._writing() as connection:
             row = round_row(connection, run, number, lock="shared")
-            self._require_open(connection, row)
+            self._check_open(connection, row)
             mine = upload_row(connection, row, client, upload_id)
             expected = terms_of(row).upload_bytes
             if offset + len(data) > expected:
@@ -185,7 +185,7 @@ class Store:
                 connection.execute(insert(blocks).values(upload=mine.id, start=offset, data=data))
             return Progress(offset + len(data), expected)
 
-    def part(self, owner: str, run: str, number: int, index: int) -> Part:
+    def part(self, owner: str, run: str, number: int, index: int) -> RecordsPart:
         """Return one part of the mixed records, the same bytes each time; the first call after the deadline mixes the round.
 
         Raises:
@@ -206,7 +206,7 @@ class Store:
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
         if data is None:
             raise _no_part(row, row.parts)
-        return Part(data, row.parts)
+        return RecordsPart(data, row.parts)
 
     def acknowledge(self, owner: str, run: str, number: int) -> None:
         """Delete the mixed records; that the round is over stays. Once more changes nothing.
@@ -254,7 +254,7 @@ class Store:
             row = owned(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state != "open":
                 return  # another worker was first
-            self._require_due(connection, row)
+            self._check_due(connection, row)
             begun = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
             complete = complete_uploads(connection, row)
             count = part_count(complete * terms_of(row).upload_bytes)
@@ -305,17 +305,17 @@ class Store:
             return "open", left
         return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
 
-    def _require_open(self, connection: Connection, row: Row[Any]) -> None:
+    def _check_open(self, connection: Connection, row: Row[Any]) -> None:
         if self._state(connection, row)[0] not in ("open", "waiting"):
             raise _over(row)
 
     def _still_wanted(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
         """Return ``progress``; a complete upload is told so even when the round is over, an incomplete one came too late."""
         if not progress.complete:
-            self._require_open(connection, row)
+            self._check_open(connection, row)
         return progress
 
-    def _require_due(self, connection: Connection, row: Row[Any]) -> None:
+    def _check_due(self, connection: Connection, row: Row[Any]) -> None:
         state, left = self._state(connection, row)
         if state == "open":
             raise TooEarly(f"round {row.round} of {row.run} is open for {left:.1f} seconds more", {"Retry-After": str(math.ceil(left))})

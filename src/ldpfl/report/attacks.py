@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ldpfl.attacks.compare import Comparison, Line
 from ldpfl.attacks.frechet import require_one_extractor
-from ldpfl.attacks.on_run import Row, RunAttack
+from ldpfl.attacks.on_run import AttackRow, RunAttack
 
 _KINDS = {
     "unprotected": "reconstructed from the unprotected model",
@@ -64,22 +64,22 @@ def _line_name(line: Line) -> str:
     return line.name if line.row.kind == "protected" else _KINDS[line.row.kind]
 
 
-def _name(row: Row, result: RunAttack) -> str:
+def _name(row: AttackRow, result: RunAttack) -> str:
     if row.kind == "protected":
         return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
     return _KINDS[row.kind]
 
 
-def _counts(row: Row) -> str:
+def _counts(row: AttackRow) -> str:
     first = row.distances[0]
     return f"{first.other:,}" if first.other == first.real else f"{first.other:,} to {first.real:,}"
 
 
-def _spread(row: Row) -> str:
+def _spread(row: AttackRow) -> str:
     return f"{row.mean:.4g}" + (f" ± {row.deviation:.2g}" if len(row.distances) > 1 else "")
 
 
-def _notes(rows: Sequence[Row], extractor: str, features: int, classifier_accuracy: float) -> list[str]:
+def _notes(rows: Sequence[AttackRow], extractor: str, features: int, classifier_accuracy: float) -> list[str]:
     fewest = min(distance.other for row in rows for distance in row.distances)
     notes = [
         _READ,

@@ -105,9 +105,9 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     table.add_row(f"accuracy ({result['evaluated_on']} images)", _share(result["accuracy"]))
-    twin = result["noise_free_accuracy"]
-    if twin is not None and result["accuracy"] is not None:
-        table.add_row("noise-free twin", f"{twin:.2%}  (noise costs {100 * (twin - result['accuracy']):.2f} points)")
+    baseline = result["noise_free_accuracy"]
+    if baseline is not None and result["accuracy"] is not None:
+        table.add_row("noise-free baseline", f"{baseline:.2%}  (noise costs {100 * (baseline - result['accuracy']):.2f} points)")
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", "[red]none: values leave as they are[/red]")
     cohort = result["clients_per_round"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.attacks.linkage import CONFIDENCE, Figure, LinkageResult, LinkChannel, Row, Setting
+from ldpfl.attacks.linkage import CONFIDENCE, Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
 from ldpfl.report.plots import figure_file, require_plot
 from ldpfl.report.privacy import number
 
@@ -54,7 +54,7 @@ def linkage_table(result: LinkageResult) -> Table:
     return table
 
 
-def _notes(setting: Setting) -> list[str]:
+def _notes(setting: LinkageSetting) -> list[str]:
     late = f", T_S {setting.shortfall:g} s too low" if setting.shortfall else ""
     return [
         "direct: all reports when done; delays: each after U(0, T); + waits: and T_W, as the paper has it; relay: all at once",
@@ -119,7 +119,7 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
         )
 
 
-def _draw(panel: Axes, result: LinkageResult, of: Callable[[Row], Figure], *, scale: float = 1, dotted: bool = False) -> None:
+def _draw(panel: Axes, result: LinkageResult, of: Callable[[LinkageRow], Figure], *, scale: float = 1, dotted: bool = False) -> None:
     for channel, colour in _COLOURS.items():
         own = [row for row in result.rows if row.channel == channel]
         label = "" if dotted else _LEGEND[channel]
@@ -136,7 +136,7 @@ def _draw(panel: Axes, result: LinkageResult, of: Callable[[Row], Figure], *, sc
                 panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _places(rows: Sequence[Row], setting: Setting) -> list[float]:
+def _places(rows: Sequence[LinkageRow], setting: LinkageSetting) -> list[float]:
     return [row.delay / (setting.spread or 1.0) for row in rows if row.delay is not None]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
     from ldpfl.experiments.sweep import SweepConfig
-    from ldpfl.experiments.sweep_rows import Course, Point, Rounds
+    from ldpfl.experiments.sweep_rows import Curve, Point, Rounds
 
 _COLOURS = ("#e69f00", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 """Of Okabe and Ito, which colour-blind people tell apart; without their yellow, too pale for a line on white."""
@@ -36,7 +36,7 @@ _LEGEND_WIDTH, _LINE_WIDTH = 225, 15
 """What fits below the panels, and a line's sample, in letters."""
 
 
-def draw_noise(path: Path, sweep: SweepConfig, courses: Sequence[Course]) -> bool:
+def draw_noise(path: Path, sweep: SweepConfig, curves: Sequence[Curve]) -> bool:
     """Draw a row of panels for each point of the axes: the papers' epsilon, noise and accuracy after each round.
 
     Lines are means over the seeds that were finished, bands of the first two panels reach from the lowest to the highest. These
@@ -53,14 +53,14 @@ def draw_noise(path: Path, sweep: SweepConfig, courses: Sequence[Course]) -> boo
         ConfigError: a suffix that is none of svg, png, pdf.
     """
     kind = require_plot(path)
-    drawn = [course for course in courses if course.accuracy]
+    drawn = [curve for curve in curves if curve.accuracy]
     # What is the same at all points is drawn at each of them.
-    points = list(dict.fromkeys(course.row.point for course in drawn if course.row.point)) or [()]
-    shown = {point: [course for course in drawn if course.row.point in ((), point)] for point in points}
-    shown = {point: own for point, own in shown.items() if any(course.norm for course in own)}
+    points = list(dict.fromkeys(curve.row.point for curve in drawn if curve.row.point)) or [()]
+    shown = {point: [curve for curve in drawn if curve.row.point in ((), point)] for point in points}
+    shown = {point: own for point, own in shown.items() if any(curve.norm for curve in own)}
     if not shown:
         return False
-    private = [variant for variant in sweep.variants if any(_is_private(course) for course in drawn if course.row.variant == variant)]
+    private = [variant for variant in sweep.variants if any(_is_private(curve) for curve in drawn if curve.row.variant == variant)]
     with figure_file(path, kind, (12.0, 0.6 + 4.0 * len(shown))) as figure:
         figure.suptitle(_TITLE.format(name=sweep.name), fontsize=11)
         parts = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
@@ -69,17 +69,17 @@ def draw_noise(path: Path, sweep: SweepConfig, courses: Sequence[Course]) -> boo
     return True
 
 
-def _draw_point(part: SubFigure, private: Sequence[str], point: Point, courses: Sequence[Course]) -> None:
+def _draw_point(part: SubFigure, private: Sequence[str], point: Point, curves: Sequence[Curve]) -> None:
     """Draw the three panels of one point, and a legend below them."""
     budget, noise, accuracy = part.subplots(1, 3)
-    for course in courses:
-        place, rounds = (private.index(course.row.variant) if _is_private(course) else None), len(course.accuracy[0])
+    for curve in curves:
+        place, rounds = (private.index(curve.row.variant) if _is_private(curve) else None), len(curve.accuracy[0])
         look = _PLAIN if place is None else _look(place, len(private), rounds)
-        if course.norm:
-            _draw_range(budget, course.paper_epsilon, look)
-            _draw_range(noise, course.norm, look)
-        percent = [100 * statistics.fmean(values) for values in zip(*course.accuracy, strict=True)]
-        accuracy.plot(range(1, rounds + 1), percent, label=_label(course), **look)
+        if curve.norm:
+            _draw_range(budget, curve.paper_epsilon, look)
+            _draw_range(noise, curve.norm, look)
+        percent = [100 * statistics.fmean(values) for values in zip(*curve.accuracy, strict=True)]
+        accuracy.plot(range(1, rounds + 1), percent, label=_label(curve), **look)
     budget.set_ylabel("epsilon so far, the papers' count\n(mean client, no guarantee)")
     noise.set_ylabel("noise so far\n(L2 norms, all clients added up)")
     accuracy.set_ylabel("accuracy (%)")
@@ -102,8 +102,8 @@ def _finish(part: SubFigure, panels: Sequence[Axes]) -> None:
     part.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, handlelength=6)
 
 
-def _is_private(course: Course) -> bool:
-    return bool(course.norm) or not isinf(course.row.budget)
+def _is_private(curve: Curve) -> bool:
+    return bool(curve.norm) or not isinf(curve.row.budget)
 
 
 def _look(place: int, of: int, rounds: int) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def _choose_scale(panel: Axes) -> None:
         panel.set_ylim(bottom=0.0)
 
 
-def _label(course: Course) -> str:
-    budget, seeds = course.row.budget, len(course.accuracy)
+def _label(curve: Curve) -> str:
+    budget, seeds = curve.row.budget, len(curve.accuracy)
     ledger = "infinite" if isinf(budget) else number(budget)
-    partly = f"; {seeds} of {seeds + len(course.row.stopped)} seeds" if course.row.stopped else ""
-    return f"{course.row.variant} (ledger: {ledger}{partly})"
+    partly = f"; {seeds} of {seeds + len(curve.row.stopped)} seeds" if curve.row.stopped else ""
+    return f"{curve.row.variant} (ledger: {ledger}{partly})"

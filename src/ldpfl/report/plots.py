@@ -50,14 +50,14 @@ def accuracy_curve(result: dict[str, Any]) -> Picture:
 
 
 def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
-    """Draw accuracy against rounds, beside the noise-free twin where there is one; nothing where it was not measured."""
+    """Draw accuracy against rounds, beside the noise-free baseline where there is one; nothing where it was not measured."""
     with _figure(path, "svg") as (axes,):
         from matplotlib.ticker import MaxNLocator
 
         rounds = range(1, result["rounds"] + 1)
-        twin = result["noise_free_accuracy_per_round"]
-        if twin:
-            axes.plot(rounds, [100 * a for a in twin], color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
+        baseline = result["noise_free_accuracy_per_round"]
+        if baseline:
+            axes.plot(rounds, [100 * a for a in baseline], color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
         accuracy = [nan if a is None else 100 * a for a in result["accuracy_per_round"]]
         axes.plot(rounds, accuracy, color="tab:blue", marker="o", markersize=4, label=_label(result))
         axes.set_xlabel("round")

@@ -56,7 +56,7 @@ def plan_table(plan: dict[str, Any], answer: dict[str, Any] | None) -> Table:
     table = Table(title=f"plan: {plan['mechanism']}, {budget}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['secret'] else 'known to others'})"
+    part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['self_sampling'] else 'seen by others'})"
     colluding = f", {plan['colluding']:,} of them collude" if plan["colluding"] else ""
     table.add_row("clients", f"{plan['clients']:,}{part}{colluding}")
     table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")

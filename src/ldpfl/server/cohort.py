@@ -12,11 +12,11 @@ from ldpfl.privacy.events import Channel, Sampling
 from ldpfl.randomness import Purpose, stream
 
 
-def round_cohort(seed: int, round_number: int, clients: int, fraction: float, lowest: float | None) -> NDArray[np.int64]:
-    """Return who takes part in a round: a ``fraction`` that the server draws, or, given ``lowest``, those who decide to."""
-    if lowest is None:
+def round_cohort(seed: int, round_number: int, clients: int, fraction: float, self_sampling: float | None) -> NDArray[np.int64]:
+    """Return who takes part in a round: a ``fraction`` that the server draws, or, given ``self_sampling``, those who decide to."""
+    if self_sampling is None:
         return sample_cohort(seed, round_number, clients, fraction)
-    return self_sampled_cohort(seed, round_number, clients, lowest)
+    return self_sampled_cohort(seed, round_number, clients, self_sampling)
 
 
 def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -> NDArray[np.int64]:
@@ -29,21 +29,21 @@ def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -
     return np.sort(chosen).astype(np.int64)
 
 
-def self_sampled_cohort(seed: int, round_number: int, clients: int, lowest: float) -> NDArray[np.int64]:
+def self_sampled_cohort(seed: int, round_number: int, clients: int, self_sampling: float) -> NDArray[np.int64]:
     """Return the clients that decide to take part, in ascending order; it may be none.
 
-    Each client draws q ~ U(``lowest``, 1) for this round and joins with probability q, so with (``lowest`` + 1) / 2 over all;
+    Each client draws q ~ U(``self_sampling``, 1) for this round and joins with probability q, so with (``self_sampling`` + 1) / 2 over all;
     q itself changes nothing, for nobody learns it.
 
-    Source: Optimal LDP-FL, Algorithm 4, with ``lowest`` 0.5; the plain variant that it replaces has 0.
+    Source: Optimal LDP-FL, Algorithm 4, with ``self_sampling`` 0.5; the plain variant that it replaces has 0.
     """
     draws = np.array([stream(seed, Purpose.PARTICIPATION, round_number, client).random(2) for client in range(clients)])
-    joined: NDArray[np.int64] = np.flatnonzero(draws[:, 1] < lowest + (1 - lowest) * draws[:, 0]).astype(np.int64)
+    joined: NDArray[np.int64] = np.flatnonzero(draws[:, 1] < self_sampling + (1 - self_sampling) * draws[:, 0]).astype(np.int64)
     return joined
 
 
 def round_event(
-    number: int, release: Release, cohort: int, joined: NDArray[np.int64], channel: Channel, lowest: float | None = None
+    number: int, release: Release, cohort: int, joined: NDArray[np.int64], channel: Channel, self_sampling: float | None = None
 ) -> RoundEvent:
     """Return the ledger's record of round ``number``.
 
@@ -51,11 +51,11 @@ def round_event(
         cohort: clients whose reports arrived.
         joined: how many rounds each client has taken part in so far, this one included.
         channel: what stands between clients and server.
-        lowest: of :func:`self_sampled_cohort`, if that is how the cohort came about. Then who took part is a secret as long
+        self_sampling: of :func:`self_sampled_cohort`, if that is how the cohort came about. Then who took part is a secret as long
             as the channel keeps it; a cohort that the server draws is none.
     """
     most = int(joined.max())
-    if lowest is not None and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + lowest) / 2, channel)
+    if self_sampling is not None and channel == "ideal-shuffler":
+        return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + self_sampling) / 2, channel)
     sampling: Sampling = "everyone" if cohort == joined.size else "visible"
     return RoundEvent(number, release, cohort, joined.size, most, sampling, channel=channel)

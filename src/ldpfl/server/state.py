@@ -63,30 +63,30 @@ def advance(
         NotFiniteError: a mean or new weights that are not finite: reports of finite values may add up to that.
         PrivacyError: no report, or reports of another model.
     """
-    told = pool.aggregate(mechanism, state.ranges)
-    if not is_finite(told.mean):
+    aggregate = pool.aggregate(mechanism, state.ranges)
+    if not is_finite(aggregate.mean):
         raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
-    weights = told.mean if perturbed == "weights" else torch.add(state.weights, told.mean, alpha=learning_rate)
-    if told.heard is not None:
-        weights = torch.where(told.heard, weights, state.weights)
+    weights = aggregate.mean if perturbed == "weights" else torch.add(state.weights, aggregate.mean, alpha=learning_rate)
+    if aggregate.reported is not None:
+        weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
         raise NotFiniteError(f"the weights after round {state.round + 1} are not finite; the round is dropped")
-    return ServerState(state.round + 1, weights, _next_ranges(state.ranges, told, rule), state.weights)
+    return ServerState(state.round + 1, weights, _next_ranges(state.ranges, aggregate, rule), state.weights)
 
 
-def _next_ranges(ranges: LayerRanges, told: Aggregate, rule: RangeRule) -> LayerRanges:
+def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
     """Return what ``rule`` makes of the weights that were heard; a layer of which none was keeps its range.
 
     All layers do where the rule leaves what ranges can be: noise that feeds on itself must not end a run whose reports are charged.
     """
     try:
-        return _ruled(ranges, told, rule)
+        return _ruled(ranges, aggregate, rule)
     except ConfigError:
         return ranges
 
 
-def _ruled(ranges: LayerRanges, told: Aggregate, rule: RangeRule) -> LayerRanges:
-    if told.heard is None:
-        return rule.update(ranges, told.mean, told.variance)
-    heard = rule.update(ranges.part(told.heard), told.mean[told.heard], told.variance[told.heard])
-    return ranges.with_part(heard, told.heard)
+def _ruled(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
+    if aggregate.reported is None:
+        return rule.update(ranges, aggregate.mean, aggregate.variance)
+    reported = rule.update(ranges.part(aggregate.reported), aggregate.mean[aggregate.reported], aggregate.variance[aggregate.reported])
+    return ranges.with_part(reported, aggregate.reported)

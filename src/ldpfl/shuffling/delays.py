@@ -40,7 +40,7 @@ class ResponseTime:
 
     def __post_init__(self) -> None:
         for name, value in (("computing", self.computing), ("communicating", self.communicating)):
-            _require_time(value, f"the time for {name}")
+            _check_time(value, f"the time for {name}")
 
     @property
     def total(self) -> float:
@@ -57,7 +57,7 @@ def agreed_delay(proposals: Sequence[float]) -> float:
     if not proposals:
         raise ConfigError("nobody proposed a longest delay: at least one client must, before the first round")
     for proposal in proposals:
-        _require_delay(proposal, "a proposed longest delay")
+        _check_delay(proposal, "a proposed longest delay")
     return float(statistics.median(proposals))
 
 
@@ -81,7 +81,7 @@ def wait(own: ResponseTime, slowest: float) -> float:
     Raises:
         ConfigError: ``slowest`` is negative or not finite.
     """
-    _require_time(slowest, "the slowest client's response time")
+    _check_time(slowest, "the slowest client's response time")
     return max(0.0, slowest - own.total)
 
 
@@ -106,7 +106,7 @@ def random_delays(longest: float, reports: int, source: RandomSource, row: int =
 
     Source: LDP-FL, Algorithm 3, line 4.
     """
-    _require_delay(longest, "the longest delay")
+    _check_delay(longest, "the longest delay")
     if reports < 1:
         raise ConfigError(f"the number of reports must be 1 or more, got {reports}")
     return uniform(source, row, reports) * longest
@@ -123,12 +123,12 @@ def departures(own: ResponseTime, slowest: float, longest: float, reports: int, 
     return wait(own, slowest) + random_delays(longest, reports, source, row)
 
 
-def _require_time(value: float, what: str) -> None:
+def _check_time(value: float, what: str) -> None:
     # Without the value: how long a client trains may tell how much data it has.
     if not (isfinite(value) and value >= 0):
         raise ConfigError(f"{what} must be a finite number of seconds, 0 or more: check the client's clock")
 
 
-def _require_delay(value: float, what: str) -> None:
+def _check_delay(value: float, what: str) -> None:
     if not (isfinite(value) and value > 0):
         raise ConfigError(f"{what} must be a finite number of seconds above 0, got {value}")

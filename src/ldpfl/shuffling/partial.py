@@ -42,11 +42,11 @@ class PartialPool:
 
     Attributes:
         parts: each about other weights than the rest.
-        heard: (d,) bool, the weights that may be updated.
+        reported: (d,) bool, the weights that may be updated.
     """
 
     parts: tuple[Part, ...]
-    heard: Tensor
+    reported: Tensor
 
     @property
     def clients(self) -> int:
@@ -56,20 +56,20 @@ class PartialPool:
     @property
     def counts(self) -> Tensor:
         """How many clients' reports each weight received, (d,) int64."""
-        counts = torch.zeros(self.heard.shape, dtype=torch.int64)
+        counts = torch.zeros(self.reported.shape, dtype=torch.int64)
         for part in self.parts:
             counts[part.weights] = part.clients
-        return counts * self.heard
+        return counts * self.reported
 
     def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
         """Return the mean of each weight over the reports that arrived about it.
 
         Raises:
-            PrivacyError: no weight was heard, or reports of another mechanism or model.
+            PrivacyError: no weight was reported, or reports of another mechanism or model.
         """
-        if self.heard.shape != (ranges.dimension,):
-            raise PrivacyError(f"the reports cover {self.heard.numel()} weights, the ranges cover {ranges.dimension}")
-        if not bool(self.heard.any()):
+        if self.reported.shape != (ranges.dimension,):
+            raise PrivacyError(f"the reports cover {self.reported.numel()} weights, the ranges cover {ranges.dimension}")
+        if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")
         mean, variance = torch.zeros(ranges.dimension), torch.zeros(ranges.dimension)
         for part in self.parts:
@@ -77,4 +77,4 @@ class PartialPool:
             alone = mechanism.in_part(own)
             mean[part.weights] = values = alone.aggregate([part.reports], own)
             variance[part.weights] = alone.mean_variance(values, own, part.reports.clients)
-        return Aggregate(mean * self.heard, variance * self.heard, self.heard)
+        return Aggregate(mean * self.reported, variance * self.reported, self.reported)

@@ -21,12 +21,12 @@ class Aggregate:
     Attributes:
         mean: (d,) float32 estimate of the clients' mean; 0 where no report was heard.
         variance: (d,) estimated variance of its noise; 0 where no report was heard.
-        heard: (d,) bool, the weights that reports spoke about; None for all.
+        reported: (d,) bool, the weights that reports spoke about; None for all.
     """
 
     mean: Tensor
     variance: Tensor
-    heard: Tensor | None = None
+    reported: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

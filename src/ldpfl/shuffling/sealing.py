@@ -1,4 +1,4 @@
-"""Seal chunks to the aggregator's key, so that a relay can mix them but not read them (HPKE, RFC 9180, base mode)."""
+"""Seal records to the aggregator's key, so that a relay can mix them but not read them (HPKE, RFC 9180, base mode)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Binding:
     Attributes:
         run: name of the run.
         round: its number, from 1.
-        fingerprint: of the :class:`ldpfl.shuffling.ChunkPlan`.
+        fingerprint: of the :class:`ldpfl.shuffling.RecordPlan`.
 
     Raises:
         ConfigError: the round is not a number from 1 to 2^64 - 1, or the fingerprint has not 32 bytes.

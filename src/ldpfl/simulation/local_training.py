@@ -94,8 +94,8 @@ class VectorizedTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         if schedule.clients == 1:  # a batch of one takes other kernels, whose rounding differs: train it beside a twin
-            twin = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
-            return self.train(weights, twin)[:1]
+            baseline = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
+            return self.train(weights, baseline)[:1]
         task = self.task
         start = task.layout.unflatten(weights.to(task.images.pixels.device))
         names = list(start)

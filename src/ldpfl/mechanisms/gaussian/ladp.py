@@ -97,7 +97,7 @@ class LadpPaper(SensitivitySchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_estimates(self.p_min, self.p_max, self.normaliser)
+        _check_estimates(self.p_min, self.p_max, self.normaliser)
         require_usable(self.full_sigma * (self.p_max / self.p_min))
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
@@ -170,7 +170,7 @@ class LadpSound(PublicSchedule):
         if self.share_rule not in ("kl", "size"):
             raise ConfigError(f"unknown share rule {self.share_rule!r}: expected kl or size")
         require_share("smallest_share", self.smallest_share, one=False)
-        _require_estimates(self.p_min, self.p_max, self.normaliser)
+        _check_estimates(self.p_min, self.p_max, self.normaliser)
 
     @property
     def _mu(self) -> float:
@@ -254,7 +254,7 @@ class LadpSoundSettings(GaussianSettings):
         )
 
 
-def _require_estimates(p_min: float, p_max: float, normaliser: str) -> None:
+def _check_estimates(p_min: float, p_max: float, normaliser: str) -> None:
     require_positive("p_max", p_max)
     require_positive("p_min", p_min)
     if p_min > p_max:

@@ -1,4 +1,4 @@
-"""Chunks: cut and joined without loss, averaged by weight where some are missing, and refused where they cannot be right."""
+"""Records: cut and joined without loss, averaged by weight where some are missing, and refused where they cannot be right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ldpfl.mechanisms.units import SampledUnits, Units
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import RoundEvent
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.shuffling import ChunkPlan, Joined, PartialPool, ReportPool
+from ldpfl.shuffling import Joined, PartialPool, RecordPlan, ReportPool
 
 Bytes = NDArray[np.uint8]
 
@@ -32,7 +32,7 @@ RANGES = LayerRanges(torch.tensor([0.0, 0.2, -1.0]), torch.tensor([0.5, 0.25, 2.
 DIMENSION = sum(SIZES)
 CLIENTS = 5
 ID = 4
-"""Bytes of a chunk's id, in front."""
+"""Bytes of a record's id, in front."""
 
 DUCHI, LAPLACE, SAMPLED = create("duchi", epsilon=1.0), Laplace(1.0), Laplace(4.0, 5)
 
@@ -59,8 +59,8 @@ LINKED = (1, 2, 8, 100)
 every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
 
 
-def plan_of(mechanism: Mechanism, linked: int = 1, ranges: LayerRanges = RANGES) -> ChunkPlan:
-    return ChunkPlan(mechanism, ranges, linked, unprotected=True)
+def plan_of(mechanism: Mechanism, linked: int = 1, ranges: LayerRanges = RANGES) -> RecordPlan:
+    return RecordPlan(mechanism, ranges, linked, unprotected=True)
 
 
 def encode(mechanism: Mechanism, clients: int = CLIENTS, seed: int = 0, ranges: LayerRanges = RANGES) -> Reports:
@@ -69,13 +69,13 @@ def encode(mechanism: Mechanism, clients: int = CLIENTS, seed: int = 0, ranges: 
     return reports
 
 
-def cut(plan: ChunkPlan, reports: Reports) -> Bytes:
-    """Return all clients' chunks, (K * m, p), client by client."""
+def cut(plan: RecordPlan, reports: Reports) -> Bytes:
+    """Return all clients' records, (K * m, p), client by client."""
     return np.concatenate([plan.split(payload) for payload in reports.payloads()])
 
 
-def shuffled(chunks: Bytes, seed: int = 0) -> Bytes:
-    return np.random.default_rng(seed).permutation(chunks)
+def shuffled(records: Bytes, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).permutation(records)
 
 
 def payloads(joined: Joined) -> list[bytes]:
@@ -90,8 +90,8 @@ def refusals(joined: Joined) -> dict[str, int]:
 def flat(joined: Joined) -> list[tuple[bytes, list[bool]]]:
     """Return everything that a pool tells: payloads, and what they are about."""
     if isinstance(joined.pool, PartialPool):
-        heard = joined.pool.heard.tolist()
-        return [(payload, part.weights.tolist() + heard) for part in joined.pool.parts for payload in part.reports.payloads()]
+        reported = joined.pool.reported.tolist()
+        return [(payload, part.weights.tolist() + reported) for part in joined.pool.parts for payload in part.reports.payloads()]
     return [(payload, []) for payload in payloads(joined)]
 
 
@@ -100,12 +100,12 @@ def flat(joined: Joined) -> list[tuple[bytes, list[bool]]]:
 
 @every_mechanism
 @pytest.mark.parametrize("linked", LINKED)
-def test_one_clients_chunks_make_its_payload_again(name: str, linked: int) -> None:
+def test_one_clients_records_make_its_payload_again(name: str, linked: int) -> None:
     plan = plan_of(MECHANISMS[name], linked)
     [payload] = encode(MECHANISMS[name], 1).payloads()
-    chunks = plan.split(payload)
-    assert chunks.shape == (plan.chunks, plan.plaintext_bytes)
-    joined = plan.join(shuffled(chunks), 1)
+    records = plan.split(payload)
+    assert records.shape == (plan.records, plan.plaintext_bytes)
+    joined = plan.join(shuffled(records), 1)
     assert payloads(joined) == [payload]
     assert joined.refused == ()
 
@@ -146,27 +146,27 @@ def test_a_model_of_one_weight_is_cut_too(mechanism: Mechanism) -> None:
     assert sorted(payloads(plan.join(cut(plan, reports), 3))) == sorted(reports.payloads())
 
 
-def test_a_chunk_holds_its_own_units_and_nothing_of_others() -> None:
+def test_a_record_holds_its_own_units_and_nothing_of_others() -> None:
     bits = np.array([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 1, 0, 1], dtype=np.uint8)
-    chunks = plan_of(DUCHI, 5).split(np.packbits(bits, bitorder="little").tobytes())
-    assert chunks[:, :ID].tolist() == [[0, 0, 0, number] for number in range(5)]
-    held = np.unpackbits(chunks[:, ID:], axis=1, bitorder="little")
+    records = plan_of(DUCHI, 5).split(np.packbits(bits, bitorder="little").tobytes())
+    assert records[:, :ID].tolist() == [[0, 0, 0, number] for number in range(5)]
+    held = np.unpackbits(records[:, ID:], axis=1, bitorder="little")
     assert [row[:5].tolist() for row in held] == [*bits[:20].reshape(4, 5).tolist(), [1, 0, 0, 0, 0]]
     assert not held[:, 5:].any()
 
 
 @pytest.mark.parametrize("name", ["duchi", "harmony", "harmony-3", "laplace", "laplace-5-of-d"])
-def test_a_chunk_of_one_weight_takes_16_bytes(name: str) -> None:
+def test_a_record_of_one_weight_takes_16_bytes(name: str) -> None:
     assert plan_of(MECHANISMS[name]).plaintext_bytes == 16
 
 
 @pytest.mark.parametrize(
-    ("name", "linked", "chunks"),
+    ("name", "linked", "records"),
     [("duchi", 1, 21), ("duchi", 4, 6), ("harmony", 1, 3), ("harmony-3", 2, 5), ("laplace", 100, 1), ("laplace-5-of-d", 2, 3)]
     + [(name, 1, 1) for name in ("duchi-vector", "privunit-g", "full-dp", "none")],
 )
-def test_how_many_chunks_a_client_sends(name: str, linked: int, chunks: int) -> None:
-    assert plan_of(MECHANISMS[name], linked).chunks == chunks
+def test_how_many_records_a_client_sends(name: str, linked: int, records: int) -> None:
+    assert plan_of(MECHANISMS[name], linked).records == records
 
 
 @every_mechanism
@@ -189,15 +189,15 @@ def test_units_released_apart_are_those_of_the_guarantee_or_sampled(name: str) -
         assert units.bits.size == guarantee.units_per_round
 
 
-def test_the_place_of_a_sampled_weight_does_not_show_in_its_chunk() -> None:
-    chunks = plan_of(SAMPLED, 2).split(next(iter(encode(SAMPLED, 1).payloads())))
-    assert chunks[:, :ID].tolist() == [[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 0, 1]]
+def test_the_place_of_a_sampled_weight_does_not_show_in_its_record() -> None:
+    records = plan_of(SAMPLED, 2).split(next(iter(encode(SAMPLED, 1).payloads())))
+    assert records[:, :ID].tolist() == [[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 0, 1]]
 
 
-def held(plan: ChunkPlan, chunks: Bytes) -> list[list[tuple[int, float]]]:
-    """Return the (weight, value) pairs in each chunk of sampled weights, as they stand on the wire."""
+def held(plan: RecordPlan, records: Bytes) -> list[list[tuple[int, float]]]:
+    """Return the (weight, value) pairs in each record of sampled weights, as they stand on the wire."""
     found, width = [], (plan.ranges.dimension - 1).bit_length()
-    for row in chunks:
+    for row in records:
         size = int.from_bytes(row[:ID].tobytes(), "big")
         head = -(-size * width // 8)
         bits = np.unpackbits(row[ID : ID + head], count=size * width, bitorder="little").reshape(size, width)
@@ -213,21 +213,21 @@ def weights(pairs: list[tuple[int, float]]) -> tuple[int, ...]:
 FALSE_ALARM = 1e-6  # of each chi-square test below, were its seed not fixed
 
 
-def test_every_dealing_of_sampled_weights_to_chunks_is_equally_likely() -> None:
-    """All 5! / (2! 2! 1!) = 30 ways to deal one report: this is the law of a client's chunks, given its report."""
+def test_every_dealing_of_sampled_weights_to_records_is_equally_likely() -> None:
+    """All 5! / (2! 2! 1!) = 30 ways to deal one report: this is the law of a client's records, given its report."""
     plan, source = plan_of(SAMPLED, 2), SeededStreams([np.random.default_rng(5)])
     [payload] = encode(SAMPLED, 1).payloads()
     seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
     for _ in range(1_500):
         dealt = held(plan, plan.split(payload, source))
-        assert all(weights(chunk) == tuple(sorted(weights(chunk))) for chunk in dealt)
+        assert all(weights(record) == tuple(sorted(weights(record))) for record in dealt)
         seen[tuple(map(weights, dealt))] += 1
     assert len(seen) == 30
     assert chisquare(list(seen.values())).pvalue > FALSE_ALARM
 
 
-def test_a_chunk_tells_of_another_one_of_its_client_only_what_it_does_not_hold() -> None:
-    """Of 6 weights 4 are sampled: given the first chunk's 2, the other's are any 2 of the 4 left, each equally likely."""
+def test_a_record_tells_of_another_one_of_its_client_only_what_it_does_not_hold() -> None:
+    """Of 6 weights 4 are sampled: given the first record's 2, the other's are any 2 of the 4 left, each equally likely."""
     mechanism = Laplace(4.0, 4)
     ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (6,))
     plan, clients = plan_of(mechanism, 2, ranges), 2_700
@@ -241,8 +241,8 @@ def test_a_chunk_tells_of_another_one_of_its_client_only_what_it_does_not_hold()
     assert chisquare([seen[cell] for cell in possible]).pvalue > FALSE_ALARM
 
 
-def test_chunks_of_sampled_weights_are_not_linked_by_where_they_begin_and_end() -> None:
-    """Twenty chunks of ten clients each: the one that begins next after another ends is its client's no more often than by chance.
+def test_records_of_sampled_weights_are_not_linked_by_where_they_begin_and_end() -> None:
+    """Twenty records of ten clients each: the one that begins next after another ends is its client's no more often than by chance.
 
     A binomial share of 4,000 guesses, |z| < 5: a false alarm once in a million seeds. Runs of ascending indices are right in most.
     """
@@ -252,10 +252,10 @@ def test_chunks_of_sampled_weights_are_not_linked_by_where_they_begin_and_end() 
     for seed in range(20):
         source = SeededStreams([np.random.default_rng((7, seed))])
         own = [held(plan, plan.split(payload, source)) for payload in encode(mechanism, clients, seed, ranges).payloads()]
-        ends = np.array([[chunk[-1][0] for chunk in chunks] for chunks in own])
-        begins = np.array([[chunk[0][0] for chunk in chunks] for chunks in own])
-        for number in range(plan.chunks):
-            gap = begins[:, [(number + 1) % plan.chunks]].T - ends[:, [number]]
+        ends = np.array([[record[-1][0] for record in records] for records in own])
+        begins = np.array([[record[0][0] for record in records] for records in own])
+        for number in range(plan.records):
+            gap = begins[:, [(number + 1) % plan.records]].T - ends[:, [number]]
             nearest = np.where(gap > 0, gap, gap + ranges.dimension).argmin(axis=1)
             right += int((nearest == np.arange(clients)).sum())
             guesses += clients
@@ -268,30 +268,30 @@ def test_the_aggregate_does_not_depend_on_how_sampled_weights_were_dealt(linked:
     plan, reports = plan_of(SAMPLED, linked), encode(SAMPLED)
     dealt = [[plan.split(payload, SeededStreams([np.random.default_rng((seed, 8))])) for payload in reports.payloads()] for seed in (1, 2)]
     assert linked != 2 or not np.array_equal(dealt[0], dealt[1])
-    one, other = (plan.join(np.concatenate(chunks), CLIENTS) for chunks in dealt)
+    one, other = (plan.join(np.concatenate(records), CLIENTS) for records in dealt)
     assert flat(one) == flat(other)
-    whole = [pair for chunk in held(plan, dealt[0][0]) for pair in chunk]
+    whole = [pair for record in held(plan, dealt[0][0]) for pair in record]
     assert payloads(plan.join(dealt[0][0], 1)) == [next(iter(reports.payloads()))]
     assert len({weight for weight, _ in whole}) == len(whole) == 5
 
 
 def test_by_itself_a_client_deals_differently_each_time() -> None:
-    """From 200 of 1,000 weights in chunks of 10, two equal dealings are out of the question."""
+    """From 200 of 1,000 weights in records of 10, two equal dealings are out of the question."""
     mechanism, ranges = Laplace(1.0, 200), LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (1_000,))
     plan = plan_of(mechanism, 10, ranges)
     [payload] = encode(mechanism, 1, ranges=ranges).payloads()
     assert len({plan.split(payload).tobytes() for _ in range(5)}) == 5
 
 
-def test_where_all_weights_are_sampled_chunks_are_about_the_same_ones_for_all() -> None:
-    """No chunk then tells whose it is: dealt at random, one client's could be found, for they share no weight."""
+def test_where_all_weights_are_sampled_records_are_about_the_same_ones_for_all() -> None:
+    """No record then tells whose it is: dealt at random, one client's could be found, for they share no weight."""
     mechanism = MECHANISMS["hybrid-all-of-d"]
     plan = plan_of(mechanism, 4)
     about = {tuple(map(weights, held(plan, plan.split(payload)))) for payload in encode(mechanism).payloads()}
     assert about == {tuple(tuple(range(first, min(first + 4, DIMENSION))) for first in range(0, DIMENSION, 4))}
 
 
-def test_no_guarantee_counts_on_chunks_of_sampled_weights_being_apart() -> None:
+def test_no_guarantee_counts_on_records_of_sampled_weights_being_apart() -> None:
     """The ledger takes a report of sampled weights for one message, however it is cut."""
     for mechanism in (SAMPLED, Piecewise(5.0, "auto"), Hybrid(4.0, DIMENSION)):
         events = [RoundEvent(1, mechanism.release(RANGES), 100, 100, 1, linked=linked) for linked in LINKED]
@@ -314,7 +314,7 @@ def test_payloads_of_another_length_are_not_cut(name: str) -> None:
 
 @every_mechanism
 @pytest.mark.parametrize("linked", LINKED)
-def test_the_aggregate_of_mixed_chunks_is_that_of_the_reports(name: str, linked: int) -> None:
+def test_the_aggregate_of_mixed_records_is_that_of_the_reports(name: str, linked: int) -> None:
     mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
     reports = encode(mechanism)
     joined = plan.join(shuffled(cut(plan, reports)), CLIENTS)
@@ -323,7 +323,7 @@ def test_the_aggregate_of_mixed_chunks_is_that_of_the_reports(name: str, linked:
     assert joined.pool.clients == CLIENTS
     told = joined.pool.aggregate(mechanism, RANGES)
     expected = mechanism.aggregate([reports], RANGES)
-    assert told.heard is None
+    assert told.reported is None
     if name in SUMS_OF_INTEGERS:
         assert torch.equal(told.mean, expected)
         assert torch.equal(told.variance, mechanism.mean_variance(expected, RANGES, CLIENTS))
@@ -336,8 +336,8 @@ def test_the_aggregate_of_mixed_chunks_is_that_of_the_reports(name: str, linked:
 @pytest.mark.parametrize("lost", [0, 3])
 def test_the_pool_does_not_depend_on_the_order_of_arrival(name: str, lost: int) -> None:
     plan = plan_of(MECHANISMS[name], 2)
-    chunks = cut(plan, encode(MECHANISMS[name]))[lost:]
-    assert flat(plan.join(shuffled(chunks, 1), CLIENTS)) == flat(plan.join(shuffled(chunks, 2), CLIENTS))
+    records = cut(plan, encode(MECHANISMS[name]))[lost:]
+    assert flat(plan.join(shuffled(records, 1), CLIENTS)) == flat(plan.join(shuffled(records, 2), CLIENTS))
 
 
 def test_rows_of_the_pool_are_no_clients() -> None:
@@ -374,7 +374,7 @@ def mean_by_weight(mechanism: Mechanism, reports: Reports, arrived: NDArray[np.b
 )
 def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
     mechanism, plan, reports = MECHANISMS[name], plan_of(MECHANISMS[name], linked), encode(MECHANISMS[name], seed=seed)
-    arrived = np.random.default_rng(seed).random((CLIENTS, plan.chunks)) < share
+    arrived = np.random.default_rng(seed).random((CLIENTS, plan.records)) < share
     units = mechanism.units(RANGES)
     assert isinstance(units, Units)
     weights = np.add.reduceat(units.weights, np.arange(0, units.bits.size, linked))
@@ -386,12 +386,12 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
         return
     assert joined.pool is not None
     told = joined.pool.aggregate(mechanism, RANGES)
-    heard = counts > 0
-    assert torch.equal(torch.ones(DIMENSION, dtype=torch.bool) if told.heard is None else told.heard, heard)
-    torch.testing.assert_close(told.mean[heard].double(), expected[heard], rtol=1e-5, atol=1e-5)
-    assert not told.mean[~heard].any()
-    assert not told.variance[~heard].any()
-    assert joined.pool.clients == counts[heard].min()
+    reported = counts > 0
+    assert torch.equal(torch.ones(DIMENSION, dtype=torch.bool) if told.reported is None else told.reported, reported)
+    torch.testing.assert_close(told.mean[reported].double(), expected[reported], rtol=1e-5, atol=1e-5)
+    assert not told.mean[~reported].any()
+    assert not told.variance[~reported].any()
+    assert joined.pool.clients == counts[reported].min()
     if isinstance(joined.pool, PartialPool):
         assert torch.equal(joined.pool.counts, counts)
         for count in set(counts.tolist()):
@@ -412,21 +412,21 @@ def test_sampled_weights_are_averaged_over_all_that_arrived(name: str, linked: i
     mechanism = MECHANISMS[name]
     assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
     plan = plan_of(mechanism, linked)
-    chunks = cut(plan, encode(mechanism, seed=seed))
-    arrived = np.random.default_rng(seed).random(len(chunks)) < share
-    joined = plan.join(shuffled(chunks[arrived], seed), CLIENTS)
+    records = cut(plan, encode(mechanism, seed=seed))
+    arrived = np.random.default_rng(seed).random(len(records)) < share
+    joined = plan.join(shuffled(records[arrived], seed), CLIENTS)
     assert joined.refused == ()
     if not arrived.any():
         assert joined.pool is None
         return
-    pairs = [pair for chunk in held(plan, chunks[arrived]) for pair in chunk]
+    pairs = [pair for record in held(plan, records[arrived]) for pair in record]
     center, radius = RANGES.expand()
     total = torch.zeros(DIMENSION, dtype=torch.float64)
     for weight, value in pairs:
         total[weight] += value
     assert joined.pool is not None
     told = joined.pool.aggregate(mechanism, RANGES)
-    assert told.heard is None or bool(told.heard.all())
+    assert told.reported is None or bool(told.reported.all())
     torch.testing.assert_close(told.mean.double(), center + radius * total * DIMENSION / len(pairs), rtol=1e-5, atol=1e-5)
     assert 1 <= joined.pool.clients <= CLIENTS
 
@@ -441,7 +441,7 @@ def test_nothing_at_all_is_no_pool() -> None:
 
 
 def expect_one_refused(mechanism: Mechanism, bad: Bytes, reason: str, linked: int = 1) -> None:
-    """Join honest chunks with a false one in front, and check that it alone is left out."""
+    """Join honest records with a false one in front, and check that it alone is left out."""
     plan, reports = plan_of(mechanism, linked), encode(mechanism)
     honest = cut(plan, reports)
     joined = plan.join(np.concatenate([bad, honest]), CLIENTS + 1)
@@ -451,15 +451,15 @@ def expect_one_refused(mechanism: Mechanism, bad: Bytes, reason: str, linked: in
     assert flat(joined) == flat(plan.join(honest, CLIENTS + 1))
 
 
-def chunk(mechanism: Mechanism, number: int, body: bytes, linked: int = 1) -> Bytes:
+def record(mechanism: Mechanism, number: int, body: bytes, linked: int = 1) -> Bytes:
     size = plan_of(mechanism, linked).plaintext_bytes
     return np.frombuffer((number.to_bytes(ID, "big") + body).ljust(size, b"\0"), dtype=np.uint8).reshape(1, -1)
 
 
 @pytest.mark.parametrize("number", [21, 22, 2**31, 2**32 - 1])
 def test_ids_outside_the_model_are_refused(number: int) -> None:
-    expect_one_refused(DUCHI, chunk(DUCHI, number, b"\1"), "chunk id that this round's plan does not have")
-    expect_one_refused(SAMPLED, chunk(SAMPLED, number, bytes(5)), "chunk id that this round's plan does not have")
+    expect_one_refused(DUCHI, record(DUCHI, number, b"\1"), "record id that this round's plan does not have")
+    expect_one_refused(SAMPLED, record(SAMPLED, number, bytes(5)), "record id that this round's plan does not have")
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_ids_outside_the_model_are_refused(number: int) -> None:
 )
 def test_padding_must_be_zero(mechanism: Mechanism, body: bytes, linked: int) -> None:
     number = 1 if mechanism is SAMPLED else 0
-    expect_one_refused(mechanism, chunk(mechanism, number, body, linked), "padding that is not zero", linked)
+    expect_one_refused(mechanism, record(mechanism, number, body, linked), "padding that is not zero", linked)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
@@ -484,36 +484,36 @@ def test_padding_must_be_zero(mechanism: Mechanism, body: bytes, linked: int) ->
 def test_values_that_no_client_can_send_are_refused(value: float, linked: int) -> None:
     body = np.array([0.5] * (linked - 1) + [value], dtype="<f4").tobytes()
     for number in range(DIMENSION // linked):
-        expect_one_refused(LAPLACE, chunk(LAPLACE, number, body, linked), "no client can send", linked)
-    expect_one_refused(SAMPLED, chunk(SAMPLED, 1, b"\3" + np.float32(value).tobytes()), "no client can send")
+        expect_one_refused(LAPLACE, record(LAPLACE, number, body, linked), "no client can send", linked)
+    expect_one_refused(SAMPLED, record(SAMPLED, 1, b"\3" + np.float32(value).tobytes()), "no client can send")
 
 
 def test_an_index_outside_its_group_is_refused() -> None:
     """Groups of 3 have two bits for the place, of which 3 is none; the last group of each layer has 1 weight."""
-    expect_one_refused(Harmony(1.0, 3), chunk(Harmony(1.0, 3), 0, b"\3"), "no client can send")
-    expect_one_refused(Harmony(1.0, 3), chunk(Harmony(1.0, 3), 3, b"\7"), "no client can send")
+    expect_one_refused(Harmony(1.0, 3), record(Harmony(1.0, 3), 0, b"\3"), "no client can send")
+    expect_one_refused(Harmony(1.0, 3), record(Harmony(1.0, 3), 3, b"\7"), "no client can send")
 
 
 def test_sampled_weights_must_exist_and_ascend() -> None:
     value = np.float32(0.5).tobytes()
-    expect_one_refused(SAMPLED, chunk(SAMPLED, 1, b"\25" + value), "no client can send")  # 21 of 0..20
+    expect_one_refused(SAMPLED, record(SAMPLED, 1, b"\25" + value), "no client can send")  # 21 of 0..20
     for index in (b"\143\0", b"\103\0"):  # (3, 3), (3, 2) in five bits each
-        expect_one_refused(SAMPLED, chunk(SAMPLED, 2, index + 2 * value, 2), "no client can send", 2)
+        expect_one_refused(SAMPLED, record(SAMPLED, 2, index + 2 * value, 2), "no client can send", 2)
 
 
 def test_a_false_vector_costs_that_vector_alone() -> None:
     for name in ("privunit-g", "full-dp"):
         [body] = encode(MECHANISMS[name], 1, seed=9).payloads()
-        expect_one_refused(MECHANISMS[name], chunk(MECHANISMS[name], 0, np.float32(np.nan).tobytes() + body[4:]), "no client can send")
+        expect_one_refused(MECHANISMS[name], record(MECHANISMS[name], 0, np.float32(np.nan).tobytes() + body[4:]), "no client can send")
 
 
-def test_many_false_chunks_among_many_weights() -> None:
-    chunks = cut(plan_of(LAPLACE), encode(LAPLACE))
-    false = np.random.default_rng(3).random(len(chunks)) < 0.4
-    chunks[false, ID : ID + 4] = 255  # NaN
-    joined = plan_of(LAPLACE).join(chunks, CLIENTS)
+def test_many_false_records_among_many_weights() -> None:
+    records = cut(plan_of(LAPLACE), encode(LAPLACE))
+    false = np.random.default_rng(3).random(len(records)) < 0.4
+    records[false, ID : ID + 4] = 255  # NaN
+    joined = plan_of(LAPLACE).join(records, CLIENTS)
     assert list(refusals(joined).values()) == [false.sum()]
-    assert flat(joined) == flat(plan_of(LAPLACE).join(chunks[~false], CLIENTS))
+    assert flat(joined) == flat(plan_of(LAPLACE).join(records[~false], CLIENTS))
 
 
 def test_an_id_that_came_too_often_is_left_out_for_the_round() -> None:
@@ -525,8 +525,8 @@ def test_an_id_that_came_too_often_is_left_out_for_the_round() -> None:
     assert count == 2 * CLIENTS + 3
     assert isinstance(joined.pool, PartialPool)
     told = joined.pool.aggregate(DUCHI, RANGES)
-    assert joined.pool.heard.tolist() == [j not in (0, 3) for j in range(DIMENSION)]
-    assert torch.equal(told.mean, DUCHI.aggregate([reports], RANGES) * joined.pool.heard)
+    assert joined.pool.reported.tolist() == [j not in (0, 3) for j in range(DIMENSION)]
+    assert torch.equal(told.mean, DUCHI.aggregate([reports], RANGES) * joined.pool.reported)
     assert joined.pool.counts.tolist() == [0 if j in (0, 3) else CLIENTS for j in range(DIMENSION)]
 
 
@@ -547,39 +547,39 @@ def test_a_sampled_weight_that_came_too_often_is_left_out() -> None:
     joined = plan.join(np.concatenate([honest, honest[2:3]]), CLIENTS)
     assert list(refusals(joined).values()) == [CLIENTS + 1]
     assert isinstance(joined.pool, PartialPool)
-    assert joined.pool.heard.tolist() == [j != 2 for j in range(DIMENSION)]
+    assert joined.pool.reported.tolist() == [j != 2 for j in range(DIMENSION)]
     told, center = joined.pool.aggregate(mechanism, RANGES).mean, RANGES.expand()[0]
     expected = center + (whole.aggregate(mechanism, RANGES).mean - center) * len(honest) / (len(honest) + 1)
-    torch.testing.assert_close(told[told != 0].double(), expected[joined.pool.heard], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(told[told != 0].double(), expected[joined.pool.reported], rtol=1e-5, atol=1e-6)
 
 
 def test_refusals_tell_nothing_of_the_content() -> None:
     seen = set()
     for value in (1e6, 2e6):
-        seen |= {entry.reason for entry in plan_of(LAPLACE).join(chunk(LAPLACE, 0, np.float32(value).tobytes()), 1).refused}
+        seen |= {entry.reason for entry in plan_of(LAPLACE).join(record(LAPLACE, 0, np.float32(value).tobytes()), 1).refused}
     assert len(seen) == 1
     assert not any(character.isdigit() for character in seen.pop())
 
 
 @pytest.mark.parametrize("shape", [(3, 15), (3, 17), (16,)])
-def test_chunks_of_another_plan_are_not_joined(shape: tuple[int, ...]) -> None:
+def test_records_of_another_plan_are_not_joined(shape: tuple[int, ...]) -> None:
     with pytest.raises(ProtocolError, match="cut by another plan"):
         plan_of(DUCHI).join(np.zeros(shape, dtype=np.uint8), 1)
 
 
-def test_no_uploads_cannot_have_chunks() -> None:
+def test_no_uploads_cannot_have_records() -> None:
     with pytest.raises(ProtocolError, match="expected at least 1"):
         plan_of(DUCHI).join(np.zeros((1, 16), dtype=np.uint8), 0)
 
 
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(list(MECHANISMS)), linked=st.sampled_from(LINKED), rows=st.integers(1, 40), seed=st.integers(0, 2**32))
-def test_noise_in_place_of_chunks_is_refused_or_averaged_but_breaks_nothing(name: str, linked: int, rows: int, seed: int) -> None:
+def test_noise_in_place_of_records_is_refused_or_averaged_but_breaks_nothing(name: str, linked: int, rows: int, seed: int) -> None:
     mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
     generator = np.random.default_rng(seed)
     noise = generator.integers(0, 256, (rows, plan.plaintext_bytes), dtype=np.uint8)
     noise[:, : ID - 1] = 0
-    noise[:, ID - 1] %= plan.chunks + 2
+    noise[:, ID - 1] %= plan.records + 2
     joined = plan.join(np.concatenate([noise, cut(plan, encode(mechanism))]), rows + CLIENTS)
     assert sum(entry.count for entry in joined.refused) <= rows
     assert joined.pool is not None
@@ -591,14 +591,14 @@ def test_noise_in_place_of_chunks_is_refused_or_averaged_but_breaks_nothing(name
 
 @pytest.mark.parametrize("linked", [0, -1, 1.0, True, "1", None])
 def test_parameters_per_report_is_a_positive_whole_number(linked: Any) -> None:
-    with pytest.raises(ConfigError, match="parameters_per_report"):
-        ChunkPlan(DUCHI, RANGES, linked)
+    with pytest.raises(ConfigError, match="linked"):
+        RecordPlan(DUCHI, RANGES, linked)
 
 
 def test_a_mechanism_that_protects_nothing_needs_asking_for() -> None:
     with pytest.raises(PrivacyError, match="guarantees nothing"):
-        ChunkPlan(create("none"), RANGES)
-    assert ChunkPlan(create("none"), RANGES, unprotected=True).chunks == 1
+        RecordPlan(create("none"), RANGES)
+    assert RecordPlan(create("none"), RANGES, unprotected=True).records == 1
 
 
 def test_the_fingerprint_differs_with_everything_that_both_sides_must_share() -> None:

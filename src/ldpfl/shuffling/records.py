@@ -1,4 +1,4 @@
-"""Cut a client's report into chunks of equal length, and put the mixed chunks of many clients together again."""
+"""Cut a client's report into records of equal length, and put the mixed records of many clients together again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling.fixed_chunks import FixedChunks
+from ldpfl.shuffling.fixed_records import FixedRecords
 from ldpfl.shuffling.partial import PartialPool, RefusedRecords
 from ldpfl.shuffling.pool import ReportPool
-from ldpfl.shuffling.sampled_chunks import SampledChunks
+from ldpfl.shuffling.sampled_records import SampledRecords
 
 Bytes = NDArray[np.uint8]
 
 _SECURE = SecureSource()
 _ID_BYTES = 4
 _SHORTEST = 16
-"""Bytes of a chunk at least. Sealed, a chunk of one weight takes 64 bytes, whatever the mechanism."""
+"""Bytes of a record at least. Sealed, a record of one weight takes 64 bytes, whatever the mechanism."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What the chunks of a round amount to.
+    """What the records of a round amount to.
 
     Attributes:
         pool: all reports that were accepted; None if there are none.
@@ -44,68 +44,68 @@ class Joined:
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkPlan:
+class RecordPlan:
     """How a payload of ``mechanism`` is cut: the same at the clients and at the aggregator.
 
-    A chunk holds ``parameters_per_report`` units that follow one another (see :meth:`Mechanism.units`): one is LDP-FL's
-    parameter shuffling, and more of them stay linked. On the wire: the chunk's id, 4 bytes, big end first; then its units
-    as they stand in the payload, from the lowest bit of a byte on; then zeros up to the one length that all chunks have.
-    A chunk of sampled weights holds units dealt to it at random and their indices, and its id only says how many they are. Above
-    the square root of the model's size ``parameters_per_report`` sampled weights give away which chunks are one client's: no two of
+    A record holds ``linked`` units that follow one another (see :meth:`Mechanism.units`): one is LDP-FL's
+    parameter shuffling, and more of them stay linked. On the wire: the record's id, 4 bytes, big end first; then its units
+    as they stand in the payload, from the lowest bit of a byte on; then zeros up to the one length that all records have.
+    A record of sampled weights holds units dealt to it at random and their indices, and its id only says how many they are. Above
+    the square root of the model's size ``linked`` sampled weights give away which records are one client's: no two of
     them share a weight. What a client is guaranteed does not count on their being apart.
 
     Attributes:
         mechanism: as in this round.
         ranges: of this round.
-        parameters_per_report: units in a chunk; the last chunk may hold fewer.
+        linked: units in a record; the last record may hold fewer.
         unprotected: whether a mechanism is accepted that guarantees nothing. A relay hides who sent a value, not the value.
 
     Raises:
-        ConfigError: ``parameters_per_report`` is not a positive whole number, or there are more than 2^32 chunks.
+        ConfigError: ``linked`` is not a positive whole number, or there are more than 2^32 records.
         PrivacyError: the mechanism guarantees nothing, and ``unprotected`` is not set.
     """
 
     mechanism: Mechanism
     ranges: LayerRanges
-    parameters_per_report: int = 1
+    linked: int = 1
     unprotected: bool = False
 
     def __post_init__(self) -> None:
-        linked = self.parameters_per_report
+        linked = self.linked
         if isinstance(linked, bool) or not isinstance(linked, int) or linked < 1:
-            raise ConfigError(f"parameters_per_report must be a positive whole number, got {linked!r}")
+            raise ConfigError(f"linked must be a positive whole number, got {linked!r}")
         release = self.mechanism.release(self.ranges)
         if isinstance(release, UnprotectedRelease) and not self.unprotected:
             raise PrivacyError(
                 f"mechanism {self.mechanism.name!r} guarantees nothing ({release.reason}), and a relay hides senders, not values: "
                 "choose another mechanism, or ask for unprotected reports explicitly"
             )
-        if self.chunks >> (8 * _ID_BYTES):
-            raise ConfigError(f"{self.chunks} chunks are more than {_ID_BYTES} bytes can tell apart: raise parameters_per_report")
+        if self.records >> (8 * _ID_BYTES):
+            raise ConfigError(f"{self.records} records are more than {_ID_BYTES} bytes can tell apart: raise linked")
 
     @cached_property
-    def _cut(self) -> FixedChunks | SampledChunks:
+    def _cut(self) -> FixedRecords | SampledRecords:
         units = self.mechanism.units(self.ranges)
         if isinstance(units, Units):
-            return FixedChunks(units, self.parameters_per_report)
-        return SampledChunks(units, self.parameters_per_report)
+            return FixedRecords(units, self.linked)
+        return SampledRecords(units, self.linked)
 
     @property
-    def chunks(self) -> int:
-        """How many chunks m a client sends."""
-        return self._cut.chunks
+    def records(self) -> int:
+        """How many records m a client sends."""
+        return self._cut.records
 
     @property
     def plaintext_bytes(self) -> int:
-        """Length of each chunk before it is sealed."""
+        """Length of each record before it is sealed."""
         return max(_SHORTEST, _ID_BYTES + self._cut.body_bytes)
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes that differ if anything does that sender and receiver must agree on to understand a chunk.
+        """32 bytes that differ if anything does that sender and receiver must agree on to understand a record.
 
         SHA-256 over the mechanism's name and parameters, the layers' sizes, centers and radii, bit for bit, and
-        ``parameters_per_report``.
+        ``linked``.
         """
         terms = {
             "format": 1,
@@ -114,46 +114,46 @@ class ChunkPlan:
             "sizes": self.ranges.sizes,
             "center": [value.hex() for value in self.ranges.center.tolist()],
             "radius": [value.hex() for value in self.ranges.radius.tolist()],
-            "parameters_per_report": self.parameters_per_report,
+            "linked": self.linked,
         }
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).digest()
 
     def split(self, payload: bytes, source: RandomSource = _SECURE) -> Bytes:
-        """Cut one client's payload into its chunks, (m, plaintext_bytes) uint8, ordered by id.
+        """Cut one client's payload into its records, (m, plaintext_bytes) uint8, ordered by id.
 
         That order must not reach the relay: :func:`ldpfl.shuffling.sealing.seal` draws another. By ``source``, row 0, sampled
-        weights are dealt to chunks; what :meth:`join` returns does not depend on it. Only simulated clients have another than
+        weights are dealt to records; what :meth:`join` returns does not depend on it. Only simulated clients have another than
         the secure one.
 
         Raises:
             ProtocolError: the payload does not follow the mechanism's wire format.
         """
         cut = self._cut
-        ids, bodies = cut.split(payload) if isinstance(cut, FixedChunks) else cut.split(payload, source)
-        chunks = np.zeros((self.chunks, self.plaintext_bytes), dtype=np.uint8)
-        chunks[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
-        chunks[:, _ID_BYTES : _ID_BYTES + bodies.shape[1]] = bodies
-        return chunks
+        ids, bodies = cut.split(payload) if isinstance(cut, FixedRecords) else cut.split(payload, source)
+        records = np.zeros((self.records, self.plaintext_bytes), dtype=np.uint8)
+        records[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
+        records[:, _ID_BYTES : _ID_BYTES + bodies.shape[1]] = bodies
+        return records
 
     def join(self, plaintexts: Bytes, uploads: int) -> Joined:
-        """Put chunks of ``uploads`` clients together, (R, plaintext_bytes) uint8 in any order, and leave out what cannot be read.
+        """Put records of ``uploads`` clients together, (R, plaintext_bytes) uint8 in any order, and leave out what cannot be read.
 
-        The result depends on the chunks that arrived, not on their order. Where every weight was reported equally often it
+        The result depends on the records that arrived, not on their order. Where every weight was reported equally often it
         is a pool as the simulator's, otherwise one by parts. Refused are unknown ids, padding that is not zero, values that
-        no client can send, and all chunks of an id that came more often than there are uploads. One of these must be
+        no client can send, and all records of an id that came more often than there are uploads. One of these must be
         false; which one cannot be told, so the weights keep their values in this round. That a client may thus hold up
         weights is the price for that none can vote twice on one where all others' votes arrived.
 
         Raises:
-            ProtocolError: chunks of another length, or ``uploads`` is not positive.
+            ProtocolError: records of another length, or ``uploads`` is not positive.
         """
         if plaintexts.dtype != np.uint8 or plaintexts.ndim != 2 or plaintexts.shape[1] != self.plaintext_bytes:
             raise ProtocolError(
-                f"chunks are {plaintexts.dtype} of shape {plaintexts.shape}, expected uint8 (records, {self.plaintext_bytes}): "
+                f"records are {plaintexts.dtype} of shape {plaintexts.shape}, expected uint8 (records, {self.plaintext_bytes}): "
                 "they were cut by another plan"
             )
         if uploads < 1:
-            raise ProtocolError(f"chunks of {uploads} uploads cannot be joined, expected at least 1")
+            raise ProtocolError(f"records of {uploads} uploads cannot be joined, expected at least 1")
         rows = np.ascontiguousarray(plaintexts)
         rows = rows[np.argsort(rows.view(f"V{self.plaintext_bytes}").ravel(), kind="stable")]
         ids = rows[:, :_ID_BYTES].copy().view(">u4").ravel().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Chunks of weights that each client samples for itself: a chunk carries their indices."""
+"""Records of weights that each client samples for itself: a record carries their indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ldpfl.mechanisms.sampled_reports import index_bits
 from ldpfl.mechanisms.units import SampledUnits
 from ldpfl.randomness import RandomSource, uniform
 from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling.fixed_chunks import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, impossible
+from ldpfl.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, impossible
 from ldpfl.shuffling.partial import Part, PartialPool
 from ldpfl.shuffling.pool import ReportPool
 
@@ -22,25 +22,25 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 
-class SampledChunks:
-    """``per_chunk`` (weight, value) pairs a chunk, as :class:`SampledReports` has them on the wire; its id is their number.
+class SampledRecords:
+    """``per_record`` (weight, value) pairs a record, as :class:`SampledReports` has them on the wire; its id is their number.
 
-    The id tells nothing else: by its place among the sampled weights a chunk could be linked to others of its client. So could
-    runs of ascending indices, where one ends and the next begins; pairs are dealt to chunks at random instead. Two chunks of one
+    The id tells nothing else: by its place among the sampled weights a record could be linked to others of its client. So could
+    runs of ascending indices, where one ends and the next begins; pairs are dealt to records at random instead. Two records of one
     client, of a and b pairs, then are independent uniform draws among the d weights, but for one thing: they never share a weight.
     Two of different clients share none with probability C(d - a, b) / C(d, b), about exp(-a b / d). That is all that indices tell:
-    every way to put chunks together in which no client has a weight twice is equally likely. It is next to nothing where
-    ``per_chunk`` squared is far below d, and well above it is enough to find all chunks of a client.
+    every way to put records together in which no client has a weight twice is equally likely. It is next to nothing where
+    ``per_record`` squared is far below d, and well above it is enough to find all records of a client.
 
     No guarantee rests on it: sampled weights are one unit, so the whole report counts as one message, however it is cut.
     """
 
-    def __init__(self, units: SampledUnits, per_chunk: int) -> None:
+    def __init__(self, units: SampledUnits, per_record: int) -> None:
         self._units = units
-        self._sizes = [min(per_chunk, units.count - first) for first in range(0, units.count, per_chunk)]
+        self._sizes = [min(per_record, units.count - first) for first in range(0, units.count, per_record)]
 
     @property
-    def chunks(self) -> int:
+    def records(self) -> int:
         return len(self._sizes)
 
     @property
@@ -48,9 +48,9 @@ class SampledChunks:
         return self._bytes(self._sizes[0])
 
     def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of the chunks of one payload, dealt by bits of ``source``, row 0."""
+        """Return the ids (m,) and contents (m, body_bytes) of the records of one payload, dealt by bits of ``source``, row 0."""
         report = SampledReports.from_payloads([payload], self._units.dimension, self._units.count)
-        bodies, first, order = np.zeros((self.chunks, self.body_bytes), dtype=np.uint8), 0, self._dealing(source)
+        bodies, first, order = np.zeros((self.records, self.body_bytes), dtype=np.uint8), 0, self._dealing(source)
         for row, size in enumerate(self._sizes):
             pairs = np.sort(order[first : first + size])
             wire = next(iter(SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()))
@@ -59,7 +59,7 @@ class SampledChunks:
         return np.array(self._sizes), bodies
 
     def _dealing(self, source: RandomSource) -> Numbers:
-        """Return the k pairs in an order in which chunks take them, each equally likely (to about k^2 / 2^53).
+        """Return the k pairs in an order in which records take them, each equally likely (to about k^2 / 2^53).
 
         Where all weights are reported, runs of them are the same for all clients: they alone tell nothing whatever their length.
         """
@@ -69,7 +69,7 @@ class SampledChunks:
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all chunks that can be read, ``ids`` (R,) and ``bodies`` (R, ...), and what was refused.
+        """Return the pool of all records that can be read, ``ids`` (R,) and ``bodies`` (R, ...), and what was refused.
 
         Pairs are dealt out to rows in the order of their indices, so that no row gets a weight twice: such rows are what
         the mechanism reads, though none of them is a client's. Where their number does not come out even, or a weight came
@@ -98,7 +98,7 @@ class SampledChunks:
     def _pairs(
         self, size: int, bodies: Bytes, single: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Return the indices and values (T,) of all chunks of ``size`` pairs that hold only what a client can send."""
+        """Return the indices and values (T,) of all records of ``size`` pairs that hold only what a client can send."""
         index, values, padded = self._decode(size, bodies)
         sound = (index < self._units.dimension).all(axis=1) & (index[:, 1:] > index[:, :-1]).all(axis=1) & np.isfinite(values).all(axis=1)
         refused[PADDING] += int((~padded).sum())
@@ -110,7 +110,7 @@ class SampledChunks:
         return np.delete(index, bad, axis=0).ravel(), np.delete(values, bad, axis=0).ravel()
 
     def _decode(self, size: int, bodies: Bytes) -> tuple[Numbers, NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the indices and values (R, size) of chunks of ``size`` pairs, and which of them are padded by zeros."""
+        """Return the indices and values (R, size) of records of ``size`` pairs, and which of them are padded by zeros."""
         width, end = index_bits(self._units.dimension), self._bytes(size)
         head = end - 4 * size
         bits = np.unpackbits(bodies[:, :head], axis=1, bitorder="little")

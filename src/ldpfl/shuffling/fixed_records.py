@@ -1,4 +1,4 @@
-"""Chunks of units that every client sends: chunk j is about the same weights for all."""
+"""Records of units that every client sends: record j is about the same weights for all."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from ldpfl.shuffling.pool import ReportPool
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
-UNKNOWN_ID = "a chunk id that this round's plan does not have"
+UNKNOWN_ID = "a record id that this round's plan does not have"
 PADDING = "padding that is not zero"
 IMPOSSIBLE = "content that no client can send"
-TOO_MANY = "a chunk id that came more often than there are uploads: at least one is false, so its weights keep their values"
+TOO_MANY = "a record id that came more often than there are uploads: at least one is false, so its weights keep their values"
 
 
-class FixedChunks:
-    """Where the chunks of ``per_chunk`` units begin and end in a payload and in the model."""
+class FixedRecords:
+    """Where the records of ``per_record`` units begin and end in a payload and in the model."""
 
-    def __init__(self, units: Units, per_chunk: int) -> None:
-        self._units, self._per_chunk = units, per_chunk
-        first = np.arange(0, units.bits.size, per_chunk)
+    def __init__(self, units: Units, per_record: int) -> None:
+        self._units, self._per_record = units, per_record
+        first = np.arange(0, units.bits.size, per_record)
         self._bits = np.add.reduceat(units.bits, first)
         self._weights = np.add.reduceat(units.weights, first)
         self._size = packed_size(int(self._bits.sum()))
-        # Chunks that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
+        # Records that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
         self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
         lengths = -(-self._bits // 8) if self._by_bytes else self._bits
         self._filled = np.arange(lengths.max()) < lengths[:, None]
 
     @property
-    def chunks(self) -> int:
+    def records(self) -> int:
         return int(self._bits.size)
 
     @property
@@ -50,7 +50,7 @@ class FixedChunks:
         return packed_size(int(self._bits.max()))
 
     def split(self, payload: bytes) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of the chunks of one payload."""
+        """Return the ids (m,) and contents (m, body_bytes) of the records of one payload."""
         if len(payload) != self._size:
             raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}")
         pieces = np.frombuffer(payload, dtype=np.uint8)
@@ -58,16 +58,16 @@ class FixedChunks:
             pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")
         table = np.zeros(self._filled.shape, dtype=np.uint8)
         table[self._filled] = pieces
-        return np.arange(self.chunks), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
+        return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
 
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all chunks that can be read, ``ids`` (R,) ascending and ``bodies`` (R, ...), and what was refused."""
+        """Return the pool of all records that can be read, ``ids`` (R,) ascending and ``bodies`` (R, ...), and what was refused."""
         kept = _Kept(ids, bodies)
-        kept.refuse(ids >= self.chunks, UNKNOWN_ID)
+        kept.refuse(ids >= self.records, UNKNOWN_ID)
         kept.refuse(self._stray(kept.ids, kept.bodies), PADDING)
-        kept.refuse((np.bincount(kept.ids, minlength=self.chunks) > uploads)[kept.ids], TOO_MANY)
+        kept.refuse((np.bincount(kept.ids, minlength=self.records) > uploads)[kept.ids], TOO_MANY)
         try:
             return self._pool(mechanism, ranges, kept), kept.refused
         except ProtocolError:
@@ -75,13 +75,13 @@ class FixedChunks:
             return self._pool(mechanism, ranges, kept), kept.refused
 
     def _about(self, columns: Numbers) -> Tensor:
-        """Return which weights the chunks ``columns`` are about, (d,) bool."""
-        chosen = np.zeros(self.chunks, dtype=np.bool_)
+        """Return which weights the records ``columns`` are about, (d,) bool."""
+        chosen = np.zeros(self.records, dtype=np.bool_)
         chosen[columns] = True
         return torch.from_numpy(np.repeat(chosen, self._weights))
 
     def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
-        """Return the payload of the chunks ``columns`` alone, from their ``bodies``, a row each."""
+        """Return the payload of the records ``columns`` alone, from their ``bodies``, a row each."""
         filled = self._filled[columns]
         if self._by_bytes:
             return bodies[:, : filled.shape[1]][filled].tobytes()
@@ -92,7 +92,7 @@ class FixedChunks:
         parts = []
         for columns, places in self._groups(kept.ids):
             payloads = [self._payload(columns, kept.bodies[row]) for row in places]
-            if columns.size == self.chunks:
+            if columns.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
             about = self._about(columns)
             own = ranges.part(about)
@@ -102,8 +102,8 @@ class FixedChunks:
     def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: _Kept) -> NDArray[np.bool_]:
         """Return which records the mechanism refuses. All that are laid out alike are read together, whatever their ids."""
         alike: dict[tuple[bytes, bytes], list[int]] = {}
-        for column, first in enumerate(range(0, self._units.bits.size, self._per_chunk)):
-            own = slice(first, first + self._per_chunk)
+        for column, first in enumerate(range(0, self._units.bits.size, self._per_record)):
+            own = slice(first, first + self._per_record)
             alike.setdefault((self._units.bits[own].tobytes(), self._units.weights[own].tobytes()), []).append(column)
         refused = np.zeros(kept.ids.size, dtype=np.bool_)
         for columns in alike.values():
@@ -114,8 +114,8 @@ class FixedChunks:
         return refused
 
     def _groups(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
-        """Return (chunk ids (u,), places of their records (n, u)) for each n that an id came; row i has the i-th of each."""
-        counts = np.bincount(ids, minlength=self.chunks)
+        """Return (record ids (u,), places of their records (n, u)) for each n that an id came; row i has the i-th of each."""
+        counts = np.bincount(ids, minlength=self.records)
         first = np.cumsum(counts) - counts
         groups = []
         for count in np.unique(counts[counts > 0]).tolist():
@@ -124,7 +124,7 @@ class FixedChunks:
         return groups
 
     def _stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
-        """Return which records set a bit after the end of their chunk."""
+        """Return which records set a bit after the end of their record."""
         stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
         for length in np.unique(self._bits).tolist():
             own = np.flatnonzero(bits == length)
