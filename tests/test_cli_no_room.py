@@ -229,7 +229,7 @@ def run(config_file: Path, data: Path, folder: Path) -> tuple[Watch, object]:
     watch = Watch()
     runner = Runner(data, torch.device("cpu"), watch, lambda path, result: None)
     config = read_config(config_file, ["shuffling.channel=direct"])
-    return watch, runner.run(config, RunFolder(folder))["noise_free_accuracy_per_round"]
+    return watch, runner.run(config, RunFolder(folder)).figures["noise_free_accuracy_per_round"]
 
 
 def test_a_cache_that_fills_up_loses_no_round_of_the_baseline(config_file: Path, tiny_data: Path, tmp_path: Path, cache: Path) -> None:

@@ -187,7 +187,7 @@ def test_all_settings_reach_the_plan(ldpfl: CommandLine) -> None:
     options = {"epsilon": 0.5, "clients": 60, "weights": 2, "rounds": 1, "delta": 1e-4, "participation": 0.5, "radius": 0.2, "colluding": 3}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     found = figures(ldpfl, "plan", *arguments, "--mechanism", "duchi", "--channel", "random-delay", "--self-sampling")
-    assert found.items() >= {**options, "mechanism": "duchi", "channel": "random-delay", "secret": True, "cohort": 30}.items()
+    assert found.items() >= {**options, "mechanism": "duchi", "channel": "random-delay", "self_sampling": True, "cohort": 30}.items()
     assert (found["local_pure"], found["bytes_per_client"]) == (1.0, 1)
 
 
@@ -226,7 +226,7 @@ def test_with_both_given_both_are_found_and_the_plan_is_as_given(ldpfl: CommandL
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_a_plot_is_drawn(suffix: str, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.cli.privacy.crowds", lambda setting: [10, 100])
+    monkeypatch.setattr("ldpfl.cli.privacy.cohorts", lambda setting: [10, 100])
     outcome = ldpfl("plan", "--epsilon", "1", "--clients", "100", *ONE_BIT, "--plot", f"plot.{suffix}", "--target-central", "0.5")
     assert outcome.code == 0, outcome.err
     assert f"plot: plot.{suffix}" in outcome.out
@@ -250,7 +250,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
     def work(*arguments: object) -> None:
         raise RuntimeError("planned before the plot was looked at")
 
-    monkeypatch.setattr("ldpfl.cli.privacy.plan_setting", work)
+    monkeypatch.setattr("ldpfl.api.plan_setting", work)
     assert named in ldpfl.refused("plan", "--epsilon", "1", "--clients", "100", *arguments)
     assert list(Path().iterdir()) == []
 
@@ -293,7 +293,7 @@ def test_a_mistake_about_a_plan_gets_one_line(arguments: list[str], named: str, 
 
 def test_a_target_out_of_reach_gets_one_line(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.planning.planner.MOST_CLIENTS", 1000)
-    assert "lower --epsilon" in ldpfl.refused("plan", "--epsilon", "1", "--target-central", "0.01", *ONE_BIT)
+    assert "lower epsilon" in ldpfl.refused("plan", "--epsilon", "1", "--target-central", "0.01", *ONE_BIT)
 
 
 def test_a_large_epsilon_is_planned_with_a_warning(ldpfl: CommandLine) -> None:

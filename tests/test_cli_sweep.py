@@ -74,7 +74,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ldpfl.cli.runs.rows", interrupted)  # after the first run
+        patch.setattr("ldpfl.experiments.sweep_run.rows", interrupted)  # after the first run
         outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
     assert outcome.code == 130
     assert "start the same command again" in outcome.err
@@ -118,7 +118,7 @@ def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ldpfl.cli.runs.rows", interrupted)
+        patch.setattr("ldpfl.experiments.sweep_run.rows", interrupted)
         assert ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out).code == 130
     assert not (out / "noise.svg").exists()
     outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out)

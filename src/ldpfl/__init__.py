@@ -7,12 +7,14 @@ from ldpfl import lazy
 
 if TYPE_CHECKING:
     from ldpfl import mechanisms as mechanisms
-    from ldpfl.api import RunResult as RunResult
     from ldpfl.api import account as account
     from ldpfl.api import audit as audit
+    from ldpfl.api import audit_run as audit_run
+    from ldpfl.api import configure as configure
     from ldpfl.api import load_run as load_run
     from ldpfl.api import plan as plan
     from ldpfl.api import run as run
+    from ldpfl.api import sweep as sweep
     from ldpfl.errors import BudgetExhausted as BudgetExhausted
     from ldpfl.errors import ConfigError as ConfigError
     from ldpfl.errors import DataError as DataError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ldpfl.randomness import SecureSource as SecureSource
     from ldpfl.randomness import SeededStreams as SeededStreams
     from ldpfl.ranges import LayerRanges as LayerRanges
+    from ldpfl.report.results import RunResult as RunResult
+    from ldpfl.report.results import SweepResult as SweepResult
 
 __version__ = version("ldpfl")
 
@@ -40,15 +44,19 @@ __getattr__, __dir__ = lazy.exports(
         "ParameterLayout": "ldpfl.layout",
         "PrivacyError": "ldpfl.errors",
         "ProtocolError": "ldpfl.errors",
-        "RunResult": "ldpfl.api",
+        "RunResult": "ldpfl.report.results",
         "SecureSource": "ldpfl.randomness",
         "SeededStreams": "ldpfl.randomness",
+        "SweepResult": "ldpfl.report.results",
         "account": "ldpfl.api",
         "audit": "ldpfl.api",
+        "audit_run": "ldpfl.api",
+        "configure": "ldpfl.api",
         "load_run": "ldpfl.api",
         "mechanisms": "ldpfl.mechanisms",
         "plan": "ldpfl.api",
         "run": "ldpfl.api",
+        "sweep": "ldpfl.api",
         "validate_module": "ldpfl.layout",
     },
 )

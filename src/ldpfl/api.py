@@ -1,119 +1,76 @@
-"""The front door: run, plan, account and audit from Python, with typed results; files only where a folder is given."""
+"""The front door: run, sweep, plan, account and audit, with typed results; files only where a folder is given.
+
+The command line parses, calls these functions and prints; notebooks call them too.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from io import StringIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from rich.console import Console, Group
-from rich.text import Text
-from torch import nn
+from rich.console import Console
 
 from ldpfl import mechanisms
-from ldpfl.auditing import MechanismAudit, audit_mechanism, default_trials
+from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config
+from ldpfl.experiments.canary import RunAudit
+from ldpfl.experiments.canary import audit_run as audit_folder
+from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
+from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT
+from ldpfl.experiments.sweep import SweepConfig, load_sweep
+from ldpfl.experiments.sweep_run import run_sweep
 from ldpfl.mechanisms import Mechanism
-from ldpfl.planning.planner import Plan, Setting
+from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.accounting import account as account_ledger
 from ldpfl.privacy.statement import Statement
-from ldpfl.report.console import ProgressDisplay, result_table
-from ldpfl.report.plots import Picture, accuracy_curve, draw_accuracy_curve
-from ldpfl.report.privacy import guarantee_table
+from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.noise_plot import draw_noise
+from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
+from ldpfl.report.results import RunResult, SweepResult
 from ldpfl.server import RoundMetrics
 from ldpfl.suggestions import did_you_mean
 
-if TYPE_CHECKING:
-    import pandas
-
 OnRound = Callable[[RoundMetrics], None]
+Settings = Mapping[str, Any] | Sequence[str]
+"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them."""
+
+ACCURACY_PLOT, NOISE_PLOT = "accuracy.svg", "noise.svg"
+"""Plots in a sweep's folder."""
 
 
-@dataclass(frozen=True, eq=False)
-class RunResult:
-    """A finished run.
+def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), **overrides: Any) -> RunConfig:
+    """Return the config that :func:`run` runs for the same arguments, checked.
 
-    Attributes:
-        config: what was run, defaults included.
-        history: figures of each round.
-        ledger: what each round released.
-        privacy: what that guarantees to a client, see :func:`account`.
-        baseline: accuracy of the same training without noise, after each round; None if it was not asked for.
-        folder: where its files are; None if there are none.
+    Raises:
+        ConfigError: no such recipe or setting, or a value that does not fit.
     """
-
-    config: RunConfig
-    history: tuple[RoundMetrics, ...]
-    ledger: Ledger
-    privacy: Statement
-    baseline: tuple[float, ...] | None
-    folder: Path | None
-    _module: nn.Module = field(repr=False)
-    _figures: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the evaluation images that the final model classifies correctly."""
-        return self.history[-1].accuracy
-
-    @property
-    def bytes_per_client(self) -> int:
-        """Bytes that one client sends in one round, at most."""
-        return max(metrics.uplink_bytes_per_client for metrics in self.history)
-
-    def module(self) -> nn.Module:
-        """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
-        return copy.deepcopy(self._module)
-
-    def plot(self) -> Picture:
-        """Return accuracy against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
-        return accuracy_curve(dict(self._figures))
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a round: accuracy, clients, bytes, seconds, and by layer radius, noise and clipping."""
-        import pandas
-
-        frame = pandas.json_normalize([_row(metrics) for metrics in self.history])
-        return frame.set_index("round")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what ``result.json`` of a run's folder holds."""
-        return copy.deepcopy(dict(self._figures))
-
-    def __rich__(self) -> Group:
-        notes = (Text(line, style="yellow") for line in (*self.privacy.notes, *self.privacy.warnings))
-        return Group(result_table(dict(self._figures)), guarantee_table(self.privacy.to_dict()), *notes)
-
-    def _repr_html_(self) -> str:
-        console = Console(record=True, width=110, file=StringIO(), force_jupyter=False)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format='<pre style="font-family:monospace">{code}</pre>')
+    return _configured(what, [*_listed(settings), *_listed(_by_leaf(overrides, what))])
 
 
 def run(
-    what: str | Path | RunConfig = DEFAULT,
+    what: str | Path | RunConfig | None = None,
     *,
-    settings: Mapping[str, Any] | None = None,
+    settings: Settings = (),
     folder: str | Path | None = None,
     resume: bool = False,
     baseline: bool = True,
     data_dir: str | Path | None = None,
     device: str = "auto",
-    progress: bool = True,
+    progress: bool | ProgressDisplay = True,
     on_round: OnRound | None = None,
     **overrides: Any,
 ) -> RunResult:
@@ -123,7 +80,7 @@ def run(
         result.accuracy, result.privacy, result.module()
 
     Args:
-        what: a recipe's name, a config file (``*.toml``), or a config.
+        what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the config in ``folder``.
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
         overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
             name of a section stands for its ``name``: ``mechanism="harmony"``.
@@ -132,24 +89,26 @@ def run(
         baseline: whether to train without noise as well, to compare.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
         device: auto, cpu or cuda.
-        progress: whether to draw a bar, in a terminal or a notebook.
+        progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
         on_round: called with the figures of each private round when it is done; what it raises ends the run.
 
     Raises:
         ConfigError: no such recipe or setting, or one that does not fit.
         LdpflError: the data or the model does not fit; or a client's values must not leave.
+        WriteError: the folder cannot be written; finished rounds are kept.
     """
-    config = _config(what, {**dict(settings or {}), **_by_leaf(overrides, what)})
     if resume and folder is None:
         raise ConfigError("resume needs folder, that of the run to go on with")
-    data = None if data_dir is None else Path(data_dir)
-    with ProgressDisplay(Console(stderr=True, quiet=not progress), lines=False) as display:
-        runner = Runner(data, choose_device(device), _Heard(display, on_round), draw_accuracy_curve)
-        if folder is None:
-            return _result(runner.in_memory(config, baseline=baseline), None)
-        path = Path(folder)
-        runner.run(config, RunFolder(path), resume=resume, baseline=baseline)
-    return load_run(path, data_dir=data)
+    path = None if folder is None else Path(folder)
+    if resume and what is None and path is not None:
+        RunFolder(path).config()  # which names what is missing or damaged there
+        what = RunFolder(path).config_path
+    config = configure(DEFAULT if what is None else what, settings, **overrides)
+    with _display(progress) as display:
+        runner = _runner(data_dir, device, display if on_round is None else _OnRound(display, on_round))
+        if path is None:
+            return RunResult.of(runner.in_memory(config, baseline=baseline), None)
+        return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline), path)
 
 
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None) -> RunResult:
@@ -165,93 +124,207 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None) -> RunRe
         raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
     task = load(config.data.name, None if data_dir is None else Path(data_dir))
     federation, _ = build(config, task, torch.device("cpu"))
-    return _result(Finished(config, federation, last, figures), Path(folder))
+    return RunResult.of(Finished(config, federation, last, figures), Path(folder))
 
 
-def plan(**setting: Any) -> Plan:
+def sweep(
+    what: str | Path | SweepConfig,
+    *,
+    settings: Settings = (),
+    folder: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    progress: bool | ProgressDisplay = True,
+) -> SweepResult:
+    """Run a recipe's variants over settings and seeds, and return a row for each; what is finished in ``folder`` is not run again.
+
+    Args:
+        what: a sweep's name, a file (``*.toml``), or a sweep.
+        settings: changes of every run, by dotted key.
+        folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
+        data_dir, device, progress: as for :func:`run`.
+
+    Raises:
+        ConfigError: no such sweep or setting, or one that does not fit; found before anything is trained.
+        LdpflError: as for :func:`run`.
+    """
+    config, overrides = what if isinstance(what, SweepConfig) else load_sweep(str(what)), _listed(settings)
+    if folder is None:
+        with TemporaryDirectory() as temporary:
+            return replace(_sweep(config, overrides, Path(temporary), data_dir, device, progress), folder=None)
+    return _sweep(config, overrides, Path(folder), data_dir, device, progress)
+
+
+def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
     """Return what a federation would guarantee and cost, before anything is run.
 
         ldpfl.plan(epsilon=1.0, clients=10_000, weights=21_840, rounds=10).statement
 
     Args:
+        target_central: solve for ``clients`` or ``epsilon``, whichever is left out, so that the run has this central epsilon.
         setting: those of :class:`ldpfl.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are needed.
 
     Raises:
-        ConfigError: one is missing, unknown or out of range.
+        ConfigError: one is missing, unknown or out of range; or nothing reaches the target.
     """
     known = Setting.__dataclass_fields__
     for name in setting:
         if name not in known:
             raise ConfigError(f"plan has no argument {name!r}: {did_you_mean(name, known)}")
-    missing = [name for name in ("epsilon", "clients", "weights", "rounds") if name not in setting]
+    solved = () if target_central is None else ("epsilon", "clients")
+    missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solved]
     if missing:
         raise ConfigError(f"plan needs {', '.join(missing)}")
-    return plan_setting(Setting(**setting))
+    if target_central is None:
+        return plan_setting(Setting(**setting))
+    found, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
+    return replace(plan_setting(found), solution=solution)
 
 
-def account(released: Ledger | RunResult | str | Path, *, delta: float | None = None, colluding: int = 0) -> Statement:
+def account(
+    what: Ledger | RunResult | RunConfig | str | Path, *, settings: Settings = (), delta: float | None = None, colluding: int = 0
+) -> Statement:
     """Return what a ledger guarantees to the client that took part most often.
 
     Args:
-        released: a ledger, its file, a run's folder, or a result.
+        what: a ledger, its file, a run's folder, or a result; or a recipe or config, for what it would release.
+        settings: changes of a recipe or config.
         delta: failure probability; by default that of the run, or 1e-5.
         colluding: clients that tell the adversary what they sent.
 
     Raises:
-        ConfigError: delta or colluding is out of range, or there is no such run.
+        ConfigError: delta or colluding is out of range, there is no such run, or what a recipe releases depends on how it goes.
         DataError: a file is damaged.
     """
-    ledger, chosen = _ledger(released)
+    ledger, chosen = released(what, settings)
     return account_ledger(ledger, chosen if delta is None else delta, colluding)
 
 
-def audit(mechanism: str | Mechanism, *, epsilon: float = 1.0, trials: int | None = None, seed: int | None = None) -> MechanismAudit:
+def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:
+    """Return the events that :func:`account` accounts, and the delta that was chosen for them."""
+    if isinstance(what, Ledger):
+        return what, DELTA
+    if isinstance(what, RunResult):
+        return what.ledger, what.config.privacy.delta
+    path = None if isinstance(what, RunConfig) else Path(what)
+    is_file = path is not None and (path.suffix == ".json" or (path.is_file() and path.suffix != ".toml"))
+    if path is None or not (path.is_dir() or is_file):
+        config = _configured(what, _listed(settings))
+        return planned_ledger(config), config.privacy.delta
+    if settings:
+        raise ConfigError("settings (--set) change a recipe, not a run that was made")
+    if is_file:
+        return Ledger.load(path), DELTA
+    folder = RunFolder(path)
+    chosen = folder.config().privacy.delta  # which names what is missing or damaged there
+    if not folder.ledger_path.exists():
+        raise ConfigError(f"{path} has released nothing yet: no round is finished")
+    return Ledger.load(folder.ledger_path), chosen
+
+
+def audit(
+    mechanism: str | Mechanism, *, epsilon: float = 1.0, trials: int | None = None, error_rate: float = ERROR_RATE, seed: int | None = None
+) -> MechanismAudit:
     """Test a mechanism by experiment, as a black box; see :func:`ldpfl.auditing.audit_mechanism`.
 
     Args:
         mechanism: itself, or its name, for which ``epsilon`` counts.
         trials: randomised units for each input; by default as many as take some seconds.
+        error_rate: probability that a sound mechanism fails.
         seed: of the random bits; the operating system's without one.
 
     Raises:
         ConfigError: an argument is out of range, or no mechanism has that name.
     """
     built = mechanisms.with_defaults(mechanism, epsilon) if isinstance(mechanism, str) else mechanism
-    return audit_mechanism(built, trials=trials or default_trials(built), seed=seed)
+    return audit_mechanism(built, trials=trials or default_trials(built), seed=seed, error_rate=error_rate)
 
 
-class _Heard:
-    """Tells a display how a run gets on, and a caller of each private round."""
+def audit_run(
+    folder: str | Path,
+    *,
+    trials: int = 400,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    on_trial: Callable[[int, int], None] | None = None,
+) -> RunAudit:
+    """Put a canary among the clients of the run in ``folder``, and return what a round's pool gives away of it.
 
-    def __init__(self, display: ProgressDisplay, on_round: OnRound | None) -> None:
+    See :func:`ldpfl.experiments.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
+    """
+    data = None if data_dir is None else Path(data_dir)
+    return audit_folder(RunFolder(Path(folder)), data, choose_device(device), trials=trials, seed=seed, progress=on_trial)
+
+
+class _OnRound:
+    """Tells a display how a run gets on, and a caller of each private round: those of the first phase."""
+
+    def __init__(self, display: ProgressDisplay, on_round: OnRound) -> None:
         self._display, self._on_round, self._phase = display, on_round, 0
+        self.clients_done, self.warn = display.clients_done, display.warn
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
         self._phase += 1
         self._display.started(label, rounds, done)
 
-    def clients_done(self, done: int, total: int) -> None:
-        self._display.clients_done(done, total)
-
     def round_done(self, metrics: RoundMetrics) -> None:
         self._display.round_done(metrics)
-        if self._on_round is not None and self._phase == 1:
+        if self._phase == 1:
             self._on_round(metrics)
 
-    def warn(self, message: str) -> None:
-        self._display.warn(message)
+
+def _sweep(
+    config: SweepConfig, overrides: list[str], out: Path, data_dir: str | Path | None, device: str, progress: bool | ProgressDisplay
+) -> SweepResult:
+    with _display(progress) as display:
+        rows, curves = run_sweep(
+            config,
+            overrides,
+            _runner(data_dir, device, display),
+            out,
+            lambda number, of, cell: display.next_run(f"{number}/{of}: {cell}"),
+        )
+    draw_sweep(out / ACCURACY_PLOT, config, rows)
+    draw_noise(out / NOISE_PLOT, config, curves)
+    return SweepResult(config, tuple(rows), tuple(curves), out)
 
 
-def _config(what: str | Path | RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    overrides = [f"{key}={_text(value)}" for key, value in changes.items()]
+def _runner(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound) -> Runner:
+    return Runner(None if data_dir is None else Path(data_dir), choose_device(device), display, draw_accuracy_curve)
+
+
+@contextmanager
+def _display(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
+    if isinstance(progress, ProgressDisplay):  # its owner's
+        yield progress
+        return
+    with ProgressDisplay(Console(stderr=True, quiet=not progress), lines=False) as display:
+        yield display
+
+
+def _configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
-    return recipe_or_file(str(what), overrides)
+    return read_config(what, overrides) if isinstance(what, Path) else recipe_or_file(what, overrides)
+
+
+def _listed(settings: Settings) -> list[str]:
+    """Return changes of a config as ``key=value``."""
+    return [f"{key}={_text(value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else list(settings)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else f'"{value}"'
 
 
 def _by_leaf(overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
     """Return ``overrides`` by their dotted keys."""
-    name = str(overrides.get("mechanism", _config(what, {}).mechanism.name))
+    if not overrides:
+        return {}
+    name = str(overrides.get("mechanism", _configured(what, []).mechanism.name))
     known = known_keys(name)
     found = {}
     for leaf, value in overrides.items():
@@ -262,40 +335,3 @@ def _by_leaf(overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict
             raise ConfigError(f"run has no argument {leaf!r}: {said}")
         found[(top or keys)[0]] = value
     return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else f'"{value}"'
-
-
-def _result(finished: Finished, folder: Path | None) -> RunResult:
-    local, last, figures = finished.federation.task, finished.last, finished.figures
-    baseline = figures["noise_free_accuracy_per_round"]
-    return RunResult(
-        finished.config,
-        last.history,
-        last.ledger,
-        account_ledger(last.ledger, finished.config.privacy.delta),
-        None if baseline is None else tuple(baseline),
-        folder,
-        local.module_with(last.state.weights),
-        figures,
-    )
-
-
-def _row(metrics: RoundMetrics) -> dict[str, Any]:
-    return {**metrics.reproducible(), "seconds": metrics.seconds}
-
-
-def _ledger(released: Ledger | RunResult | str | Path) -> tuple[Ledger, float]:
-    if isinstance(released, Ledger):
-        return released, DELTA
-    if isinstance(released, RunResult):
-        return released.ledger, released.config.privacy.delta
-    path = Path(released)
-    if not path.is_dir():
-        return Ledger.load(path), DELTA
-    folder = RunFolder(path)
-    return Ledger.load(folder.ledger_path), folder.config().privacy.delta

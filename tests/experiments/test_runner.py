@@ -88,7 +88,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), folder)
+    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), folder).figures
     names = {path.name for path in folder.path.iterdir() if not path.name.startswith(".")}
     data = {"config.toml", "checkpoint.safetensors", "metrics.jsonl", "ledger.json"}
     assert names == data | {"result.json", "model.safetensors", "curve.svg"}
@@ -98,7 +98,7 @@ def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
 
 def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of("shuffling.channel=ideal-shuffler"), folder)
+    result = runner(tiny_data).run(config_of("shuffling.channel=ideal-shuffler"), folder).figures
     assert set(result) >= KEYS
     assert result["weights"] == 20 * 20 * 10 + 10
     assert result["uplink_bytes_per_client_round"] == -(-4010 // 8)
@@ -117,7 +117,7 @@ def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_
 
 def test_metrics_have_a_line_a_round(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of(), folder, baseline=False)
+    result = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     lines = [json.loads(line) for line in folder.metrics_path.read_text(encoding="utf-8").splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert [line["accuracy"] for line in lines] == result["accuracy_per_round"]
@@ -128,7 +128,7 @@ def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Pa
     from ldpfl.data.images import normalise
 
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of(), folder, baseline=False)
+    result = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     task = load("mnist", tiny_data)
     module = models.create("logistic-regression", task.shape, task.classes, seed=0)
     module.load_state_dict(load_file(folder.model_path))
@@ -164,10 +164,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tiny_data: Path, tmp_path: 
 
 def test_resuming_a_finished_run_returns_its_result_and_trains_nothing(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data).run(config_of(), folder, baseline=False)
+    result = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     watch = Watch()
-    assert runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=False) == result
+    assert runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=False).figures == result
     assert watch.labels == []
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
@@ -188,7 +188,7 @@ def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Pat
     monkeypatch.setenv("LDPFL_CACHE_DIR", str(home / "cache"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", photographed)
-        result = runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(home / "run"))
+        result = runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(home / "run")).figures
     expected = files(home / "run")
     assert len(sites) >= 15
 
@@ -197,7 +197,7 @@ def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Pat
         monkeypatch.setenv("LDPFL_CACHE_DIR", str(pictures / site / "cache"))
         folder = RunFolder(pictures / site / "run")
         try:
-            again = runner(tiny_data, curve=draw_accuracy_curve).run(config, folder, resume=folder.config_path.exists())
+            again = runner(tiny_data, curve=draw_accuracy_curve).run(config, folder, resume=folder.config_path.exists()).figures
         except (ConfigError, DataError) as error:
             broken[site] = str(error)
             continue
@@ -235,7 +235,7 @@ def test_nan_in_a_client_stops_the_round_and_the_run_can_be_resumed(
 def test_the_baseline_is_trained_once_and_shared_by_runs_that_differ_in_noise_only(tiny_data: Path, tmp_path: Path) -> None:
     first, second, third = Watch(), Watch(), Watch()
     results = [
-        runner(tiny_data, watch).run(config, RunFolder(tmp_path / str(number)))
+        runner(tiny_data, watch).run(config, RunFolder(tmp_path / str(number))).figures
         for number, (watch, config) in enumerate(
             [
                 (first, config_of()),
@@ -254,15 +254,15 @@ def test_the_baseline_is_trained_once_and_shared_by_runs_that_differ_in_noise_on
 
 
 def test_the_baseline_is_the_same_training_without_noise(tiny_data: Path, tmp_path: Path) -> None:
-    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "private"))
-    plain = runner(tiny_data).run(config_of("mechanism.name=none"), RunFolder(tmp_path / "plain"))
+    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "private")).figures
+    plain = runner(tiny_data).run(config_of("mechanism.name=none"), RunFolder(tmp_path / "plain")).figures
     assert result["noise_free_accuracy_per_round"] == plain["accuracy_per_round"]
     assert plain["epsilon_per_unit"] is None
     assert plain["noise_free_accuracy"] is None  # a run without noise has no baseline
 
 
 def test_the_baseline_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_data: Path, tmp_path: Path) -> None:
-    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"))
+    result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run")).figures
     watch = Watch()
     folder = runner(tiny_data, watch).baseline(config_of("mechanism.epsilon=0.5", "name=other"))
     assert watch.labels == []
@@ -276,16 +276,16 @@ def test_the_baseline_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_
 
 def test_without_a_baseline_none_is_trained(tiny_data: Path, tmp_path: Path) -> None:
     watch = Watch()
-    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), baseline=False)
+    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), baseline=False).figures
     assert watch.labels == ["private"]
     assert result["noise_free_accuracy"] is None
 
 
 def test_a_baseline_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    first = runner(tiny_data).run(config_of(), folder, baseline=False)
+    first = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     model, watch = folder.model_path.read_bytes(), Watch()
-    result = runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=True)
+    result = runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=True).figures
     assert len(result["noise_free_accuracy_per_round"]) == 3
     assert result["accuracy_per_round"] == first["accuracy_per_round"]
     assert watch.labels[-1] == "noise-free baseline"
@@ -332,14 +332,14 @@ def test_an_epsilon_too_small_for_the_exact_sampler_is_refused_before_anything_i
     ],
 )
 def test_other_settings_run_to_their_end(overrides: list[str], tiny_data: Path, tmp_path: Path) -> None:
-    result = runner(tiny_data).run(config_of(*overrides), RunFolder(tmp_path / "run"), baseline=False)
+    result = runner(tiny_data).run(config_of(*overrides), RunFolder(tmp_path / "run"), baseline=False).figures
     assert result["rounds"] == 3
     assert result["clients_per_round"] == (4 if "clients.fraction=0.5" in overrides else 8)
 
 
 def test_holdout_measures_on_a_tenth_of_the_training_images(tiny_data: Path, tmp_path: Path) -> None:
     """It must not touch the test images, which are for the last word."""
-    result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), baseline=False)
+    result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), baseline=False).figures
     assert result["evaluated_on"] == "holdout"
     assert all(share * 20 == pytest.approx(round(share * 20)) for share in result["accuracy_per_round"])
     with pytest.raises(ConfigError, match="has 180"):
@@ -347,7 +347,7 @@ def test_holdout_measures_on_a_tenth_of_the_training_images(tiny_data: Path, tmp
 
 
 def test_layers_are_told_apart_in_the_result(tiny_data: Path, tmp_path: Path) -> None:
-    layers = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"), baseline=False)["layers"]
+    layers = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "run"), baseline=False).figures["layers"]
     module = models.create("logistic-regression", (1, 20, 20), 10, seed=0)
     assert list(layers) == list(ParameterLayout.from_module(module).names)
     assert set(layers["1.bias"]) == {"weights", "radius", "noise_std", "clipped_fraction"}
@@ -386,7 +386,7 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Pa
     config = tmp_path / "long.toml"
     config.write_text(config_of(*LONG).to_toml(), encoding="utf-8")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), baseline=False)
+    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), baseline=False).figures
     a_round = min(result["seconds_per_round"])
     instants = random.Random(7)
 
@@ -428,7 +428,7 @@ def test_a_baseline_that_fails_does_not_cost_the_run_its_result(tiny_data: Path,
                 raise PrivacyError("training went to NaN")
 
     watch = NoTwin()
-    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"))
+    result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run")).figures
     assert result["noise_free_accuracy"] is None
     assert watch.warnings == ["no noise-free baseline to compare with: training went to NaN"]
     assert watch.labels == ["private", "noise-free baseline"]  # and it is not tried again without a cache

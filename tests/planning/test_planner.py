@@ -102,7 +102,7 @@ def test_secret_participation_is_worth_something() -> None:
     visible, self_sampling = figures(setting), figures(replace(setting, self_sampling=True))
     assert self_sampling["shuffled_upper_adaptive"] < visible["shuffled_upper_adaptive"]
     assert self_sampling["local_pure"] == visible["local_pure"] == 1.0
-    assert figures(replace(ONE, self_sampling=True)) == {**figures(ONE), "secret": True}  # all take part: no secret
+    assert figures(replace(ONE, self_sampling=True)) == {**figures(ONE), "self_sampling": True}  # all take part: no secret
 
 
 def test_without_noise_everything_is_infinite() -> None:

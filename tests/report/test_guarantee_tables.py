@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,17 +93,17 @@ def test_names_from_a_file_are_no_markup() -> None:
 
 def test_a_plan_s_table_names_its_setting_and_its_answers() -> None:
     setting = Setting(2.0, 1000, 300, 4, channel="direct", participation=0.1, colluding=7)
-    text = printed(plan_table(plan(setting).to_dict(), Solution(4.0, 264, 258, 0.5).to_dict()))
+    text = printed(plan_table(replace(plan(setting), solution=Solution(4.0, 264, 258, 0.5)).to_dict()))
     for word in ("duchi, epsilon 2 a report", "1,000, 100 a round (seen by others), 7 of them collude", "300; 4", "38 bytes"):
         assert word in text, word
     for word in ("264 are enough", "fewer than 258", "0.5"):
         assert word in text, word
-    assert "are enough" not in printed(plan_table(plan(setting).to_dict(), None))
+    assert "are enough" not in printed(plan_table(plan(setting).to_dict()))
 
 
 def test_a_plan_without_noise_names_no_budget() -> None:
     """There is none; an epsilon in its title would be read as a guarantee."""
-    assert "epsilon 1" not in printed(plan_table(plan(Setting(1.0, 10, 3, 1, mechanism="none")).to_dict(), None))
+    assert "epsilon 1" not in printed(plan_table(plan(Setting(1.0, 10, 3, 1, mechanism="none")).to_dict()))
 
 
 @pytest.mark.parametrize(

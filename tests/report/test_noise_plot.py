@@ -145,7 +145,7 @@ def test_a_private_mechanism_without_a_schedule_has_an_accuracy_only(tmp_path: P
     assert bands(text) == 2
 
 
-@pytest.mark.parametrize("courses", [[], [PLAIN], [PLAIN, STOPPED]])
+@pytest.mark.parametrize("curves", [[], [PLAIN], [PLAIN, STOPPED]])
 def test_without_a_noise_schedule_nothing_is_written(curves: list[Curve], tmp_path: Path) -> None:
     assert not draw_noise(tmp_path / "noise.svg", SWEEP, curves)
     assert list(tmp_path.iterdir()) == []

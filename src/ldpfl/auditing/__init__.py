@@ -21,6 +21,9 @@ from ldpfl.ranges import LayerRanges
 
 __all__ = ["Check", "MechanismAudit", "audit_mechanism", "default_trials"]
 
+ERROR_RATE = 1e-4
+"""Probability that a sound mechanism fails, unless another is asked for."""
+
 
 @dataclass(frozen=True)
 class MechanismAudit:
@@ -69,7 +72,9 @@ class MechanismAudit:
         return {key: json_safe(value) for key, value in {**asdict(self), **extra}.items()}
 
 
-def audit_mechanism(mechanism: Mechanism, *, trials: int = 1_000_000, seed: int | None = None, error_rate: float = 1e-4) -> MechanismAudit:
+def audit_mechanism(
+    mechanism: Mechanism, *, trials: int = 1_000_000, seed: int | None = None, error_rate: float = ERROR_RATE
+) -> MechanismAudit:
     """Audit ``mechanism`` as a black box: encode, payloads, read, decode and aggregate are the real ones.
 
     Checked are the privacy loss at the worst inputs, inside and beyond the range; bias; variance; that every client,

@@ -14,29 +14,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
-from ldpfl.experiments import RunConfig, Runner, read_config
+from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
-from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, sweep_names
-from ldpfl.experiments.sweep import (
-    Cell,
-    SweepConfig,
-    cells,
-    check_cells,
-    load_sweep,
-    open_folder,
-    run_cell,
-    stored_sweep,
-)
-from ldpfl.experiments.sweep_rows import curves, rows
-from ldpfl.files import WriteError, to_json, write_text
-from ldpfl.report.console import ProgressDisplay, layer_table, result_table, sweep_table
-from ldpfl.report.noise_plot import draw_noise
-from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
+from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_run import stored_sweep
+from ldpfl.files import WriteError, to_json
+from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.server import Checkpoint
 
@@ -54,14 +43,24 @@ def run(
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
     overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
-    chosen_device = choose_device(device)
-    config, folder = _config_and_folder(recipe, overrides, out, resume=resume)
+    choose_device(device)
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    config = None if resume and recipe is None else api.configure(recipe or DEFAULT, overrides)
+    folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
     again = _resume_command(folder.path, _flags(data_dir, device, baseline=baseline))
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display:
-            result = Runner(data_dir, chosen_device, display, draw_accuracy_curve).run(config, folder, resume=resume, baseline=baseline)
+            options: dict[str, Any] = {
+                "folder": folder.path,
+                "resume": resume,
+                "baseline": baseline,
+                "data_dir": data_dir,
+                "device": device,
+            }
+            result = api.run(config, settings=() if config else overrides, progress=display, **options).to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise
@@ -88,18 +87,6 @@ def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
     return given + (f" --device {device}" if device != "auto" else "") + ("" if baseline else " --no-baseline")
 
 
-def _config_and_folder(recipe: str | None, overrides: list[str], out: Path | None, *, resume: bool) -> tuple[RunConfig, RunFolder]:
-    if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    if resume and out is not None and recipe is None:
-        folder = RunFolder(out)
-        folder.config()  # says so if there is no run
-        return read_config(folder.config_path, overrides), folder
-    config = recipe_or_file(recipe or DEFAULT, overrides)
-    folder = RunFolder(out or _default_folder(config))
-    return config, folder
-
-
 def _default_folder(config: RunConfig) -> Path:
     moment = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.name.replace('/', '-')}-seed{config.seed}-{moment}"
@@ -122,46 +109,26 @@ def sweep(
 ) -> None:
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
     config, overrides = load_sweep(name), set_ or []
-    todo = cells(config, overrides)
-    check_cells(todo)
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
     try:
-        results = _run_cells(config, overrides, todo, folder, data_dir, device)
-        gathered = rows(results)
-        draw_sweep(folder / "accuracy.svg", config, gathered)
-        noise_plot = folder / "noise.svg"
-        noisy = draw_noise(noise_plot, config, curves(results, folder))
+        with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
+            result = api.sweep(config, settings=overrides, folder=folder, data_dir=data_dir, device=device, progress=display)
     except KeyboardInterrupt:
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
         raise _stopped_by(error, _sweep_command(name, overrides, folder, _flags(data_dir, device))) from error
     if as_json:
-        print(to_json([row.to_dict() for row in gathered], indent=2))
+        print(to_json(result.to_dict(), indent=2))
         return
     console = Console()
-    console.print(sweep_table(config, gathered))
-    if noisy:
+    console.print(result)
+    noise_plot = folder / api.NOISE_PLOT
+    if noise_plot.exists():
         console.print(Text(f"budget as the papers count it, noise and accuracy by round: {noise_plot}"), soft_wrap=True)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
-
-
-def _run_cells(
-    config: SweepConfig, overrides: list[str], todo: list[Cell], folder: Path, data_dir: Path | None, device: str
-) -> list[tuple[Cell, dict[str, Any]]]:
-    """Run what is not finished yet, and write the rows down after each run."""
-    open_folder(config, overrides, folder)
-    errors, said = Console(stderr=True), set[str]()
-    results: list[tuple[Cell, dict[str, Any]]] = []
-    for number, cell in enumerate(todo, start=1):
-        errors.print(Text(f"{number}/{len(todo)}: {cell}"), soft_wrap=True)
-        with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check, said=said) as display:
-            runner = Runner(data_dir, choose_device(device), display, draw_accuracy_curve)
-            results.append((cell, run_cell(cell, runner, folder)))
-        write_text(folder / "rows.json", to_json([row.to_dict() for row in rows(results)], indent=2) + "\n")
-    return results
 
 
 def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:

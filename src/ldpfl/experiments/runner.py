@@ -66,8 +66,8 @@ class Runner:
             reference = [metrics.accuracy for metrics in without.history]
         return Finished(config, federation, last, summarise(config, federation, task, last, reference))
 
-    def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True) -> dict[str, Any]:
-        """Run ``config`` in ``folder`` and return what ``result.json`` holds.
+    def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True) -> Finished:
+        """Run ``config`` in ``folder``.
 
         A finished run is returned as it is, with its baseline added if that is wanted and missing. After each round the
         folder can be resumed from; a resumed run ends in the same model, metrics and config as one that was never
@@ -84,15 +84,15 @@ class Runner:
         folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             folder.open(config, resume=resume, kind=Kind.SIMULATION)
-            finished = folder.result() if resume else None
-            if finished is not None and (finished["noise_free_accuracy"] is not None or not wants_baseline):
-                return finished
+            figures = folder.result() if resume else None
+            if figures is not None and (figures["noise_free_accuracy"] is not None or not wants_baseline):
+                return Finished(config, federation, folder.checkpoint_or(start), figures)
             last = self._rounds(federation, folder.checkpoint_or(start), config.training.rounds, folder.save_round, _label(config))
             reference = self._baseline_or_none(config, task) if wants_baseline else None
-            result = summarise(config, federation, task, last, reference)
-            self.draw_curve(folder.curve_path, result)
-            folder.save_result(last, federation.task, result)
-        return result
+            figures = summarise(config, federation, task, last, reference)
+            self.draw_curve(folder.curve_path, figures)
+            folder.save_result(last, federation.task, figures)
+        return Finished(config, federation, last, figures)
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
         self.observer.started(label, rounds, start.history)
@@ -178,7 +178,7 @@ _BASELINE = "noise-free baseline"
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A run that has come to its end, with all that made it."""
+    """A run that has come to its end, with all that made it; ``figures`` is what ``result.json`` holds."""
 
     config: RunConfig
     federation: Federation

@@ -9,25 +9,18 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import ldpfl
-from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError
+from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.experiments.run_folder import SWEEP, RunFolder
-from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.shipped import sweep_files
-from ldpfl.files import make_folder, write_text
-from ldpfl.privacy.accounting import account
 from ldpfl.suggestions import did_you_mean
 
 AxisValue = bool | int | float | str
-_OVERRIDES = "overrides"
 
 
 class SweepConfig(BaseModel):
@@ -135,76 +128,3 @@ def check_cells(cells: Sequence[Cell]) -> None:
             check_fit(cell.config)
         except LdpflError as error:
             raise ConfigError(f"{cell}: {error}") from error
-
-
-def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
-    """Run one cell in its own folder under ``out``, or go on with it, or read its result if it is finished.
-
-    A run that could not be finished because a client's values must not leave gives ``stopped``, the reason, and the bytes, time
-    and privacy of its finished rounds, if there are any.
-
-    Raises:
-        ConfigError: a finished run in the folder comes from another version.
-    """
-    folder = RunFolder(out / "runs" / cell.folder_name)
-    finished = folder.result()  # its folder is named by its config, so this is the same run
-    if finished is not None:
-        _check_same_version(finished["versions"], folder)
-        return finished
-    stopped = folder.stopped()
-    if stopped is None:
-        try:
-            return runner.run(cell.config, folder, resume=True, baseline=False)
-        except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
-            stopped = str(error)
-            write_text(folder.stopped_path, stopped)
-    return {"stopped": stopped, **_figures_until_stopped(cell, folder)}
-
-
-def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None:
-    """Make ``out`` ready for ``sweep`` with ``overrides``, both of which are written down there.
-
-    Raises:
-        ConfigError: it holds another sweep, or the same one with other overrides.
-        WriteError: it cannot be written.
-    """
-    path, text = out / SWEEP, json.dumps({**sweep.model_dump(), _OVERRIDES: list(overrides)}, indent=1)
-    if not path.exists():
-        make_folder(out)
-        write_text(path, text)
-    elif path.read_bytes() != text.encode():
-        raise ConfigError(f"{out} holds another sweep, or this one with other settings: give another --out")
-
-
-def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
-    """Return the sweep that :func:`open_folder` wrote down in ``out``, and its overrides; None if there is none.
-
-    Raises:
-        DataError: what stands there is damaged.
-    """
-    path = out / SWEEP
-    if not path.exists():
-        return None
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        overrides = [str(override) for override in tree.pop(_OVERRIDES)]
-        return SweepConfig.model_validate(tree), overrides
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
-
-
-def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
-    for name, ours in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
-        if versions.get(name) != ours:
-            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: give another --out")
-
-
-def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:
-    checkpoint = folder.checkpoint()
-    if checkpoint is None or not checkpoint.history:
-        return {}
-    return {
-        "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),
-        "seconds": sum(metrics.seconds for metrics in checkpoint.history),
-        "privacy": account(checkpoint.ledger, cell.config.privacy.delta).to_dict(),
-    }

@@ -44,7 +44,7 @@ class Setting:
         delta: failure probability of the figures that are not pure.
         mechanism: by name.
         participation: part of the clients that takes part in a round.
-        secret: whether nobody knows who takes part: each client decides for itself.
+        self_sampling: whether each client decides for itself, in secret, to take part.
         radius: half-width of the range that weights are clamped to.
         channel: what stands between clients and server.
         colluding: clients that tell the adversary what they sent.
@@ -97,12 +97,14 @@ class Plan:
         statement: the guarantees.
         noise_std: standard deviation of the noise in the mean of one weight, in the unit of the weights.
         bytes_per_client: what one client sends in one round.
+        solution: what reaches a target, if one was given.
     """
 
     setting: Setting
     statement: Statement
     noise_std: float
     bytes_per_client: int
+    solution: Solution | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -116,6 +118,7 @@ class Plan:
             "noise_std": self.noise_std,
             "bytes_per_client": self.bytes_per_client,
             "bytes_per_client_run": self.bytes_per_client * self.setting.rounds,
+            **(self.solution.to_dict() if self.solution else {}),
         }
 
 
@@ -188,6 +191,31 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
         found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
         found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
     return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
+
+
+def reach(target: float, *, epsilon: float | None, clients: int | None, **others: Any) -> tuple[Setting, Solution]:
+    """Return what reaches a central epsilon of ``target``, and the setting with it put in where ``epsilon`` or ``clients`` is None.
+
+    Raises:
+        ConfigError: both are None, nothing reaches it, or as for :func:`solve`.
+    """
+    if epsilon is None and clients is None:
+        raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
+    participation, colluding = others.get("participation", 1.0), others.get("colluding", 0)
+    if not 0 < participation <= 1:
+        raise ConfigError(f"participation must lie in (0, 1], got {participation:g}")
+    fewest = ceil((colluding + 1) / participation)
+    setting = Setting(1.0 if epsilon is None else epsilon, fewest if clients is None else clients, **others)
+    found = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
+    if clients is None:
+        if found.clients is None:
+            raise ConfigError(f"no number of clients up to {MOST_CLIENTS:.0e} reaches a central epsilon of {target:g}: lower epsilon")
+        setting = replace(setting, clients=found.clients)
+    if epsilon is None:
+        if found.epsilon is None:
+            raise ConfigError(f"no useful epsilon reaches a central epsilon of {target:g} with {setting.clients} clients")
+        setting = replace(setting, epsilon=found.epsilon)
+    return setting, found
 
 
 def check_central(setting: Setting) -> None:

@@ -39,25 +39,33 @@ class _SecondsLeft(ProgressColumn):
 class ProgressDisplay:
     """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round, or nothing."""
 
-    def __init__(
-        self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None, said: set[str] | None = None
-    ) -> None:
-        """``check`` is called with every step, and may raise to end the run; warnings that are in ``said`` are not repeated."""
+    def __init__(self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None) -> None:
+        """``check`` is called with every step, and may raise to end the run. No warning is printed twice."""
         self._console = console
         self._check = check
-        self._said = set() if said is None else said
+        self._said = set[str]()
         self._lines = lines and not console.is_terminal
-        self._progress = Progress(
+        self._progress = self._bars()
+        self._rounds = 0
+        self._label = ""
+
+    def _bars(self) -> Progress:
+        return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("round {task.fields[current]}/{task.total:.0f}"),
             TextColumn("accuracy {task.fields[accuracy]}"),
             _SecondsLeft(),
-            console=console,
-            disable=not (console.is_terminal or console.is_jupyter),
+            console=self._console,
+            disable=not (self._console.is_terminal or self._console.is_jupyter),
         )
-        self._rounds = 0
-        self._label = ""
+
+    def next_run(self, title: str) -> None:
+        """Print ``title`` above the bars of the run that begins; those of the runs before stay as they are."""
+        self._progress.stop()
+        self._console.print(Text(title), soft_wrap=True)
+        self._progress = self._bars()
+        self._progress.start()
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
@@ -40,13 +39,6 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg
-
-
-def accuracy_curve(result: dict[str, Any]) -> Picture:
-    """Return what :func:`draw_accuracy_curve` draws."""
-    with TemporaryDirectory() as folder:
-        draw_accuracy_curve(Path(folder) / "curve.svg", result)
-        return Picture((Path(folder) / "curve.svg").read_text(encoding="utf-8"))
 
 
 def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:

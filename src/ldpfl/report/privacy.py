@@ -50,7 +50,7 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
         yield _FIXED
 
 
-def plan_table(plan: dict[str, Any], answer: dict[str, Any] | None) -> Table:
+def plan_table(plan: dict[str, Any]) -> Table:
     """Return the table of a plan in the form of ``Plan.to_dict``: its setting, its noise, its bytes, and what was solved for."""
     budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {plan['epsilon']:.4g} a report"
     table = Table(title=f"plan: {plan['mechanism']}, {budget}", show_header=False, title_justify="left")
@@ -62,7 +62,7 @@ def plan_table(plan: dict[str, Any], answer: dict[str, Any] | None) -> Table:
     table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")
     table.add_row("noise in the mean of a weight", f"std {plan['noise_std']:.4g} (radius {plan['radius']:g})")
     table.add_row("sent by a client in a round", f"{plan['bytes_per_client']:,} bytes")
-    for name, value in _answers(answer) if answer else ():
+    for name, value in _solutions(plan) if "target_central" in plan else ():
         table.add_row(name, value)
     return table
 
@@ -104,7 +104,7 @@ def canary_table(audit: RunAudit) -> Table:
     return table
 
 
-def _answers(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _solutions(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     target = f"central epsilon {answer['target_central']:g}"
     if answer["clients_needed"] is not None:
         needed, necessary = answer["clients_needed"], answer["clients_necessary"]

@@ -114,7 +114,7 @@ class RecordPlan:
             "sizes": self.ranges.sizes,
             "center": [value.hex() for value in self.ranges.center.tolist()],
             "radius": [value.hex() for value in self.ranges.radius.tolist()],
-            "linked": self.linked,
+            "parameters_per_report": self.linked,  # as version 1 of the format has it
         }
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).digest()
 

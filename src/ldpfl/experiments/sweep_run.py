@@ -1,0 +1,118 @@
+"""Run a sweep in its folder, a run after the other; what is finished is not run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ldpfl
+from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.experiments.run_folder import SWEEP, RunFolder
+from ldpfl.experiments.runner import Runner
+from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells
+from ldpfl.experiments.sweep_rows import Curve, Row, curves, rows
+from ldpfl.files import make_folder, to_json, write_text
+from ldpfl.privacy.accounting import account
+
+_OVERRIDES = "overrides"
+
+OnRun = Callable[[int, int, Cell], None]
+"""Called with (number of a run, from 1; how many there are; the run) when it begins."""
+
+
+def run_sweep(
+    sweep: SweepConfig, overrides: Sequence[str], runner: Runner, out: Path, on_run: OnRun = lambda number, of, cell: None
+) -> tuple[list[Row], list[Curve]]:
+    """Run what is not finished yet of ``sweep``, with ``overrides`` of every run, in ``out``; the rows are written down after each run.
+
+    Raises:
+        ConfigError: a run's settings do not fit together, which is found before any begins; or ``out`` holds another sweep.
+        DataError: a run's files are damaged.
+        WriteError: ``out`` cannot be written; what is finished is kept.
+    """
+    todo = cells(sweep, overrides)
+    check_cells(todo)
+    open_folder(sweep, overrides, out)
+    results: list[tuple[Cell, dict[str, Any]]] = []
+    for number, cell in enumerate(todo, start=1):
+        on_run(number, len(todo), cell)
+        results.append((cell, run_cell(cell, runner, out)))
+        write_text(out / "rows.json", to_json([row.to_dict() for row in rows(results)], indent=2) + "\n")
+    return rows(results), curves(results, out)
+
+
+def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
+    """Run one cell in its own folder under ``out``, or go on with it, or read its result if it is finished.
+
+    A run that could not be finished because a client's values must not leave gives ``stopped``, the reason, and the bytes, time
+    and privacy of its finished rounds, if there are any.
+
+    Raises:
+        ConfigError: a finished run in the folder comes from another version.
+    """
+    folder = RunFolder(out / "runs" / cell.folder_name)
+    finished = folder.result()  # its folder is named by its config, so this is the same run
+    if finished is not None:
+        _check_same_version(finished["versions"], folder)
+        return finished
+    stopped = folder.stopped()
+    if stopped is None:
+        try:
+            return runner.run(cell.config, folder, resume=True, baseline=False).figures
+        except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
+            stopped = str(error)
+            write_text(folder.stopped_path, stopped)
+    return {"stopped": stopped, **_figures_until_stopped(cell, folder)}
+
+
+def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None:
+    """Make ``out`` ready for ``sweep`` with ``overrides``, both of which are written down there.
+
+    Raises:
+        ConfigError: it holds another sweep, or the same one with other overrides.
+        WriteError: it cannot be written.
+    """
+    path, text = out / SWEEP, json.dumps({**sweep.model_dump(), _OVERRIDES: list(overrides)}, indent=1)
+    if not path.exists():
+        make_folder(out)
+        write_text(path, text)
+    elif path.read_bytes() != text.encode():
+        raise ConfigError(f"{out} holds another sweep, or this one with other settings: give another --out")
+
+
+def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
+    """Return the sweep that :func:`open_folder` wrote down in ``out``, and its overrides; None if there is none.
+
+    Raises:
+        DataError: what stands there is damaged.
+    """
+    path = out / SWEEP
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        overrides = [str(override) for override in tree.pop(_OVERRIDES)]
+        return SweepConfig.model_validate(tree), overrides
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
+
+
+def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
+    for name, ours in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
+        if versions.get(name) != ours:
+            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: give another --out")
+
+
+def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:
+    checkpoint = folder.checkpoint()
+    if checkpoint is None or not checkpoint.history:
+        return {}
+    return {
+        "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),
+        "seconds": sum(metrics.seconds for metrics in checkpoint.history),
+        "privacy": account(checkpoint.ledger, cell.config.privacy.delta).to_dict(),
+    }

@@ -1,0 +1,160 @@
+"""What a run and a sweep came to, as Python gets it: typed, frozen, and shown by notebooks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.runner import Finished
+from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_rows import Curve, Row, frontier
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import account
+from ldpfl.privacy.statement import Statement
+from ldpfl.report.console import result_table, sweep_table
+from ldpfl.report.noise_plot import draw_noise
+from ldpfl.report.plots import Picture, draw_accuracy_curve, draw_sweep
+from ldpfl.report.privacy import guarantee_table
+from ldpfl.server import RoundMetrics
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class _Shown:
+    """A result that notebooks show as a terminal does."""
+
+    def _repr_html_(self) -> str:
+        console = Console(record=True, width=110, file=StringIO(), force_jupyter=False)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format='<pre style="font-family:monospace">{code}</pre>')
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult(_Shown):
+    """A finished run.
+
+    Attributes:
+        config: what was run, defaults included.
+        history: figures of each round.
+        ledger: what each round released.
+        baseline: accuracy of the same training without noise, after each round; None if it was not asked for.
+        folder: where its files are; None if there are none.
+    """
+
+    config: RunConfig
+    history: tuple[RoundMetrics, ...]
+    ledger: Ledger
+    baseline: tuple[float, ...] | None
+    folder: Path | None
+    _trained: Callable[[], nn.Module] = field(repr=False)
+    _figures: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, finished: Finished, folder: Path | None) -> RunResult:
+        """Return the result of a run whose files, if it has any, are in ``folder``."""
+        last, baseline = finished.last, finished.figures["noise_free_accuracy_per_round"]
+        accuracies = None if baseline is None else tuple(baseline)
+        trained = finished.federation.task.module_with
+        return cls(finished.config, last.history, last.ledger, accuracies, folder, lambda: trained(last.state.weights), finished.figures)
+
+    @cached_property
+    def privacy(self) -> Statement:
+        """What the run guarantees to the client that took part most often."""
+        return account(self.ledger, self.config.privacy.delta)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the evaluation images that the final model classifies correctly."""
+        return self.history[-1].accuracy
+
+    @property
+    def bytes_per_client(self) -> int:
+        """Bytes that one client sends in one round, at most."""
+        return max(metrics.uplink_bytes_per_client for metrics in self.history)
+
+    def module(self) -> nn.Module:
+        """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
+        return self._trained()
+
+    def plot(self) -> Picture:
+        """Return accuracy against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
+        return _drawn(lambda path: draw_accuracy_curve(path, dict(self._figures)))
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a round: accuracy, clients, bytes, seconds, and by layer radius, noise and clipping."""
+        import pandas
+
+        rows = [{**metrics.reproducible(), "seconds": metrics.seconds} for metrics in self.history]
+        return pandas.json_normalize(rows).set_index("round")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``result.json`` of a run's folder holds."""
+        return copy.deepcopy(dict(self._figures))
+
+    def __rich__(self) -> Group:
+        privacy = self._figures["privacy"]
+        notes = (Text(line, style="yellow") for line in (*privacy["notes"], *privacy["warnings"]))
+        return Group(result_table(dict(self._figures)), guarantee_table(privacy), *notes)
+
+
+@dataclass(frozen=True, eq=False)
+class SweepResult(_Shown):
+    """A finished sweep.
+
+    Attributes:
+        config: what was run.
+        rows: a variant at one point of the axes each, over all seeds.
+        curves: how each row came about, round by round.
+        folder: where its files are; None if there are none.
+    """
+
+    config: SweepConfig
+    rows: tuple[Row, ...]
+    curves: tuple[Curve, ...]
+    folder: Path | None
+
+    @property
+    def frontier(self) -> tuple[Row, ...]:
+        """The rows that are worth their price in bytes and budget."""
+        return tuple(frontier(self.rows))
+
+    def plot(self) -> Picture:
+        """Return accuracy against the first axis and against bytes, as a picture."""
+        return _drawn(lambda path: draw_sweep(path, self.config, self.rows))
+
+    def plot_noise(self) -> Picture | None:
+        """Return budget as the papers count it, noise and accuracy by round; None where no mechanism has a noise schedule."""
+        return _drawn(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a variant and point, with mean accuracy, its deviation, bytes and the local epsilon of a run."""
+        import pandas
+
+        return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return what ``rows.json`` of a sweep's folder holds."""
+        return [row.to_dict() for row in self.rows]
+
+    def __rich__(self) -> Table | RenderableType:
+        return sweep_table(self.config, self.rows)
+
+
+def _drawn(draw: Callable[[Path], object]) -> Picture:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.svg"
+        draw(path)
+        return Picture(path.read_text(encoding="utf-8"))
