@@ -40,7 +40,7 @@ def source_named(name: str, clients: int) -> RandomSource:
     return SecureSource() if name == "secure" else SeededStreams.for_clients(0, 1, range(clients))
 
 
-def extra_bytes(clients: int, weights: int, name: str, solve: Connection) -> None:
+def extra_bytes(clients: int, weights: int, name: str, answer: Connection) -> None:
     """Report by how much the peak resident size grew, after everything was loaded once on a small input."""
     torch.set_num_threads(1)
     small = LayerRanges(torch.tensor(0.0), torch.tensor(0.075), (weights,))
@@ -49,7 +49,7 @@ def extra_bytes(clients: int, weights: int, name: str, solve: Connection) -> Non
     Path("/proc/self/clear_refs").write_text("5")  # peak := current
     before = resident("VmRSS")
     encode_aggregate(values, small, source_named(name, clients))
-    solve.send(resident("VmHWM") - before)
+    answer.send(resident("VmHWM") - before)
 
 
 def resident(field: str) -> int:

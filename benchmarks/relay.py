@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--away", type=float, default=0.0, help="seconds that the relay is away")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (cohort if options.cohort else measure)(options, options.store or str(Path(folder) / "relay.db"))
+        (crowd if options.crowd else measure)(options, options.store or str(Path(folder) / "relay.db"))
 
 
 def tokens_in(store: str, number: int, count: int) -> tuple[list[str], str]:
@@ -86,9 +86,9 @@ def tokens_in(store: str, number: int, count: int) -> tuple[list[str], str]:
     return clients, aggregator
 
 
-def cohort(options: argparse.Namespace, store: str) -> None:
+def crowd(options: argparse.Namespace, store: str) -> None:
     """Let all clients of a round upload at once, and print how many were lost and when the last one was through."""
-    number, count = int(time.time()) % 10**9, options.cohort
+    number, count = int(time.time()) % 10**9, options.crowd
     size = options.records * options.record_bytes
     clients, token = tokens_in(store, number, count)
     terms = Terms(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ssl
+import ctypes
 import json
 import socket
 import sqlite3
@@ -328,3 +330,57 @@ def test_many_threads_may_knock_at_once(tmp_path: Path) -> None:
             thread.join()
         assert soon(lambda: health(port) == 200)
         assert soon(lambda: psutil.Process(pid).num_fds() <= before + 2)
+
+
+def key_updates(speaking: ssl.SSLObject, outgoing: ssl.MemoryBIO, count: int) -> bytes:
+    """Return ``count`` TLS 1.3 KeyUpdate messages of a connection, which Python has no function for."""
+    library = ctypes.CDLL(_ssl.__file__)
+    library.SSL_key_update.argtypes, library.SSL_do_handshake.argtypes = (ctypes.c_void_p, ctypes.c_int), (ctypes.c_void_p,)
+    own = id(speaking._sslobj)  # type: ignore[attr-defined]
+    pointer = ctypes.c_void_p.from_address(own + 3 * ctypes.sizeof(ctypes.c_void_p)).value
+    for _ in range(count):
+        assert library.SSL_key_update(pointer, 1) == 1
+        library.SSL_do_handshake(pointer)
+    return outgoing.read()
+
+
+def speak_tls(port: int, source: str = "127.0.0.1") -> tuple[socket.socket, ssl.SSLObject, ssl.MemoryBIO]:
+    """Shake hands; return the connection, what speaks on it, and what it has to say."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode, context.minimum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_3
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    speaking, connection = context.wrap_bio(incoming, outgoing), connect(port, source)
+    while True:
+        try:
+            speaking.do_handshake()
+            connection.sendall(outgoing.read())
+            return connection, speaking, outgoing
+        except ssl.SSLWantReadError:
+            connection.sendall(outgoing.read())
+            incoming.write(connection.recv(65_536))
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(_ssl.__file__), "SSL_key_update"), reason="OpenSSL's own functions cannot be called")
+def test_tls_that_says_nothing_is_ended_and_others_are_served_meanwhile(tmp_path: Path) -> None:
+    """Each of 10 strangers sends 324 kB of KeyUpdates, which would hold the relay for 150 ms each time it looks."""
+    with relay(tmp_path, Connections(), tls=True) as (_, port), ExitStack() as stack, httpx.Client(verify=False, timeout=SOON_S) as http:
+        floods = []
+        for _ in range(10):
+            connection, speaking, outgoing = speak_tls(port, "127.0.0.2")
+            stack.callback(connection.close)
+            speaking.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            floods.append((connection, outgoing.read() + key_updates(speaking, outgoing, 12_000)))
+        threads = [threading.Thread(target=suppressed, args=(connection.sendall, flood)) for connection, flood in floods]
+        for thread in threads:
+            thread.start()
+        assert http.get(f"https://127.0.0.1:{port}/health").status_code == 200
+        for thread in threads:
+            thread.join(SOON_S)
+        assert all(is_ended(connection) for connection, _ in floods)
+        assert is_turned_away(port, "127.0.0.2")
+        assert http.get(f"https://127.0.0.1:{port}/health").status_code == 200
+
+
+def suppressed(act: Callable[[bytes], object], data: bytes) -> None:
+    with suppress(OSError):
+        act(data)
