@@ -375,7 +375,8 @@ def endless(message: Message, context: Context) -> Message:
 def leaving_processes(message: Message, context: Context) -> Message:
     """Start a process that outlives training, and tell its number in a file."""
     script = "import time; time.sleep(600)"
-    if context.node_config["how"] == "an orphan in a session of its own":
+    how = str(context.node_config["how"])
+    if how.startswith("an orphan"):
         script = (
             "import subprocess, sys; "
             "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}; "
@@ -383,9 +384,9 @@ def leaving_processes(message: Message, context: Context) -> Message:
         )
         number = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     else:
-        number = str(subprocess.Popen([sys.executable, "-c", script], start_new_session=context.node_config["how"] == "a session").pid)
+        number = str(subprocess.Popen([sys.executable, "-c", script], start_new_session=how == "a session").pid)
     Path(str(context.node_config["file"])).write_text(number, encoding="ascii")
-    return shift(message, context)
+    return killing_its_parent(message, context) if how.endswith("and its parent killed") else shift(message, context)
 
 
 @pytest.mark.parametrize("train", [dying, killing_its_parent, stopping_its_parent, exiting_at_once, endless, shift])
@@ -419,18 +420,29 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
     assert reply.content == ask(app_of(shift if what == "no thread" else staying)).content
 
 
-@pytest.mark.parametrize("how", ["a child", "a session", "an orphan in a session of its own"])
-def test_what_training_started_ends_with_it(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how", ["a child", "a session", "an orphan in a session of its own", "an orphan in a session of its own, and its parent killed"]
+)
+def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     if how.startswith("an orphan") and sys.platform != "linux":
         pytest.skip("orphans are found on Linux only")
     app = LdpClientApp(leaving_processes, node=lambda context: OpenNode())
     ask(app, instruction(terms_of(reply_s=4.0)), node_config={"file": str(tmp_path / "pid"), "how": how})
     number = int((tmp_path / "pid").read_text(encoding="ascii"))
     for _ in range(1000):
-        if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
+        if not (is_alive(number) or list((tmp_path / "scratch").iterdir())):
             return
         time.sleep(0.02)
-    raise AssertionError("a process is left over")
+    raise AssertionError("a process or a scratch folder is left over")
+
+
+def is_alive(number: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")

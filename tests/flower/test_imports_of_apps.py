@@ -52,6 +52,29 @@ def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_pat
     assert list(run_at_import(app_in(tmp_path))) == ["mine/client_app.py:3"]
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("mine/client_app/__init__.py", "import pandas\n", ["mine/client_app/__init__.py:1"]),  # Python takes it before the file
+        ("secrets.py", "", ["secrets.py, which is imported in place of the module secrets that others mean"]),
+        ("psutil/__init__.py", "", ["psutil, which is imported in place of the module psutil that others mean"]),
+        ("docs/index.md", "", []),
+    ],
+)
+def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text: str, found: list[str], tmp_path: Path) -> None:
+    app = app_in(tmp_path)
+    (app / file).parent.mkdir(exist_ok=True)
+    (app / file).write_text(text, encoding="utf-8")
+    assert list(run_at_import(app)) == found
+
+
+def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapper_is_none(tmp_path: Path) -> None:
+    app = app_in(tmp_path, 'from ldpfl.models import import_module as LdpClientApp\napp = LdpClientApp("mine.training")\n')
+    assert list(run_at_import(app)) == ["mine/client_app.py:1"]
+    (app / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "elsewhere.client:app"\n', encoding="utf-8")
+    assert list(run_at_import(app)) == ["elsewhere, which is not in this folder and cannot be checked here"]
+
+
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         list(run_at_import(app_in(tmp_path, "def")))

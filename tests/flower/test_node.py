@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from flower_parts import ask, config_of, instruction, shift, start_arrays, terms_of
+from flower_parts import Train, ask, config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Context, Message
 
 from brought_package import install
@@ -55,11 +55,11 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
     return caplog
 
 
-def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None) -> Message:
+def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None, train: Train = shift) -> Message:
     """What the first of three nodes answers, set up so."""
     own = {name: str(path) for name, path in (("LDPFL_POLICY", policy), ("LDPFL_BUDGET", budget)) if path is not None}
     with mock.patch.dict(os.environ, own):
-        return ask(LdpClientApp(shift), instruction(terms))
+        return ask(LdpClientApp(train), instruction(terms))
 
 
 def declined(reply: Message) -> bool:
@@ -98,6 +98,29 @@ def test_what_the_policy_does_not_allow_is_declined(
     assert declined(reply_of(write_policy(tmp_path, **changes), budget, terms))
     assert named in log.text
     assert read_charges(budget) == ()
+
+
+class Panic(BaseException):
+    """What libraries in other languages raise when they give up."""
+
+
+def panicking(message: Message, context: Context) -> Message:
+    raise Panic("PATIENT 4711")
+
+
+def exiting(message: Message, context: Context) -> Message:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("train", [panicking, exiting])
+def test_training_that_dies_is_reported_as_no_change_also_where_replies_are_immediate(
+    train: Train, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    dead, alive = (reply_of(write_policy(tmp_path), budget, terms_of(run=name), which) for name, which in (("a", train), ("b", shift)))
+    assert dead.content["ldpfl"].keys() == alive.content["ldpfl"].keys()
+    assert len(read_charges(budget)) == 2
+    assert "replaced" in log.text
+    assert "PATIENT" not in log.text
 
 
 def test_without_policy_or_budget_nothing_leaves(tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import httpx
 import pytest
@@ -632,3 +633,43 @@ def test_a_long_page_about_a_relay_that_is_away_costs_no_upload(world: World) ->
         world.transport.fault = lambda request: answers.pop() if answers else None
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         assert server.round_status(RUN, 1).uploads == 1
+
+
+def test_of_a_relay_s_addresses_one_that_is_silent_does_not_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with two addresses, the first of which takes no connection: half of the time goes there, then the other one answers."""
+    with socket.create_server(("127.0.0.1", 0)) as answering, silent(answering.getsockname()[1]) as (dead, port):
+
+        def answer() -> None:
+            with suppress(OSError), answering.accept()[0] as connection:
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in (dead, "127.0.0.1")]
+        looked_up = socket.getaddrinfo
+
+        def look_up(host: str, *rest: Any, **more: Any) -> Any:
+            return found if host == "localhost" else looked_up(host, *rest, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        began = time.monotonic()
+        with (
+            RelayClient(f"http://localhost:{port}", "token", patience=Patience(tries=1, timeout_s=2.0, total_s=2.0)) as client,
+            pytest.raises(ProtocolError, match="cannot be read"),  # what it answers is no status
+        ):
+            client.round_status(RUN, 1)
+        assert time.monotonic() - began > 0.9
+        thread.join()
+
+
+@contextmanager
+def silent(port: int) -> Iterator[tuple[str, int]]:
+    """Yield an address whose queue of connections is full, so that another one is not even refused."""
+    with socket.create_server(("127.0.1.77", port), backlog=0) as full, ExitStack() as stack:
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect(full.getsockname())
+        yield full.getsockname()

@@ -37,6 +37,9 @@ _DONE, _FAILED = b"+", b"-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MOST_KILLINGS = 1000
 
+POSSIBLE = hasattr(os, "fork")
+"""Whether this system can fork processes."""
+
 _PACKAGE = Path(ldpfl.__file__).parent
 _OWN = frozenset(_PACKAGE / room for room in ("flower", "mechanisms", "privacy", "relay", "shuffling"))
 """Rooms that read no data."""
@@ -97,7 +100,7 @@ def start(work: Callable[[], bytes], asks: Child | None = None) -> Child:
     Raises:
         ConfigError: this system cannot fork processes.
     """
-    return _forked(lambda sending: _live(work, sending), signal.SIGKILL, asks)
+    return _forked(lambda sending: _alone(work, sending), signal.SIGKILL, asks)
 
 
 def start_guarded(work: Callable[[], bytes]) -> Child:
@@ -109,7 +112,7 @@ def start_guarded(work: Callable[[], bytes]) -> Child:
 
 
 def _forked(live: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
-    if not hasattr(os, "fork"):
+    if not POSSIBLE:
         raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # else the child would print it once more
@@ -164,11 +167,17 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
+def _alone(work: Callable[[], bytes], sending: int) -> NoReturn:
+    """Be a process that works without a guard."""
+    _part(signal.SIGKILL)
+    _live(work, sending)
+
+
 def _live(work: Callable[[], bytes], sending: int) -> NoReturn:
     """Be the process that works, from its first step to its last."""
     code = 1
     try:
-        _part(signal.SIGKILL)
+        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError):  # where memory runs out, this process goes, and not what answers for it
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -183,20 +192,36 @@ def _live(work: Callable[[], bytes], sending: int) -> NoReturn:
 
 
 def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
-    """Be the guard: wait for the signal to end, which also comes when the parent dies, then end all that there is."""
+    """Be the guard: wait for the signal to end, which also comes when the parent dies, then end all that there is.
+
+    The process that works is a grandchild: what it does to its parent and its group leaves the guard alone.
+    """
     try:
         _part(signal.SIGTERM)
         _control(_PR_SET_CHILD_SUBREAPER, 1)
         # What is ended in the middle of something leaves its scratch files, and these may be raw data.
         scratch = tempfile.mkdtemp(prefix="ldpfl-")
+        between = os.fork()
+        if between == 0:
+            _stand_between(work, sending, scratch)
+        os.close(sending)
+        signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
+        _end_all(between)
+        _remove(scratch)
+    finally:
+        os._exit(0)
+
+
+def _stand_between(work: Callable[[], bytes], sending: int, scratch: str) -> NoReturn:
+    """Be the parent of the process that works, and lead its group."""
+    try:
+        _part(signal.SIGKILL)
         worker = os.fork()
         if worker == 0:
             tempfile.tempdir = os.environ["TMPDIR"] = scratch
             _live(work, sending)
         os.close(sending)
-        signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
-        _end_all(worker)
-        _remove(scratch)
+        os.waitpid(worker, 0)
     finally:
         os._exit(0)
 
@@ -229,14 +254,14 @@ def _part(on_death: signal.Signals) -> None:
     _control(_PR_SET_PDEATHSIG, on_death)
 
 
-def _end_all(worker: int) -> None:
+def _end_all(leader: int) -> None:
     """Kill all descendants: over and over, since one that is killed may just have started another.
 
-    First the worker's group, all at once: they may be so many that to list them takes longer than there is, and Flower needs a thread of
+    First the group that ``leader`` leads, all at once: they may be so many that to list them takes too long, and Flower needs a thread of
     its own for the reply, which it does not get while they use up what there may be.
     """
     with suppress(OSError):  # there is no group yet, or no longer
-        os.killpg(worker, signal.SIGKILL)
+        os.killpg(leader, signal.SIGKILL)
     _reap_all()
     me = psutil.Process()
     for _ in range(_MOST_KILLINGS):

@@ -6,6 +6,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
+from math import inf
 from typing import NoReturn
 
 import numpy as np
@@ -107,6 +108,8 @@ class LdpClientApp(ClientApp):
         admitted = time.monotonic()
         if terms.reply_s:
             report = self._apart(asked, node, message, context, admitted + terms.reply_s)
+        elif isinstance(node, OperatorNode) and apart.POSSIBLE:
+            report = self._apart(asked, node, message, context, inf)
         else:
             report = self._at_once(asked, node, message, context)
         if terms.transport == "direct":
@@ -123,15 +126,20 @@ class LdpClientApp(ClientApp):
         return self._last[2]
 
     def _at_once(self, asked: Asked, node: Node, message: Message, context: Context) -> bytes:
-        """Return the report as soon as it is made, in this process: for simulations."""
+        """Return the report as soon as it is made, in this process: for simulations, and systems that cannot fork."""
         try:
             return self._report(asked, node, context, self._trained(asked, message, context))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also what a library in another language raises when it panics
             _log_replaced(asked, apart.place_of(error))
             return self._report(asked, node, context, asked.state.weights.clone())
 
     def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
-        """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change."""
+        """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change.
+
+        Without an end it is returned when that process has made it, or has ended.
+        """
         with apart.one_thread() as threads:
             report = self._report(asked, node, context, asked.state.weights.clone())
             allowed = threads if isinstance(self._app, str) else 1
@@ -145,7 +153,8 @@ class LdpClientApp(ClientApp):
                 del outcome  # giving back what is large takes time, and must not come after the end
             except (Exception, SystemExit) as error:  # such as no process or thread being left, for what the app does
                 _log_replaced(asked, apart.place_of(error))
-        time.sleep(max(0.0, end - time.monotonic()))
+        if end < inf:
+            time.sleep(max(0.0, end - time.monotonic()))
         return report
 
     def _outcome(self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float) -> apart.Outcome:

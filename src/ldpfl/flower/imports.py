@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
@@ -12,9 +16,12 @@ from ldpfl.errors import ConfigError
 _QUIET = ("__future__", "ldpfl", "flwr", "typing")
 """Packages that touch no data when they are imported."""
 
+_WRAPPER = "LdpClientApp"
+_WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
+
 
 def run_at_import(app: Path) -> Iterator[str]:
-    """Yield, as ``file:line``, what Flower's ClientApp process runs of the app in this folder beside making its wrapper.
+    """Yield what Flower's ClientApp process runs of the app in this folder beside making its wrapper: as ``file:line``, or in words.
 
     The text of an exception there reaches the server, whatever it repeats, for any message and without a charge: so the module that
     Flower imports, and the packages that it lies in, are to hold nothing but ``LdpClientApp("package.module:name")``.
@@ -27,13 +34,42 @@ def run_at_import(app: Path) -> Iterator[str]:
         module = str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
-    *packages, last = module.split(".")
     own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
-    files = [app.joinpath(*packages[: depth + 1], "__init__.py") for depth in range(len(packages))]
-    own = app.joinpath(*packages, f"{last}.py")
-    for file in (*files, own if own.is_file() else app.joinpath(*packages, last, "__init__.py")):
-        if file.is_file():
+    yield from _in_place_of_others(app, module.partition(".")[0])
+    for name, spec in _imported(app, module):
+        if spec is None:
+            yield f"{name}, which is not in this folder and cannot be checked here"
+        elif spec.origin is None:
+            continue  # a folder without __init__.py: nothing runs
+        elif not spec.origin.endswith(".py"):
+            yield f"{Path(spec.origin).relative_to(app)}, which is no source and cannot be read"
+        else:
+            file = Path(spec.origin)
             yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file, own_names))
+
+
+def _imported(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
+    """Yield the packages that ``module`` lies in, and itself, as Python would find them with ``app`` first in its path."""
+    importlib.invalidate_caches()
+    places: list[str] = [str(app)]
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        spec = PathFinder.find_spec(name, places)
+        yield name, spec
+        if spec is None or spec.submodule_search_locations is None:
+            return
+        places = list(spec.submodule_search_locations)
+
+
+def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
+    """Yield what Python imports from this folder where others, ldpfl among them, mean a module of the same name elsewhere."""
+    elsewhere = sys.stdlib_module_names | packages_distributions().keys() - {own}
+    for entry in sorted(app.iterdir()):
+        name = entry.name.partition(".")[0]
+        is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
+        if is_module and name in elsewhere:
+            yield f"{entry.name}, which is imported in place of the module {name} that others mean"
 
 
 def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
@@ -46,9 +82,11 @@ def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
 
 def _is_quiet(node: ast.stmt, own: frozenset[str]) -> bool:
     if isinstance(node, ast.Import):
-        return all(_touches_nothing(alias.name, own) for alias in node.names)
+        return all(alias.asname != _WRAPPER and _touches_nothing(alias.name, own) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        return node.level == 0 and _touches_nothing(node.module or "", own)
+        # What is called like the wrapper is taken for it below.
+        others = [alias for alias in node.names if (alias.asname or alias.name) == _WRAPPER and (alias.name, node.module) not in _WRAPPERS]
+        return node.level == 0 and not others and _touches_nothing(node.module or "", own)
     if isinstance(node, ast.Assign):
         return all(isinstance(target, ast.Name) for target in node.targets) and (_is_constant(node.value) or _is_wrapper(node.value))
     return isinstance(node, ast.Expr) and _is_constant(node.value)
@@ -68,7 +106,7 @@ def _is_wrapper(value: ast.expr) -> bool:
     return (
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Name)
-        and value.func.id == "LdpClientApp"
+        and value.func.id == _WRAPPER
         and len(value.args) == 1
         and not value.keywords
         and isinstance(value.args[0], ast.Constant)

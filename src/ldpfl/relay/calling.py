@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
@@ -28,6 +28,8 @@ ANSWER_BYTES = 64 * 2**10
 
 _WORTH_A_RETRY = frozenset({408, 429, 500, 502, 503, 504, 507})
 _LONGEST_TEXT = 200
+_MOST_ADDRESSES = 8
+_PORTS = {"http": 80, "https": 443}
 _NUMBER = re.compile("[0-9]{1,18}")
 
 
@@ -170,7 +172,8 @@ class Caller:
             ConfigError: the URL is none, or would carry the token over a network without TLS.
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
-        self._wire = _Wire()
+        self._wire, self._answered = _Wire(), ""
+        self._in_process = transport is not None
         self._http = httpx.Client(
             base_url=_checked(url),
             # An answer that is small when it is packed can be any size.
@@ -204,15 +207,45 @@ class Caller:
             effort.failed(response)
 
     def _once(self, method: str, path: str, effort: Effort, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
-        """Send a request once; None if the connection broke or timed out, or the answer is packed."""
-        left = effort.left_s()
+        """Send a request once; None if the connection broke or timed out, or the answer is packed.
+
+        Each of the relay's addresses gets its part of the time that is left to connect in: one that is silent must not use up all of it.
+        """
+        request = self._http.build_request(method, path, **parts)
+        name, addresses = request.url.host, self._addresses(request.url)
+        began, allowed = self._clock(), effort.left_s()
+        for place, address in enumerate(addresses):
+            waited = self._clock() - began if place else 0.0
+            left = max(0.0, allowed - waited)
+            connect = max(0.0, min(self._patience.timeout_s, allowed) - waited) / (len(addresses) - place)
+            request.url = request.url.copy_with(host=address)
+            request.extensions = {
+                "timeout": httpx.Timeout(min(self._patience.timeout_s, left), connect=connect).as_dict(),
+                "trace": self._wire.watch,
+                "sni_hostname": name,
+            }
+            try:
+                with self._wire.cut_after(left):
+                    response = self._http.send(request, stream=True)
+                    self._answered = address
+                    with closing(response):
+                        return _read(response, most)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                continue
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError):  # the latter two for a Location that nobody follows
+                return None
+        return None
+
+    def _addresses(self, url: httpx.URL) -> list[str]:
+        """Return the addresses of the relay, first the one that answered last; its name alone where that is not looked up here."""
+        if self._in_process or _is_address(url.host):
+            return [url.host]
         try:
-            with self._wire.cut_after(left):
-                timeout = min(self._patience.timeout_s, left)
-                with self._http.stream(method, path, timeout=timeout, extensions={"trace": self._wire.watch}, **parts) as response:
-                    return _read(response, most)
-        except (httpx.RequestError, httpx.InvalidURL, UnicodeError):  # the latter two for a Location that nobody follows
-            return None
+            found = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
+        except OSError:
+            return []
+        known = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return sorted(known[:_MOST_ADDRESSES], key=lambda address: address != self._answered)
 
 
 class _Wire:
@@ -269,10 +302,15 @@ def _read(response: httpx.Response, most: int) -> httpx.Response | None:
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can only be this machine."""
+    return ipaddress.ip_address(host).is_loopback if _is_address(host) else host == "localhost"
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
+        return True
     except ValueError:
-        return host == "localhost"
+        return False
 
 
 def is_worth_a_retry(response: httpx.Response) -> bool:

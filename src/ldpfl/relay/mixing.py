@@ -44,7 +44,7 @@ class Scattered:
 
     spool: BinaryIO
     record_bytes: int
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int32]
     source: RandomSource
 
     @property
@@ -80,9 +80,9 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, source: Rand
     for rows in _batches(stream, record_bytes):
         drawn = (draw(source, 0, len(rows)).numpy() & (parts - 1)).astype(np.uint16)
         spool.write(rows[np.argsort(drawn, kind="stable")].data)
-        counts.append(np.bincount(drawn, minlength=parts))
+        counts.append(np.bincount(drawn, minlength=parts).astype(np.int32))
     spool.flush()
-    table = np.array(counts, dtype=np.int64).reshape(len(counts), parts)
+    table = np.array(counts, dtype=np.int32).reshape(len(counts), parts)
     return Scattered(spool, record_bytes, table, source)
 
 
