@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.privacy import GaussianRelease, Release, UnprotectedRelease
+from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.guarantee import json_number
@@ -110,7 +109,7 @@ def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
 
 
 def _rounds_left(books: Books, release: Release) -> Text:
-    if isinstance(release, UnprotectedRelease):
+    if not release.protected:
         return Text("no epsilon bounds them: values leave without protection", style="red")
     left = books.rounds_left(release)
     return Text(f"{left:,}") if left else Text("0: exhausted", style="red")
@@ -147,9 +146,7 @@ def _kind(release: Release) -> str:
 
 
 def _parameter(release: Release) -> tuple[str, float]:
-    if isinstance(release, GaussianRelease):
-        return "mu", release.mu
-    return "epsilon", inf if isinstance(release, UnprotectedRelease) else release.epsilon
+    return "mu" if release.by_round else "epsilon", release.parameter
 
 
 def _row(charge: Charged) -> dict[str, Any]:

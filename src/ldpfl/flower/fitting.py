@@ -22,7 +22,6 @@ from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
-from ldpfl.privacy.events import UnprotectedRelease
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
@@ -80,7 +79,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
     public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, config.training.rounds + 1))
     releases = [mechanism.in_round(state).release(ranges) for state in public]
-    if any(isinstance(release, UnprotectedRelease) for release in releases):
+    if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: there is no policy that fits it")
     for key in keys:
         read_public(key)

@@ -127,7 +127,7 @@ class Mechanism(ABC):
             adjacency=_ADJACENCY[release.unit],
             trust_model="local",
             status="proved",
-            assumptions=self.assumptions if epsilon < inf else (getattr(release, "reason", "nothing is protected"),),
+            assumptions=self.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
             source=self.source,
         )
 

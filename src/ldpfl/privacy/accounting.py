@@ -9,14 +9,12 @@ from math import ceil, inf
 from typing import Any
 
 from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant, behind_shuffler
 from ldpfl.privacy.accountants.binomial import sigmoid
-from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
-from ldpfl.privacy.accountants.local import epsilon_of
-from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
-from ldpfl.privacy.accountants.shuffled_composition import Bracket, ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.accountants.local import accountant
 from ldpfl.privacy.claims import paper_claim
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import RoundEvent
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup, Statement
@@ -52,10 +50,10 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     check_delta(delta)
     claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
-    dearest = _dearest(groups)
-    rows += _unit_rows(dearest, delta)
+    costliest = _costliest(groups)
+    rows += _unit_rows(costliest, delta)
     notes: list[str] = []
-    scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in dearest]), ("run", [groups]))
+    scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in costliest]), ("run", [groups]))
     for scope, parts in scopes:
         found, reasons = _client_rows(parts, delta, scope)
         rows += found
@@ -79,8 +77,8 @@ def check_delta(delta: float) -> None:
 def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     """Return the rounds of the client that took part most often, grouped by likeness.
 
-    Which rounds it joined is not in the ledger. If all are alike but for the crowd, those with the smallest crowds are
-    the dearest, and among rounds of Gaussian noise those with the largest mu; otherwise it is charged for every one.
+    Which rounds it joined is not in the ledger. If all are alike but for the cohort, those with the smallest cohorts are
+    the costliest, and among rounds of Gaussian noise those with the largest mu; otherwise it is charged for every one.
     """
     smallest = min(event.cohort for event in events)
     if not 0 <= colluding < smallest:
@@ -91,7 +89,7 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     most = max(average, *(event.joined for event in events))
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         groups = groups[:most]
-    elif all(isinstance(group.release, GaussianRelease) for group in groups):
+    elif all(group.release.by_round for group in groups):
         groups = sorted(groups, key=lambda group: -group.release.parameter)[:most]
     return [replace(group, rounds=count) for group, count in Counter(groups).items()]
 
@@ -104,8 +102,8 @@ def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
     return RoundGroup(event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked)
 
 
-def _dearest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
-    """Return single rounds among which the dearest is, under any trust model: those that no other one exceeds in all that counts."""
+def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
+    """Return single rounds among which the costliest is, under any trust model: those that no other one exceeds in all that counts."""
     kept: list[RoundGroup] = []
     for one in dict.fromkeys(replace(group, rounds=1) for group in groups):
         if not any(_exceeds(other, one) for other in kept):  # of two that exceed each other, the first stays
@@ -125,8 +123,8 @@ def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
 
 def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
-    if any(isinstance(group.release, GaussianRelease) for group in rounds):
-        return []  # Gaussian noise has no pure epsilon; it is accounted by the round
+    if any(group.release.by_round for group in rounds):
+        return []
     worst = max(rounds, key=lambda group: group.release.parameter)
     common: dict[str, Any] = {
         "unit": worst.release.unit,
@@ -136,21 +134,22 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     }
     epsilon = worst.release.parameter
     rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
-    if all(_counts_only(group) for group in rounds):
-        brackets = [_shuffled([replace(group, release=replace(group.release, units=1))], delta) for group in rounds]
-        found = max(brackets, key=lambda pair: pair[0].adaptive)
-        lower = found[0].lower if found[1] else None
-        rows.append(Guarantee(found[0].adaptive, delta, trust_model="shuffled", assumptions=_shuffler(rounds), lower=lower, **common))
+    if all(CountedBits.supports([group]) for group in rounds):
+        ones = [CountedBits([replace(group, release=replace(group.release, units=1))]).bounds(delta) for group in rounds]
+        worst_one = max(ones, key=lambda bounds: bounds.adaptive)
+        hidden, lower = _shuffler(rounds), worst_one.attained
+        rows.append(Guarantee(worst_one.adaptive, delta, trust_model="shuffled", assumptions=hidden, lower=lower, **common))
     return rows
 
 
 def _client_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope) -> tuple[list[Guarantee], list[str]]:
-    """Return the dearest of ``parts`` under each trust model, and why a line is missing."""
+    """Return the costliest of ``parts`` under each trust model, and why a line is missing."""
     rows = _largest([_local_rows(part, delta, scope) for part in parts])
-    reasons = [reason for reason in (_why_not_shuffled(part) for part in parts) if reason]
+    shuffled = [behind_shuffler(part) for part in parts]
+    reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
     if reasons:
         return rows, reasons
-    return rows + _largest([_shuffled_rows(part, delta, scope) for part in parts]), []
+    return rows + _largest([_shuffled_rows(found, delta, scope) for found in shuffled if found]), []
 
 
 def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
@@ -176,81 +175,46 @@ def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> lis
     reasons = _unprotected(groups)
     if reasons:
         return [Guarantee(inf, level, assumptions=reasons, **common) for level in (0.0, delta)]
-    return [Guarantee(_local(groups, level), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
+    spent = accountant((group.release, group.rounds) for group in groups)
+    return [Guarantee(spent.epsilon(level), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
 
 
 def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     """Return what left without protection, and by which mechanism; each thing once."""
     releases = [group.release for group in groups]
-    reasons = [f"{release.mechanism}: {release.reason}" for release in releases if isinstance(release, UnprotectedRelease)]
+    reasons = [f"{release.mechanism}: {release.why_unprotected}" for release in releases if not release.protected]
     return tuple(dict.fromkeys(reasons))
 
 
-def _local(groups: Sequence[RoundGroup], delta: float) -> float:
-    return epsilon_of([(group.release, group.rounds) for group in groups], delta)
-
-
-def _shuffled_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> list[Guarantee]:
+def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope) -> list[Guarantee]:
     """Return what all that a client sends costs against a server behind an ideal shuffler."""
-    cohort = min(group.cohort for group in groups)
-    bracket, known = _shuffled(groups, delta)
+    groups, bounds = shuffled.groups, shuffled.bounds(delta)
     common: dict[str, Any] = {"unit": "client", "units_per_round": 1, "adjacency": REPLACE_ONE, "trust_model": "shuffled", "scope": scope}
     rows = []
-    if known and bracket.upper < bracket.adaptive * (1 - 1e-9):
+    if bounds.fixed < bounds.adaptive * (1 - 1e-9):
         fixed = (*_shuffler(groups), "inputs of all rounds are fixed before the first, which training does not do")
-        rows.append(Guarantee(bracket.upper, delta, assumptions=fixed, lower=bracket.lower, adaptive=False, status="proved", **common))
-    lower = bracket.lower if known else None
-    rows.append(Guarantee(bracket.adaptive, delta, assumptions=_shuffler(groups), lower=lower, status="proved", **common))
-    if scope == "run" and known and len(groups) == 1 and cohort * sigmoid(-groups[0].release.parameter) >= _NORMAL_ENOUGH:
-        estimate = central_limit_epsilon(groups[0].release.parameter, cohort, groups[0].reports, delta)
+        rows.append(Guarantee(bounds.fixed, delta, assumptions=fixed, lower=bounds.attained, adaptive=False, status="proved", **common))
+    rows.append(Guarantee(bounds.adaptive, delta, assumptions=_shuffler(groups), lower=bounds.attained, status="proved", **common))
+    first, cohort = groups[0], min(group.cohort for group in groups)
+    normal = cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
+    if scope == "run" and bounds.attained is not None and len(groups) == 1 and normal:
+        estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)
         rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
     return rows
 
 
 def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
+    """Say why no accountant composes ``groups`` behind a shuffler."""
     channels = {group.channel for group in groups}
     if "random-delay" in channels:
-        return (
-            "no shuffled number: a random delay is not a shuffler; "
-            "whoever watches the network, or sees who is late, can link reports to clients"
-        )
-    if "direct" in channels:
-        return "no shuffled number: reports reach the server with their sender"
-    if any(isinstance(group.release, UnprotectedRelease) for group in groups):
-        return "no shuffled number: values leave without protection, and a shuffler shows them as they are"
-    if any(isinstance(group.release, GaussianRelease) for group in groups):
-        return "no shuffled number: what a shuffler adds to Gaussian noise is not accounted here; the local figures hold behind it too"
-    if len(groups) > 1 and not all(_counts_only(group) and group.sampling != "secret" for group in groups):
-        return "no shuffled number: rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
-    return ""
-
-
-def _shuffled(groups: Sequence[RoundGroup], delta: float) -> tuple[Bracket, bool]:
-    """Return bounds, and whether the lower one is known."""
-    local, first = _local(groups, delta), groups[0]
-    if not _counts_only(first):
-        epsilon = first.release.parameter * first.linked
-        messages = ceil(first.release.units / first.linked) * first.rounds
-        upper = min(local, composed_clone_epsilon(epsilon, first.cohort, messages, delta, any_report(epsilon)))
-        return Bracket(0.0, upper, upper), False
-    settings = [ShuffledRounds(group.release.parameter, group.cohort, group.release.units, group.rounds) for group in groups]
-    if first.sampling == "secret" and first.rate < 1:
-        upper = min(local, self_sampled_epsilon(replace(settings[0], clients=first.population), first.rate, delta))
-        return Bracket(0.0, upper, upper), False
-    upper, adaptive = certified_epsilon(settings, delta)
-    # What a data set attains is a fact about the bits that are really sent.
-    realised = [replace(setting, epsilon0=_realised(group)) for setting, group in zip(settings, groups, strict=True)]
-    return Bracket(min(attained_epsilon(realised, delta), upper), upper, adaptive), True
-
-
-def _realised(group: RoundGroup) -> float:
-    realised = group.release.realised if isinstance(group.release, BinaryRelease) else None
-    return group.release.parameter if realised is None else realised
-
-
-def _counts_only(group: RoundGroup) -> bool:
-    """Tell whether all that an ideal shuffler shows of a unit is how many bits were 1."""
-    return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel == "ideal-shuffler"
+        why = "a random delay is not a shuffler; whoever watches the network, or sees who is late, can link reports to clients"
+    elif "direct" in channels:
+        why = "reports reach the server with their sender"
+    else:
+        several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
+        reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}
+        why = min(reasons, key=lambda reason: reasons[reason], default=several)  # what left without protection comes first
+    return f"no shuffled number: {why}"
 
 
 def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:

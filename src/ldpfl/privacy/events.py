@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.guarantee import Unit
+from ldpfl.privacy.guarantee import Scope, TrustModel, Unit
 
 Channel = Literal["ideal-shuffler", "random-delay", "direct"]
 """What stands between client and server. ``ideal-shuffler``: only how often each value was sent is seen. ``random-delay``: each report
@@ -17,8 +17,62 @@ Sampling = Literal["everyone", "visible", "secret"]
 """Who takes part. ``visible``: a part of the clients, known to others. ``secret``: each decides for itself, and only the number is seen."""
 
 
+class Claim(NamedTuple):
+    """What a paper says of a release: for a whole run, or for one round where it claims no more than that."""
+
+    epsilon: float
+    delta: float
+    trust_model: TrustModel
+    scope: Scope
+    source: str
+
+
+class _Stated:
+    """What accounting and policies ask of any release, beside its parameter."""
+
+    protected: ClassVar[bool] = True
+    """Whether anything is guaranteed."""
+
+    by_round: ClassVar[bool] = False
+    """Whether it is accounted as a whole round, with no figure for a unit of it; then the larger parameter always costs more."""
+
+    not_shuffled: ClassVar[str] = ""
+    """Why there is no figure for it behind a shuffler; empty where there is one."""
+
+    @property
+    def why_unprotected(self) -> str:
+        """What left without protection; empty where nothing did."""
+        return ""
+
+    @property
+    def claimed(self) -> Claim | None:
+        """What the mechanism's paper says that it costs, if it says so."""
+        return None
+
+
+class _ByUnit(_Stated):
+    """A release whose units are each ``epsilon``-LDP."""
+
+    epsilon: float
+    claim: str
+
+    @property
+    def parameter(self) -> float:
+        """What the release is accounted by: epsilon of one unit."""
+        return self.epsilon
+
+    @property
+    def pure_epsilon(self) -> float:
+        """What one unit costs with no failure probability, against one who knows its sender."""
+        return self.epsilon
+
+    @property
+    def claimed(self) -> Claim | None:
+        return Claim(self.epsilon, 0.0, "shuffled", "run", self.claim) if self.claim else None
+
+
 @dataclass(frozen=True)
-class BinaryRelease:
+class BinaryRelease(_ByUnit):
     """One client's round: ``units`` bits, each by randomised response at ``epsilon``.
 
     Attributes:
@@ -37,19 +91,9 @@ class BinaryRelease:
     realised: float | None = None
     claim: str = field(default="", compare=False)
 
-    @property
-    def parameter(self) -> float:
-        """What the release is accounted by: epsilon of one unit."""
-        return self.epsilon
-
-    @property
-    def pure_epsilon(self) -> float:
-        """What one unit costs with no failure probability, against one who knows its sender."""
-        return self.epsilon
-
 
 @dataclass(frozen=True)
-class PureRelease:
+class PureRelease(_ByUnit):
     """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Other fields as in :class:`BinaryRelease`."""
 
     mechanism: str
@@ -58,25 +102,18 @@ class PureRelease:
     unit: Unit
     claim: str = field(default="", compare=False)
 
-    @property
-    def parameter(self) -> float:
-        """What the release is accounted by: epsilon of one unit."""
-        return self.epsilon
-
-    @property
-    def pure_epsilon(self) -> float:
-        """What one unit costs with no failure probability, against one who knows its sender."""
-        return self.epsilon
-
 
 @dataclass(frozen=True)
-class GaussianRelease:
+class GaussianRelease(_Stated):
     """One client's round: one vector with independent Gaussian noise, fixed before the data were looked at.
 
     Attributes:
         mechanism: its name.
         mu: sensitivity under replacement (twice the clipping norm) over the noise's standard deviation.
     """
+
+    by_round: ClassVar[bool] = True
+    not_shuffled: ClassVar[str] = "what a shuffler adds to Gaussian noise is not accounted here; the local figures hold behind it too"
 
     mechanism: str
     mu: float
@@ -95,7 +132,7 @@ class GaussianRelease:
 
 
 @dataclass(frozen=True)
-class UnprotectedRelease:
+class UnprotectedRelease(_Stated):
     """One client's round of which something left without protection, or with one that depended on the data in an unproved way.
 
     Attributes:
@@ -104,6 +141,9 @@ class UnprotectedRelease:
         claimed_epsilon, claimed_delta: what the mechanism's paper says one client's round costs, if it says so.
         claim: how it says so, in a sentence.
     """
+
+    protected: ClassVar[bool] = False
+    not_shuffled: ClassVar[str] = "values leave without protection, and a shuffler shows them as they are"
 
     mechanism: str
     reason: str
@@ -122,6 +162,16 @@ class UnprotectedRelease:
     def pure_epsilon(self) -> float:
         """Infinite."""
         return inf
+
+    @property
+    def why_unprotected(self) -> str:
+        return self.reason
+
+    @property
+    def claimed(self) -> Claim | None:
+        if self.claimed_epsilon is None or self.claimed_delta is None:
+            return None
+        return Claim(self.claimed_epsilon, self.claimed_delta, "local", "round", self.claim)
 
 
 _LARGEST = 10**12

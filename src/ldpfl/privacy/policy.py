@@ -18,7 +18,7 @@ from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
 from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
-from ldpfl.privacy.events import Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import Release, RoundEvent
 from ldpfl.suggestions import did_you_mean
 
 Transport = Literal["relay", "direct"]
@@ -113,7 +113,7 @@ class Request:
     @property
     def protected(self) -> bool:
         """Whether anything is guaranteed."""
-        return not isinstance(self.release, UnprotectedRelease)
+        return self.release.protected
 
     @property
     def _place(self) -> str:

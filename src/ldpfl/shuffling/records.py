@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.units import Units
-from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.fixed_records import FixedRecords
@@ -75,9 +74,9 @@ class RecordPlan:
         if isinstance(linked, bool) or not isinstance(linked, int) or linked < 1:
             raise ConfigError(f"linked must be a positive whole number, got {linked!r}")
         release = self.mechanism.release(self.ranges)
-        if isinstance(release, UnprotectedRelease) and not self.unprotected:
+        if not (release.protected or self.unprotected):
             raise PrivacyError(
-                f"mechanism {self.mechanism.name!r} guarantees nothing ({release.reason}), and a relay hides senders, not values: "
+                f"mechanism {self.mechanism.name!r} guarantees nothing ({release.why_unprotected}), and a relay hides senders, not values: "
                 "choose another mechanism, or ask for unprotected reports explicitly"
             )
         if self.records >> (8 * _ID_BYTES):

@@ -189,7 +189,7 @@ class NbAFLSettings(GaussianSettings):
 class GeometricSchedule(UniformSchedule):
     """Noise that changes by the factor ``decay`` a round: what time-varying DP and DPA share.
 
-    In the variant ``equal_budget`` the costs 1 / sigma^2 of the ``participations`` dearest rounds, the last ones, add up
+    In the variant ``equal_budget`` the costs 1 / sigma^2 of the ``participations`` costliest rounds, the last ones, add up
     to mu^2 / D^2: a client that joins no more often than that stays within (epsilon, delta) altogether, whichever rounds
     it joins. sigma_t = (D / mu) decay^(t - T) sqrt(sum_{j < k} decay^(2 j)) for t = 1..T. ``constant`` has then no
     effect on the noise.
@@ -230,8 +230,8 @@ class GeometricSchedule(UniformSchedule):
             raise ConfigError(f"round {round_number} was not planned for: {self.name} shares its noise over {self.rounds} rounds")
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
-        dearest = sqrt(fsum(_power(self.decay, 2 * j) for j in range(self.participations or self.rounds)))
-        return self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * dearest * _power(self.decay, round_number - self.rounds)
+        costliest = sqrt(fsum(_power(self.decay, 2 * j) for j in range(self.participations or self.rounds)))
+        return self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * costliest * _power(self.decay, round_number - self.rounds)
 
 
 def _power(base: float, exponent: int) -> float:

@@ -1,7 +1,7 @@
 """Accountants: what releases cost, by mechanism and trust model. Each module is one family; all are pure functions.
 
-``randomized_response`` any number of pure reports without a shuffler; ``composition`` all that leaves a client, Gaussian noise
-included; ``shuffled`` and ``shuffled_composition`` binary reports of
+``base`` is their interface; ``local`` composes all that leaves a client, ``behind_shuffler`` what a shuffler lets through of it.
+``randomized_response`` any number of pure reports without a shuffler; ``shuffled`` and ``shuffled_composition`` binary reports of
 which only the count is seen; ``clones`` any shuffled report; ``sampling`` secret participation; ``gaussian`` Gaussian noise;
-``closed_forms`` published formulas, for comparison. ``binomial``, ``losses`` and ``moments`` are what they compute with.
+``closed_forms`` an estimate. ``binomial``, ``losses`` and ``moments`` are what they compute with.
 """

@@ -1,20 +1,19 @@
 """What all releases of one client cost together, against one who sees and keeps them all and trusts nobody in between.
 
 Accountants are registered by the kinds of release that they compose; :func:`accountant` picks the first that supports all kinds at
-hand. All of them hold for adaptive composition. The interface is that of dp-accounting's ``PrivacyAccountant``.
+hand. All of them hold for adaptive composition.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from math import exp, inf, log, sqrt
+from math import inf, sqrt
 from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import brentq
 
+from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
@@ -24,10 +23,8 @@ from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Re
 MOST_REPORTS = 10**10
 """Reports up to which composition is computed exactly; beyond, their pure sum is charged, which is never less."""
 
-_SMALLEST_DELTA = 1e-300
 
-
-class Accountant(ABC):
+class LocalAccountant(Accountant):
     """Composes releases of some kinds.
 
     Attributes:
@@ -45,24 +42,9 @@ class Accountant(ABC):
         """Whether it composes releases of all these kinds."""
         return cls.kinds >= set(kinds)
 
-    def compose(self, release: Release, times: int = 1) -> Accountant:
+    def compose(self, release: Release, times: int = 1) -> LocalAccountant:
         """Return an accountant of what was released so far and of ``release``, ``times`` more."""
         return accountant([*self.releases.items(), (release, times)])
-
-    @abstractmethod
-    def epsilon(self, delta: float) -> float:
-        """Return the smallest epsilon that is known to hold with ``delta``; at 0 the pure one, which may be infinite."""
-
-    def delta(self, epsilon: float) -> float:
-        """Return the smallest delta that is known to hold with ``epsilon``."""
-        if self.epsilon(0.0) <= epsilon:
-            return 0.0
-        if self.epsilon(_SMALLEST_DELTA) <= epsilon:
-            return _SMALLEST_DELTA
-        if self.epsilon(1 - 1e-16) > epsilon:
-            return 1.0
-        found = exp(brentq(lambda level: self.epsilon(exp(level)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
-        return min(1.0, found * (1 + 1e-9))
 
     @property
     def pure(self) -> list[tuple[float, int]]:
@@ -72,11 +54,11 @@ class Accountant(ABC):
     @property
     def mu(self) -> float:
         """Of all the Gaussian releases together."""
-        gaussian = ((release, times) for release, times in self.releases.items() if isinstance(release, GaussianRelease))
-        return composed_mu(release.mu * sqrt(release.units * times) for release, times in gaussian)
+        gaussian = ((release, times) for release, times in self.releases.items() if release.by_round)
+        return composed_mu(release.parameter * sqrt(release.units * times) for release, times in gaussian)
 
 
-class PureAccountant(Accountant):
+class PureAccountant(LocalAccountant):
     """Reports of pure mechanisms: exact where all have one epsilon, else by Renyi divergences, and never more than their sum."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
@@ -93,7 +75,7 @@ class PureAccountant(Accountant):
         return super().delta(epsilon)
 
 
-class GaussianAccountant(Accountant):
+class GaussianAccountant(LocalAccountant):
     """Gaussian noise: exact."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
@@ -105,7 +87,7 @@ class GaussianAccountant(Accountant):
         return gaussian_delta(self.mu, epsilon)
 
 
-class RenyiAccountant(Accountant):
+class RenyiAccountant(LocalAccountant):
     """Pure reports and Gaussian noise together, by Renyi divergences."""
 
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
@@ -122,7 +104,7 @@ class RenyiAccountant(Accountant):
         return epsilon_from_log_moment(total, delta)
 
 
-class NoAccountant(Accountant):
+class NoAccountant(LocalAccountant):
     """Something left without protection: no epsilon holds."""
 
     kinds: ClassVar[frozenset[type]] = RenyiAccountant.kinds | {UnprotectedRelease}
@@ -134,11 +116,11 @@ class NoAccountant(Accountant):
         return 1.0
 
 
-ACCOUNTANTS: tuple[type[Accountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
+ACCOUNTANTS: tuple[type[LocalAccountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
 """In the order in which they are asked whether they support what is to be composed: a line for each."""
 
 
-def accountant(releases: Iterable[tuple[Release, int]]) -> Accountant:
+def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
     """Return what composes ``releases``, each with its number of times.
 
     Raises:

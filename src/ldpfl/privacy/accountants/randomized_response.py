@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import expm1, tanh
+from math import expm1, inf, nextafter, tanh
 
 import numpy as np
 
@@ -63,7 +63,9 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     # What the window leaves out may be as large as delta; and a huge budget is its pure sum to all digits.
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return epsilon0 * reports
-    return min(epsilon0 * reports, epsilon_of(*_losses(epsilon0, reports), delta - TAIL))
+    found = epsilon_of(*_losses(epsilon0, reports), delta - TAIL)
+    # Up, by more than the last operations can have rounded it down: near the pure sum half a digit is a ten-thousandth of delta.
+    return min(epsilon0 * reports, nextafter(nextafter(found, inf), inf)) if found > 0 else 0.0
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:

@@ -1,0 +1,127 @@
+"""What all releases of one client cost together, against one who sees what an ideal shuffler lets through, and nothing else.
+
+Accountants are registered by the rounds that they compose; :func:`behind_shuffler` picks the first that supports those at hand. What
+none of them composes has no number here: what holds locally holds behind a shuffler too.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from ldpfl.privacy.accountants.base import Accountant
+from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.local import epsilon_of
+from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
+from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.events import BinaryRelease
+from ldpfl.privacy.statement import RoundGroup
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is known of epsilon.
+
+    Attributes:
+        fixed: certified for inputs that are fixed before the first round.
+        adaptive: certified where inputs depend on what was released before, as in training.
+        attained: by a data set; None where that is not known.
+    """
+
+    fixed: float
+    adaptive: float
+    attained: float | None = None
+
+
+class ShuffledAccountant(Accountant):
+    """Composes rounds of one client; ``groups`` are those that are alike."""
+
+    def __init__(self, groups: Sequence[RoundGroup]) -> None:
+        self.groups = tuple(groups)
+
+    @classmethod
+    @abstractmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        """Whether it composes these rounds."""
+
+    @abstractmethod
+    def bounds(self, delta: float) -> Bounds:
+        """Return what is known for ``delta``."""
+
+    def compose(self, group: RoundGroup) -> ShuffledAccountant | None:
+        """Return an accountant of these rounds and of those in ``group``; None if none composes them."""
+        return behind_shuffler([*self.groups, group])
+
+    def epsilon(self, delta: float) -> float:
+        return self.bounds(delta).adaptive
+
+    def local(self, delta: float) -> float:
+        """Return what holds without the shuffler, and so behind it."""
+        return epsilon_of([(group.release, group.rounds) for group in self.groups], delta)
+
+
+class CountedBits(ShuffledAccountant):
+    """Single bits: all that is seen of a unit is how many of them were 1."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return all(_is_counted(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
+
+    def bounds(self, delta: float) -> Bounds:
+        rounds = [_rounds(group) for group in self.groups]
+        fixed, adaptive = certified_epsilon(rounds, delta)
+        # What a data set attains is a fact about the bits that are really sent.
+        realised = [replace(each, epsilon0=_realised(group)) for each, group in zip(rounds, self.groups, strict=True)]
+        return Bounds(fixed, adaptive, min(attained_epsilon(realised, delta), fixed))
+
+
+class SelfSampledBits(ShuffledAccountant):
+    """Single bits of clients that decide for themselves, in secret, whether they take part; rounds of one kind."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return len(groups) == 1 and _is_counted(groups[0]) and groups[0].sampling == "secret"
+
+    def bounds(self, delta: float) -> Bounds:
+        (group,) = self.groups
+        found = min(self.local(delta), self_sampled_epsilon(replace(_rounds(group), clients=group.population), group.rate, delta))
+        return Bounds(found, found)
+
+
+class ClonedReports(ShuffledAccountant):
+    """Any pure reports, also of several units that travel together; rounds of one kind."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return len(groups) == 1 and groups[0].channel == "ideal-shuffler" and groups[0].release.pure_epsilon < inf
+
+    def bounds(self, delta: float) -> Bounds:
+        (group,) = self.groups
+        epsilon = group.release.pure_epsilon * group.linked
+        messages = ceil(group.release.units / group.linked) * group.rounds
+        found = min(self.local(delta), composed_clone_epsilon(epsilon, group.cohort, messages, delta, any_report(epsilon)))
+        return Bounds(found, found)
+
+
+ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SelfSampledBits, ClonedReports)
+"""In the order in which they are asked whether they support what is to be composed: a line for each."""
+
+
+def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
+    """Return what composes rounds like ``groups``; None where nothing does."""
+    return next((kind(groups) for kind in ACCOUNTANTS if kind.supports(groups)), None)
+
+
+def _is_counted(group: RoundGroup) -> bool:
+    return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel == "ideal-shuffler"
+
+
+def _rounds(group: RoundGroup) -> ShuffledRounds:
+    return ShuffledRounds(group.release.parameter, group.cohort, group.release.units, group.rounds)
+
+
+def _realised(group: RoundGroup) -> float:
+    realised = group.release.realised if isinstance(group.release, BinaryRelease) else None
+    return group.release.parameter if realised is None else realised
