@@ -37,7 +37,6 @@ from scipy.stats import rankdata
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
-from ldpfl.shuffling.delays import ResponseTime, slowest_response, wait
 
 Array = NDArray[np.floating[Any]]
 LinkChannel = Literal["direct", "unaligned", "delayed", "relay"]
@@ -297,9 +296,9 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
         return finished
     if channel != "delayed":
         raise ConfigError(f"only {', '.join(get_args(LinkChannel)[:3])} have windows, got {channel!r}")
-    clients = [ResponseTime(float(time), 0.0) for time in finished]
-    agreed = max(0.0, slowest_response(clients) - setting.shortfall)
-    waited = np.array([wait(client, agreed) for client in clients])
+    # Section 3: clients wait T_W = T_S - t, with T_S the response time of the slowest. One that is slower cannot wait less than nothing.
+    slowest = max(0.0, float(finished.max()) - setting.shortfall)
+    waited = np.maximum(0.0, slowest - finished)
     return np.asarray(finished + waited + setting.clock * errors)
 
 

@@ -24,17 +24,6 @@ class Budget:
     path: Path
     policy: Policy
 
-    def require(self, request: Request) -> None:
-        """Return if ``request`` could be charged now; changes nothing.
-
-        Raises:
-            Declined: as :meth:`charge`.
-        """
-        with self._noting_refusals():
-            self.policy.check(request)
-            with opened(self.path) as connection:
-                self._check_room(request, books_in(connection), as_stored(request.release))
-
     def check_policy(self, request: Request) -> None:
         """Return if the policy allows ``request``, whatever was spent before.
 

@@ -11,16 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ldpfl.privacy.accountants.clones import (
-    any_report,
-    binary_report,
-    clone_closed_form,
-    clone_delta,
-    clone_epsilon,
-    composed_clone_epsilon,
-)
+from ldpfl.privacy.accountants.clones import any_report, clone_delta, clone_epsilon, composed_clone_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 from ldpfl.privacy.accountants.shuffled import single_delta, single_epsilon
+from oracles import binary_report, clone_closed_form
 
 Law = dict[tuple[int, int], float]
 

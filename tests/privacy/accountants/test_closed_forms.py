@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ldpfl.privacy.accountants.closed_forms import (
-    advanced_composition_epsilon,
-    central_limit_epsilon,
-    central_limit_mu,
-    optimal_composition_epsilon,
-    zcdp_epsilon,
-)
+from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon, central_limit_mu
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
+from oracles import advanced_composition_epsilon, optimal_composition_epsilon, zcdp_epsilon
 
 
 def test_the_numbers_of_the_papers_mnist_run() -> None:

@@ -15,12 +15,11 @@ from ldpfl.privacy.accountants.gaussian import (
     composed_mu,
     gaussian_delta,
     gaussian_epsilon,
-    gaussian_mironov_epsilon,
     gaussian_mu,
-    gaussian_rdp_epsilon,
     gaussian_sigma,
     ladp_constant,
 )
+from oracles import gaussian_mironov_epsilon, gaussian_rdp_epsilon
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), [(0.5, 7.0318), (1.0, 3.7306), (2.0, 1.9938), (4.0, 1.0812), (8.0, 0.6002)])

@@ -13,17 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from ldpfl.privacy.accountants.closed_forms import advanced_composition_epsilon, optimal_composition_epsilon, zcdp_epsilon
-from ldpfl.privacy.accountants.randomized_response import (
-    composed_delta,
-    composed_epsilon,
-    composed_rdp_epsilon,
-    log_moment,
-    report_delta,
-    report_rdp,
-    report_zcdp,
-    sum_of_reports_epsilon,
-)
+from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon, log_moment, report_delta, sum_of_reports_epsilon
+from oracles import advanced_composition_epsilon, composed_rdp_epsilon, optimal_composition_epsilon, report_rdp, report_zcdp, zcdp_epsilon
 
 DELTAS = st.floats(min_value=1e-12, max_value=0.5)
 COUNTS = st.integers(min_value=1, max_value=3000)

@@ -15,38 +15,29 @@ import pytest
 
 from ldpfl import ConfigError
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_closed_form, clone_delta, clone_epsilon
-from ldpfl.privacy.accountants.closed_forms import (
-    advanced_composition_epsilon,
-    central_limit_epsilon,
-    optimal_composition_epsilon,
-    zcdp_epsilon,
-)
-from ldpfl.privacy.accountants.gaussian import (
-    classical_sigma,
-    composed_mu,
-    gaussian_epsilon,
-    gaussian_mironov_epsilon,
-    gaussian_rdp_epsilon,
-    gaussian_sigma,
-)
+from ldpfl.privacy.accountants.clones import any_report, clone_delta, clone_epsilon
+from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
+from ldpfl.privacy.accountants.gaussian import classical_sigma, composed_mu, gaussian_epsilon, gaussian_sigma
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
-from ldpfl.privacy.accountants.randomized_response import (
-    composed_delta,
-    composed_epsilon,
-    composed_rdp_epsilon,
-    report_delta,
-    report_rdp,
-    report_zcdp,
-)
-from ldpfl.privacy.accountants.sampling import (
-    amplified_epsilon,
-    self_sampled_delta,
-    self_sampled_delta_exact,
-    self_sampled_round_delta,
-)
+from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon, report_delta
+from ldpfl.privacy.accountants.sampling import self_sampled_round_delta
 from ldpfl.privacy.accountants.shuffled import shuffled_losses, single_delta, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, shuffled_epsilon
+from oracles import (
+    advanced_composition_epsilon,
+    amplified_epsilon,
+    binary_report,
+    clone_closed_form,
+    composed_rdp_epsilon,
+    gaussian_mironov_epsilon,
+    gaussian_rdp_epsilon,
+    optimal_composition_epsilon,
+    report_rdp,
+    report_zcdp,
+    self_sampled_delta,
+    self_sampled_delta_exact,
+    zcdp_epsilon,
+)
 
 Values = dict[str, Any]
 VECTORS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("accounting_vectors.json").read_text(encoding="utf-8"))["vectors"]

@@ -9,7 +9,7 @@ and even there the count by itself, ``shuffled.py``, gives less away.
 
 from __future__ import annotations
 
-from math import exp, inf, log, log1p, sqrt, tanh
+from math import exp, inf, log, log1p
 
 import numpy as np
 from scipy.optimize import brentq
@@ -29,11 +29,6 @@ _HIDES_NOTHING = 30.0
 def any_report(epsilon0: float) -> float:
     """Share of coins for an arbitrary epsilon0-LDP randomiser."""
     return exp(-epsilon0)
-
-
-def binary_report(epsilon0: float) -> float:
-    """Share of coins for binary randomised response: 2 / (e^epsilon0 + 1)."""
-    return 2 * sigmoid(-epsilon0)
 
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:
@@ -74,14 +69,6 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
     counts, weights = _in_cells(*_coins(clients, coin_share))
     curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
     return min(local, from_curve(curve, step).composed_epsilon(rounds, delta))
-
-
-def clone_closed_form(epsilon0: float, clients: int, delta: float) -> float:
-    """FMT 2021, Theorem 3.1: ln(1 + tanh(e0/2) (8 sqrt(e^e0 ln(4/d) / n) + 8 e^e0 / n)), or e0 where its condition fails."""
-    if clients <= 1 or epsilon0 > log(clients / (16 * log(2 / delta))):
-        return epsilon0
-    growth = exp(epsilon0)
-    return log1p(tanh(epsilon0 / 2) * (8 * sqrt(growth * log(4 / delta) / clients) + 8 * growth / clients))
 
 
 def _coins(clients: int, coin_share: float) -> tuple[Array, Array]:

@@ -5,30 +5,10 @@
 
 from __future__ import annotations
 
-from math import e, expm1, inf, log, sqrt, tanh
+from math import inf, sqrt, tanh
 
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
-from ldpfl.privacy.accountants.randomized_response import report_zcdp
-
-
-def optimal_composition_epsilon(epsilon0: float, count: int, delta: float) -> float:
-    """Kairouz, Oh, Viswanath 2015, Theorem 3.4: the smallest of three expressions, the pure sum among them."""
-    drift = count * epsilon0 * tanh(epsilon0 / 2)
-    spread = epsilon0 * sqrt(2 * count)
-    first = drift + spread * sqrt(log(e + epsilon0 * sqrt(count) / delta))
-    return min(count * epsilon0, first, drift + spread * sqrt(log(1 / delta)))
-
-
-def advanced_composition_epsilon(epsilon0: float, count: int, delta: float) -> float:
-    """Dwork, Rothblum, Vadhan 2010, Theorem III.3. Above epsilon0 of about 0.5 it is worse than the pure sum."""
-    return epsilon0 * sqrt(2 * count * log(1 / delta)) + count * epsilon0 * expm1(epsilon0)
-
-
-def zcdp_epsilon(epsilon0: float, count: int, delta: float) -> float:
-    """Bun, Steinke 2016, Proposition 1.3, with the exact rho of randomised response: rho + 2 sqrt(rho ln(1/delta))."""
-    rho = count * report_zcdp(epsilon0)
-    return rho + 2 * sqrt(rho * log(1 / delta))
 
 
 def central_limit_mu(epsilon0: float, clients: int, count: int) -> float:

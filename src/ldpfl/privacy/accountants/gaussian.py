@@ -15,7 +15,6 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
 _HUGE = 1e6
 """Above this mu the second term of the curve is below rounding."""
@@ -97,16 +96,6 @@ def ladp_constant(epsilon: float, delta: float) -> float:
 def composed_mu(mus: Iterable[float]) -> float:
     """mu of all the releases together: the root of the sum of squares; exact, also for adaptive composition."""
     return hypot(*mus)
-
-
-def gaussian_rdp_epsilon(mu: float, delta: float) -> float:
-    """Epsilon by Renyi divergences alpha mu^2 / 2 and the conversion of Canonne, Kamath, Steinke 2020; above the exact one."""
-    return epsilon_from_log_moment(lambda order: order * (order + 1) * mu**2 / 2, delta)
-
-
-def gaussian_mironov_epsilon(mu: float, delta: float) -> float:
-    """Epsilon by Renyi divergences and the conversion of Mironov 2017: mu^2 / 2 + mu sqrt(2 ln(1/delta)); looser still."""
-    return mu**2 / 2 + mu * sqrt(2 * log(1 / delta))
 
 
 def _require(epsilon: float, delta: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import expm1, inf, nextafter, tanh
+from math import expm1, inf, nextafter
 
 import numpy as np
 
@@ -26,11 +26,6 @@ def report_delta(epsilon0: float, epsilon: float) -> float:
     return -expm1(epsilon - epsilon0) * sigmoid(epsilon0) if epsilon < epsilon0 else 0.0
 
 
-def report_rdp(epsilon0: float, alpha: float | Array) -> Array:
-    """Renyi divergence of order ``alpha`` > 1 of one report: log(p1^a p0^(1-a) + p0^a p1^(1-a)) / (a - 1)."""
-    return np.asarray(log_moment(epsilon0, np.asarray(alpha) - 1) / (np.asarray(alpha) - 1))
-
-
 def log_moment(epsilon0: float, order: float | Array) -> Array:
     """log E[e^(order * loss)] of one report, order > 0; ``order`` times the Renyi divergence of order 1 + ``order``."""
     order = np.asarray(order, dtype=np.float64)
@@ -40,11 +35,6 @@ def log_moment(epsilon0: float, order: float | Array) -> Array:
     # Near 0 the logarithm is that of almost 1: sum what is missing to 1 instead.
     near = np.log1p(sigmoid(epsilon0) * np.expm1(np.minimum(x, 1.0)) + p0 * np.expm1(-x))
     return np.asarray(np.where(x < 1.0, near, far))
-
-
-def report_zcdp(epsilon0: float) -> float:
-    """Zero-concentrated DP of one report: rho = epsilon0 tanh(epsilon0 / 2), the supremum of D_alpha / alpha."""
-    return epsilon0 * tanh(epsilon0 / 2)
 
 
 def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
@@ -72,11 +62,6 @@ def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
     first, logs = Binomial(reports, epsilon0).log_pmf()
     ones = first + np.arange(logs.size, dtype=np.float64)
     return epsilon0 * (2 * ones - reports), np.exp(logs)
-
-
-def composed_rdp_epsilon(epsilon0: float, reports: int, delta: float) -> float:
-    """Return epsilon by exact Renyi divergences and the conversion of Canonne, Kamath, Steinke 2020; never below the exact one."""
-    return epsilon_from_log_moment(lambda order: reports * log_moment(epsilon0, order), delta)
 
 
 def sum_of_reports_epsilon(reports: Sequence[tuple[float, int]], delta: float) -> float:

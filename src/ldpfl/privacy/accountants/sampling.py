@@ -9,15 +9,14 @@ weights of a round, so it is applied after their composition and before that of 
 
 from __future__ import annotations
 
-from math import exp, expm1, log, log1p
+from math import log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.errors import ConfigError
-from ldpfl.privacy.accountants.binomial import Array, Binomial, sigmoid
+from ldpfl.privacy.accountants.binomial import Array, Binomial
 from ldpfl.privacy.accountants.losses import from_curve
-from ldpfl.privacy.accountants.shuffled import shuffled_losses, single_delta
+from ldpfl.privacy.accountants.shuffled import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, round_curve, round_limit
 
 _POINTS = 4096
@@ -25,16 +24,6 @@ _WIDTH = 1.03
 """Largest ratio of two cohort sizes that are taken together."""
 
 _NEGLIGIBLE = 1e-9
-_ENUMERABLE = 64
-
-
-def amplified_epsilon(epsilon: float, share: float) -> float:
-    """log(1 + g (e^epsilon - 1)) for a secret random subset with ``share`` g of all clients; its delta is g times as large."""
-    if share == 1 or epsilon == 0:
-        return epsilon
-    if epsilon < 1:
-        return log1p(share * expm1(epsilon))
-    return float(np.logaddexp(log1p(-share), log(share) + epsilon))
 
 
 def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
@@ -48,14 +37,6 @@ def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
     )
 
 
-def self_sampled_delta(epsilon0: float, clients: int, rate: float, epsilon: float) -> float:
-    """Upper bound of delta(``epsilon``) for one shuffled bit of each client that takes part, with probability ``rate``."""
-    sizes, weights, _ = _cohorts(clients, rate, 0.0)
-    shares = sizes / clients
-    deltas = [single_delta(epsilon0, int(size), float(unamplified_epsilon(epsilon, size / clients))) for size in sizes]
-    return float(np.dot(weights * shares, deltas))
-
-
 def self_sampled_round_delta(setting: ShuffledRounds, rate: float, epsilon: float) -> float:
     """Upper bound of delta(``epsilon``) for one round of ``setting.reports`` shuffled bits under one coin of each client."""
     return float(_round_curve(setting, rate, np.array([epsilon]), _NEGLIGIBLE)[0])
@@ -67,48 +48,14 @@ def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> 
     Later inputs may depend on earlier outputs. Infinite where no bound is found; the local composition holds then.
     """
     negligible = min(_NEGLIGIBLE, 1e-4 * delta / setting.rounds)
-    sizes, _, _ = _cohorts(setting.clients, rate, negligible)
+    sizes, _, _ = cohort_sizes(setting.clients, rate, negligible)
     top = round_limit(shuffled_losses(setting.epsilon0, int(sizes[0])), setting.reports, negligible)
     step = top / _POINTS
     curve = _round_curve(setting, rate, step * np.arange(_POINTS + 1), negligible)
     return from_curve(curve, step).composed_epsilon(setting.rounds, delta)
 
 
-def self_sampled_delta_exact(epsilon0: float, clients: int, rate: float, epsilon: float) -> float:
-    """delta(``epsilon``) of one bit, exactly, by enumeration: what the bound above gives away. Up to 64 clients.
-
-    Seen are how many reports say + and how many say -. The others hold the worst of all mixtures of the two extremes.
-    """
-    if clients > _ENUMERABLE:
-        raise ConfigError(f"exact self-sampling is enumerated up to {_ENUMERABLE} clients, got {clients}")
-    if epsilon >= epsilon0:
-        return 0.0
-    p1, p0 = rate * sigmoid(epsilon0), rate * sigmoid(-epsilon0)
-    plus, minus = _polynomial(p1, p0), _polynomial(p0, p1)
-    worst = 0.0
-    for upper in range(clients):
-        others: Array = np.ones((1, 1))
-        for index in range(clients - 1):
-            others = _times(others, plus if index < upper else minus)
-        gap = _times(others, plus) - exp(epsilon) * _times(others, minus)
-        worst = max(worst, float(np.maximum(gap, 0.0).sum()))
-    return worst
-
-
-def _polynomial(plus: float, minus: float) -> Array:
-    """One client: nothing, one +, or one -."""
-    return np.array([[1 - plus - minus, minus], [plus, 0.0]])
-
-
-def _times(left: Array, right: Array) -> Array:
-    product = np.zeros((left.shape[0] + 1, left.shape[1] + 1))
-    for row in range(2):
-        for column in range(2):
-            product[row : row + left.shape[0], column : column + left.shape[1]] += left * right[row, column]
-    return product
-
-
-def _cohorts(clients: int, rate: float, negligible: float) -> tuple[NDArray[np.int64], Array, float]:
+def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[np.int64], Array, float]:
     """Return numbers of reports, their probabilities, and the probability (at most ``negligible``) of those left out.
 
     Nobody at all releases nothing, and does not count as left out.
@@ -127,7 +74,7 @@ def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligib
 
     Neighbouring cohorts are taken together: with the share of the largest and the crowd of the smallest.
     """
-    sizes, weights, total = _cohorts(setting.clients, rate, negligible)
+    sizes, weights, total = cohort_sizes(setting.clients, rate, negligible)
     curve = np.full_like(epsilons, total + 1e-15)
     first = 0
     while first < sizes.size:
