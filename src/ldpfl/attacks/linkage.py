@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.special import ndtr
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
@@ -436,9 +436,9 @@ def _pair_scores(posterior: Array, pairs: int, generator: np.random.Generator) -
 
 def _auc(alike: Array, unlike: Array) -> float:
     """Mann and Whitney: how often a true pair scores higher than a false one, ties half."""
-    scores = np.concatenate([alike, unlike])
-    ranks = rankdata(np.round(scores / max(scores.max(), 1e-30), 6))  # what differs by rounding is a tie
-    wins = ranks[: alike.size].sum() - alike.size * (alike.size + 1) / 2
+    largest = max(float(alike.max()), float(unlike.max()), 1e-30)
+    # What differs by rounding is a tie.
+    wins = mannwhitneyu(np.round(alike / largest, 6), np.round(unlike / largest, 6), method="asymptotic").statistic
     return float(wins / (alike.size * unlike.size))
 
 

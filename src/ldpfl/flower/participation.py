@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from ldpfl.errors import DataError
 from ldpfl.files import write_text
 
 
-@dataclass(frozen=True)
-class Participation:
+class Participation(BaseModel):
     """Rounds that each node was asked to join, an upper bound on those in which it sent a report.
 
     Attributes:
@@ -27,11 +25,13 @@ class Participation:
         terms: how reports of that round come in: they are charged, and can be read, on these terms only.
     """
 
-    run: str = field(default_factory=lambda: secrets.token_hex(16))
-    begun: int = 0
-    asked: int = 0
-    rounds: Mapping[int, int] = field(default_factory=dict)
-    terms: Mapping[str, str | int] = field(default_factory=dict)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str = Field(default_factory=lambda: secrets.token_hex(16))
+    begun: NonNegativeInt = 0
+    asked: NonNegativeInt = 0
+    rounds: dict[int, NonNegativeInt] = {}
+    terms: dict[str, str | int] = {}
 
     def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
         """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number`` on these ``terms``.
@@ -39,11 +39,11 @@ class Participation:
         Flower gives a node another number when it is started again without a key. So a new number may be a client that was asked
         before, and counts as the one that was asked most often.
         """
-        rounds = dict.fromkeys(seen, max(self.rounds.values(), default=0)) | dict(self.rounds)
+        rounds = dict.fromkeys(seen, max(self.rounds.values(), default=0)) | self.rounds
         chosen = list(nodes)
         for node in chosen:
             rounds[node] += 1
-        return replace(self, begun=number, asked=len(chosen), rounds=rounds, terms=dict(terms))
+        return self.model_copy(update={"begun": number, "asked": len(chosen), "rounds": rounds, "terms": dict(terms)})
 
     def counts(self) -> NDArray[np.int64]:
         """Return the rounds of all nodes, in no order that means anything."""
@@ -51,7 +51,7 @@ class Participation:
 
     def save(self, path: Path) -> None:
         """Write to ``path`` so that a crash leaves this or what stood there before."""
-        write_text(path, json.dumps(asdict(self)) + "\n")
+        write_text(path, self.model_dump_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Participation:
@@ -60,11 +60,10 @@ class Participation:
         Raises:
             DataError: the file is damaged.
         """
-        if not path.exists():
-            return cls()
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            rounds = {int(node): int(count) for node, count in tree["rounds"].items()}
-            return cls(str(tree["run"]), int(tree["begun"]), int(tree["asked"]), rounds, dict(tree["terms"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        except OSError as error:
             raise DataError(f"{path} is damaged: {type(error).__name__}") from None

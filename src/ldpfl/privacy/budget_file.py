@@ -10,6 +10,7 @@ import hashlib
 import os
 import sqlite3
 import stat
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -118,10 +119,7 @@ class Books:
             low, high = high, 2 * high
         if high >= _MOST_ROUNDS:
             return _MOST_ROUNDS
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
 
     def _with(self, new: Release | None, times: int) -> dict[Release, int]:
         counts = dict(self.counts)

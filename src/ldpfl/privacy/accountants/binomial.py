@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp, floor, log1p, sqrt
+from math import ceil, floor, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.signal import fftconvolve
-from scipy.special import logsumexp
+from scipy.special import expit, log_expit, logsumexp
 
 Array = NDArray[np.floating[Any]]
 
@@ -64,12 +64,12 @@ class Binomial:
 
 def sigmoid(x: float) -> float:
     """1 / (1 + e^-x), without overflow and accurate where it is tiny."""
-    return 1 / (1 + exp(-x)) if x >= 0 else exp(x) / (1 + exp(x))
+    return float(expit(x))
 
 
 def log_sigmoid(x: float) -> float:
     """log(1 / (1 + e^-x))."""
-    return -log1p(exp(-x)) if x >= 0 else x - log1p(exp(x))
+    return float(log_expit(x))
 
 
 def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
