@@ -8,10 +8,11 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
@@ -29,8 +30,36 @@ VERSION = 4
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
 
+_LONGEST_NAME = 120
 _LONGEST_CONFIG = 1 << 14
 """Characters of a config; the largest recipe has some 2,000."""
+
+
+class _Wire(BaseModel):
+    """The fields of the server's terms, as they are on the wire: each of its own kind, and no other."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+
+    version: int
+    run: str
+    round: PositiveInt
+    config: Annotated[str, Field(max_length=_LONGEST_CONFIG)]
+    layers: list[str]
+    center: list[float]
+    radius: list[float]
+    asked: PositiveInt
+    transport: Transport
+    key: bytes
+    linked: PositiveInt
+    reply_s: Annotated[float, Field(ge=0, le=_LONGEST_REPLY_S, allow_inf_nan=False)]
+    run_config: str
+
+    @field_validator("reply_s")
+    @classmethod
+    def _can_be_kept(cls, seconds: float) -> float:
+        if 0 < seconds < SHORTEST_REPLY_S:
+            raise ValueError(f"a time for replies is 0 or at least {SHORTEST_REPLY_S:g} s")
+        return seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,34 +122,26 @@ class RoundTerms:
         """
         if record.get("version") != VERSION:
             raise ProtocolError(f"the server's terms are of version {str(record.get('version'))[:20]}, expected {VERSION}")
-        if record.keys() != _FIELDS.keys():
-            odd = sorted(record.keys() ^ _FIELDS.keys())
-            raise ProtocolError(f"the server's terms do not have the expected fields: {', '.join(odd)[:200]}")
-        values: dict[str, Any] = dict(record)
-        for name, kind in _FIELDS.items():
-            if type(values[name]) is not kind:
-                raise ProtocolError(f"the server's terms have a {type(values[name]).__name__} as {name}, expected {kind.__name__}")
-        if values["transport"] not in get_args(Transport) or min(values["round"], values["asked"], values["linked"]) < 1:
-            raise ProtocolError("the server's terms name an unknown transport, or a count below 1")
-        if (
-            not (values["reply-s"] == 0 or SHORTEST_REPLY_S <= values["reply-s"] <= _LONGEST_REPLY_S)
-            or len(values["config"]) > _LONGEST_CONFIG
-        ):
-            raise ProtocolError("the server's terms have no possible time for replies, or a config that is too long")
-        run_of(values["run"])  # it becomes part of a path at the relay
+        try:
+            wire = _Wire.model_validate(dict(record))
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])[:_LONGEST_NAME]
+            raise ProtocolError(f"the server's terms cannot be read: {place}: {first['msg'][:_LONGEST_NAME]}") from None
+        run_of(wire.run)  # it becomes part of a path at the relay
         return cls(
-            run=values["run"],
-            round=values["round"],
-            config=_parsed(values["config"]),
-            layers=_all(values["layers"], str, "layers"),
-            center=_all(values["center"], float, "center"),
-            radius=_all(values["radius"], float, "radius"),
-            asked=values["asked"],
-            transport=values["transport"],
-            key=values["key"],
-            linked=values["linked"],
-            reply_s=values["reply-s"],
-            run_config=values["run-config"],
+            run=wire.run,
+            round=wire.round,
+            config=_parsed(wire.config),
+            layers=tuple(wire.layers),
+            center=tuple(wire.center),
+            radius=tuple(wire.radius),
+            asked=wire.asked,
+            transport=wire.transport,
+            key=wire.key,
+            linked=wire.linked,
+            reply_s=wire.reply_s,
+            run_config=wire.run_config,
         )
 
     def ranges(self, layout: ParameterLayout) -> LayerRanges:
@@ -250,26 +271,3 @@ def _parsed(text: str) -> RunConfig:
         return parse_config(text, origin="the server's terms")
     except LdpflError as error:
         raise ProtocolError(str(error)) from None
-
-
-def _all(values: list[Any], kind: type, name: str) -> tuple[Any, ...]:
-    if any(type(value) is not kind for value in values):
-        raise ProtocolError(f"the server's terms have an entry of {name} that is no {kind.__name__}")
-    return tuple(values)
-
-
-_FIELDS: dict[str, type] = {
-    "version": int,
-    "run": str,
-    "round": int,
-    "config": str,
-    "layers": list,
-    "center": list,
-    "radius": list,
-    "asked": int,
-    "transport": str,
-    "key": bytes,
-    "linked": int,
-    "reply-s": float,
-    "run-config": str,
-}
