@@ -45,6 +45,9 @@ from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
 class OpenNode:
     """Allows everything, and keeps no books."""
 
+    def keeps_state(self, ask: Ask) -> bool:
+        return True
+
     def admit(self, ask: Ask) -> float:
         return inf
 

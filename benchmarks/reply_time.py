@@ -33,6 +33,9 @@ WEIGHTS = 21_840
 class OpenNode:
     """Allows everything."""
 
+    def keeps_state(self, ask: Ask) -> bool:
+        return True
+
     def admit(self, ask: Ask) -> float:
         return inf
 

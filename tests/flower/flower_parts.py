@@ -66,6 +66,9 @@ class OpenNode:
     steps: list[str] = field(default_factory=list)
     uploads: list[bytes] = field(default_factory=list)
 
+    def keeps_state(self, ask: Ask) -> bool:
+        return True
+
     def admit(self, ask: Ask) -> float:
         self._step("admit")
         return inf

@@ -40,6 +40,9 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
         def __init__(self, context: Context) -> None:
             self._gone = context.node_config["partition-id"] in skip
 
+        def keeps_state(self, ask: Ask) -> bool:
+            return True
+
         def admit(self, ask: Ask) -> float:
             if self._gone:
                 raise ValueError

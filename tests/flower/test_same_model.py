@@ -48,6 +48,9 @@ def simulated(config: RunConfig, task: ImageTask) -> Checkpoint:
 class SimulatedNode:
     """Allows everything: a simulated client has nothing to lose."""
 
+    def keeps_state(self, ask: Ask) -> bool:
+        return True
+
     def admit(self, ask: Ask) -> float:
         return inf
 

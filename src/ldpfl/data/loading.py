@@ -296,10 +296,13 @@ def _write_cache(name: str, fingerprint: str, train: Images, test: Images, warn:
     path = _cache_path(name, fingerprint)
     try:
         make_folder(path.parent, mode=0o700)
+        check_own(path.parent, "the folder of cached data", DataError, secret=True)
         with replace_atomically(path, mode=0o600) as temporary:
             save_file(tensors, temporary)
     except WriteError as error:
         warn(without_cache(error))
+    except DataError as error:
+        warn(f"nothing is cached: {error}")
 
 
 def _first_line(error: BaseException) -> str:

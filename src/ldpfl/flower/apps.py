@@ -12,12 +12,13 @@ are the same for all.
 - ``ldpfl.transport``: ``direct``, reports are in the replies; or ``relay``, with ``ldpfl.linked``, ``ldpfl.min-clients`` and
   ``ldpfl.window-s`` as in :class:`ldpfl.flower.relayed.RelayCollector`.
 
-Data come from the folder in the node's config under ``data-dir``, or as ``ldpfl.data.load`` finds them; of them, a client takes its
-part by ``partition-id``. What a node allows is its operator's to say: see ``ldpfl.flower.node``.
+Data come from the folder in the node's environment, ``LDPFL_DATA_DIR``, or in a simulation in its config, ``data-dir``; of them, a
+client takes its part by ``partition-id``. What a node allows is its operator's to say: see ``ldpfl.flower.node``.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
 from ldpfl.data import ImageTask, load
+from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
@@ -101,7 +103,8 @@ def _keep_result(strategy: LdpStrategy, prepared: _Prepared, folder: RunFolder |
 
 
 def _data_dir(context: Context) -> Path | None:
-    folder = context.node_config.get(DATA_DIR)
+    """Return the operator's folder; without one, as in a simulation, that in the node's config, which others can change."""
+    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
     return Path(str(folder)) if folder else None
 
 

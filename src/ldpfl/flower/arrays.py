@@ -15,6 +15,9 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError
 from ldpfl.layout import ParameterLayout
 
+_SHOWN = 80
+"""Characters of a name in an error; a server's may be any length."""
+
 _STYPE = "numpy.ndarray"
 
 
@@ -33,9 +36,11 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
         raise PrivacyError("there are no arrays to train; nothing was sent")
     for name, array in arrays.items():
         if array.stype != _STYPE or array.dtype != "float32":
-            raise PrivacyError(f"array {name} is {array.dtype}, expected float32 from NumPy or PyTorch: leave buffers and counters out")
+            raise PrivacyError(
+                f"array {name[:_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
+            )
         if not array.shape or 0 in array.shape:
-            raise PrivacyError(f"array {name} has shape {tuple(array.shape)}: give it at least one dimension and one value")
+            raise PrivacyError(f"array {name[:_SHOWN]} has shape {tuple(array.shape)[:8]}: give it at least one dimension and one value")
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
         raise PrivacyError("the arrays are not the layers that the terms name; nothing was sent")
@@ -49,8 +54,9 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout) -> Tensor:
         PrivacyError: an array is missing, unknown, of another shape or dtype, or does not hold what it says.
     """
     if set(arrays) != set(layout.names):
-        odd = sorted(set(arrays) ^ set(layout.names))
-        raise PrivacyError(f"arrays do not match those that the server sent: {', '.join(odd)}; nothing was sent")
+        # Not which: an app's own names may be private.
+        missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
+        raise PrivacyError(f"arrays do not match those that the server sent: {missing} are missing, {unknown} unknown; nothing was sent")
     vector = torch.empty(layout.dimension)
     for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
         vector.numpy()[place] = _read(name, arrays[name], shape).reshape(-1)
@@ -61,10 +67,10 @@ def _read(name: str, array: Array, shape: Sequence[int]) -> np.ndarray[tuple[int
     try:
         values = _values(array.data)
     except Exception:  # what NumPy says of bytes it cannot read may repeat them
-        raise PrivacyError(f"array {name} cannot be read; nothing was sent") from None
+        raise PrivacyError(f"array {name[:_SHOWN]} cannot be read; nothing was sent") from None
     # What the record says of itself is not trusted: the values decide.
     if values.dtype != np.float32 or values.shape != tuple(shape):
-        raise PrivacyError(f"array {name} is {values.dtype} {values.shape}, expected float32 {tuple(shape)}; nothing was sent")
+        raise PrivacyError(f"array {name[:_SHOWN]} is not float32 of shape {tuple(shape)[:8]}; nothing was sent")
     return values
 
 

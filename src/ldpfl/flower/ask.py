@@ -43,6 +43,10 @@ class Node(Protocol):
         """
         ...
 
+    def keeps_state(self, ask: Ask) -> bool:
+        """Whether what the app remembers of this round is kept for the next."""
+        ...
+
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         """Make ``payload`` ready for the relay."""
         ...
@@ -83,6 +87,6 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
     if not is_finite(state.weights):
         raise ProtocolError("the server's model is not finite")
     mechanism = terms.mechanism(ranges).in_round(state.public())
-    mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
     agreement = agreement_of(content, message_type) if terms.transport == "relay" else ""
     return Asked(Ask(terms, mechanism, ranges, agreement), layout, state)

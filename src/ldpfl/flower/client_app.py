@@ -16,14 +16,16 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
 from ldpfl.flower.node import OperatorNode, operator_node
 from ldpfl.flower.terms import RECORD, Answer, digest_of, mechanism_named
+from ldpfl.mechanisms import is_built_in
 from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.reports import packed_size
 from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values
@@ -36,6 +38,7 @@ DECLINED, FAILED = Declined.public, "failed"
 _MARGIN, _SMALLEST_MARGIN_S = 0.05, 0.25
 """Part of the time for a reply by which the report has to be ready: the rest is for taking it and ending its processes."""
 
+_LENGTH_BYTES = 8
 _LARGEST_STATE = 1 << 24
 """Bytes of an app's state that are kept from round to round: taking them must not take long."""
 
@@ -104,6 +107,10 @@ class LdpClientApp(ClientApp):
             node.check_named(mechanism_named(message.content))
         asked = self._asked(message, context)
         ask, terms = asked.ask, asked.ask.terms
+        if terms.reply_s >= message.metadata.ttl:
+            raise ProtocolError("the message is not valid for as long as clients take to reply; nothing was charged or sent")
+        if not is_built_in(ask.mechanism.name):  # one that cannot report no change is found before the charge
+            self._payload(asked, context, asked.state.weights.clone())
         deliverable_s = node.admit(ask)
         admitted = time.monotonic()
         if terms.reply_s:
@@ -148,8 +155,12 @@ class LdpClientApp(ClientApp):
                 if outcome.value is None:
                     _log_replaced(asked, outcome.trouble)
                 else:
-                    context.state = packed(bytes(outcome.value[len(report) :]))
-                    report = bytes(outcome.value[: len(report)])
+                    length = int.from_bytes(outcome.value[:_LENGTH_BYTES], "big")
+                    made, state = outcome.value[_LENGTH_BYTES : _LENGTH_BYTES + length], outcome.value[_LENGTH_BYTES + length :]
+                    report = bytes(made)
+                    if node.keeps_state(asked.ask):
+                        context.state = packed(bytes(state))
+                    del made, state
                 del outcome  # giving back what is large takes time, and must not come after the end
             except (Exception, SystemExit) as error:  # such as no process or thread being left, for what the app does
                 _log_replaced(asked, apart.place_of(error))
@@ -174,7 +185,7 @@ class LdpClientApp(ClientApp):
         return trained.to(torch.float32).numpy().tobytes() + records_to_bytes(context.state)
 
     def _encode(self, asked: Asked, node: Node, context: Context, trained: apart.Outcome) -> bytes:
-        """Return the report, and behind it the app's state."""
+        """Return the length of the report, it, and behind it the app's state."""
         if trained.value is None:
             raise PrivacyError(trained.trouble)
         length = 4 * asked.layout.dimension
@@ -182,17 +193,25 @@ class LdpClientApp(ClientApp):
         if len(state) > _LARGEST_STATE:
             raise PrivacyError(f"the app's state takes more than {_LARGEST_STATE:,} bytes: keep large things in a file of the node")
         weights = torch.from_numpy(np.frombuffer(values, dtype=np.float32).copy())
-        return self._report(asked, node, context, weights) + state
+        report = self._report(asked, node, context, weights)
+        return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
 
     def _report(self, asked: Asked, node: Node, context: Context, trained: Tensor) -> bytes:
         """Return what leaves for ``trained`` weights (d,), which are PRIVATE and changed."""
+        payload = self._payload(asked, context, trained)
+        return payload if asked.ask.terms.transport == "direct" else node.seal(asked.ask, payload)
+
+    def _payload(self, asked: Asked, context: Context, trained: Tensor) -> bytes:
+        """Return the randomised report of ``trained`` weights (d,), which are PRIVATE and changed."""
         ask = asked.ask
         values = client_values(trained[None], asked.state, ask.terms.config.mechanism.perturbed)
         if not is_finite(values):
             # All of it, before a random bit is drawn: a mechanism that samples would notice only where it looks, and so tell where.
             raise PrivacyError("the trained values are not finite")
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, self._source(ask, context)).payloads()))
-        return payload if ask.terms.transport == "direct" else node.seal(ask, payload)
+        if len(payload) != packed_size(ask.mechanism.payload_bits(ask.ranges)):
+            raise PrivacyError("the mechanism's payload is not as long as it says: its length would tell of the data")
+        return payload
 
     def _trained(self, asked: Asked, message: Message, context: Context) -> Tensor:
         """Return the app's arrays (d,) float32: PRIVATE. Its metrics are left behind here; its state is in ``context``."""

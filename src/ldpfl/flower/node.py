@@ -79,6 +79,10 @@ class OperatorNode:
             why = f"mechanism {mechanism[:40]!r} is not among the policy's mechanisms; nothing was run or sent"
             raise self.budget.refused(Declined(why))
 
+    def keeps_state(self, ask: Ask) -> bool:
+        """Whether the app may remember this round: over a relay, only if the policy says so."""
+        return ask.terms.transport == "direct" or self.policy.keep_state
+
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
 
@@ -124,9 +128,10 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        if not _waits_for_all(status.terms) and status.seconds_left < ask.terms.reply_s:
+        left = min(_open_for(status), _LONGEST_S) if _waits_for_all(status.terms) else min(status.seconds_left, _LONGEST_S)
+        if left < ask.terms.reply_s:
             raise ProtocolError(
-                f"the relay's round closes in {status.seconds_left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
+                f"the relay's round is over in {left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
                 "must give its rounds a longer window; nothing was charged or sent"
             )
         _check_fitting(status.terms, self._plan(ask))

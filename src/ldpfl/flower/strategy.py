@@ -122,6 +122,8 @@ class LdpStrategy(Strategy):
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
+        if self._reply_s >= timeout:
+            raise ConfigError(f"clients reply after {self._reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
             course = self._course = self._begin(initial_arrays, timeout)

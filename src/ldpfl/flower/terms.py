@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
@@ -35,6 +35,15 @@ _LONGEST_CONFIG = 1 << 14
 """Characters of a config; the largest recipe has some 2,000."""
 
 
+def _no_integer(value: object) -> object:
+    if type(value) is int:
+        raise ValueError("expected a float")
+    return value
+
+
+_Float = Annotated[float, BeforeValidator(_no_integer)]
+
+
 class _Wire(BaseModel):
     """The fields of the server's terms, as they are on the wire: each of its own kind, and no other."""
 
@@ -45,8 +54,8 @@ class _Wire(BaseModel):
     round: PositiveInt
     config: Annotated[str, Field(max_length=_LONGEST_CONFIG)]
     layers: list[str]
-    center: list[float]
-    radius: list[float]
+    center: list[_Float]
+    radius: list[_Float]
     asked: PositiveInt
     transport: Transport
     key: bytes

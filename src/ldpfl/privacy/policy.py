@@ -202,6 +202,10 @@ class Policy(BaseModel):
     """Import paths, ``package.module:Class``, of models that a server may name beside the built-in ones: this node runs their code."""
     immediate_replies: bool = False
     """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
+    longest_reply_s: Annotated[FiniteFloat, Field(gt=0)] = 3600.0
+    """Longest time for replies that a round may state: the node does nothing else meanwhile."""
+    keep_state: bool = False
+    """Lets an app remember over rounds whose reports go over the relay: a server may have made one client remember what no other does."""
 
     @property
     def lifetime(self) -> Limit:
@@ -234,6 +238,8 @@ class Policy(BaseModel):
                 "the round states no time for replies, so when a client replies would tell how long it trained, "
                 "and immediate_replies is not set; nothing was sent"
             )
+        if reply_s > self.longest_reply_s:
+            raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
         """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""

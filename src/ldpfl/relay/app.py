@@ -25,7 +25,7 @@ from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, T
 from ldpfl.relay.queries import Progress
 from ldpfl.relay.schema import BUSY_S, busy
 from ldpfl.relay.store import RecordsPart, Store, wrong_offset
-from ldpfl.relay.tokens import Role, Tokens, is_token, unknown_token
+from ldpfl.relay.tokens import Role, Tokens, hashed, is_token, unknown_token
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
 _OF_ONE = 4
@@ -70,7 +70,7 @@ class _Relay:
         self._handing: Counter[str] = Counter()
         self._threads = asyncio.Semaphore(_THREADS)
         self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
-        self._known: dict[str, str] = {}
+        self._known: dict[bytes, str] = {}
         self._working: set[asyncio.Future[Any]] = set()
         self.metrics = Metrics()
 
@@ -150,8 +150,9 @@ class _Relay:
         if not is_token(token):
             raise unknown_token()
         # Whose it was, if it ever was one: that of a stranger does not wait with those of others. The store decides each time.
-        owner = await self._call(self._known.get(token, _STRANGERS), self._tokens.owner, token)
-        self._known[token] = owner.name
+        known = hashed(token)
+        owner = await self._call(self._known.get(known, _STRANGERS), self._tokens.owner, token)
+        self._known[known] = owner.name
         self._rate.take(owner.name)
         if owner.role not in roles:
             raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")

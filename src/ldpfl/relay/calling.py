@@ -194,8 +194,8 @@ class Caller:
         """Close the connection."""
         self._http.close()
 
-    def _round_status(self, run: str, number: int) -> RoundStatus:
-        return status_of(self._call("GET", path_of(run, number)), run, number)
+    def _round_status(self, run: str, number: int, effort: Effort | None = None) -> RoundStatus:
+        return status_of(self._call("GET", path_of(run, number), effort=effort), run, number)
 
     def _call(self, method: str, path: str, *, effort: Effort | None = None, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
         """Send a request that may be repeated, until it is answered; return the answer, or raise what it refuses."""

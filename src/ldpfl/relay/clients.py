@@ -87,7 +87,8 @@ class RelayAggregator(Caller):
             RelayRefused, RelayUnreachable: as for :meth:`round_status`.
         """
         waited, began = 0.0, self._clock()
-        while (status := self._round_status(run, number)).state in ("open", "waiting"):
+        effort = Within(self._patience, self._sleep, self._clock, timeout_s)  # a relay that is away for a while may come back
+        while (status := self._round_status(run, number, effort)).state in ("open", "waiting"):
             if max(waited, self._clock() - began) >= timeout_s:  # a relay may also take its time to answer
                 why = (
                     "is still open"

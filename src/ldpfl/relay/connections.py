@@ -26,8 +26,9 @@ _BACKLOG = 128
 _COLLECTED = 100  # connections that may come before what they leave is collected
 _IPV6_NETWORK = 64  # bits: what one customer of a provider has to himself
 
-_EMPTY_BYTES = 96 * 2**10
-"""Bytes that a connection may bring beyond twice what it says with them: TLS's handshake, and what is not decrypted yet."""
+_HELLO_BYTES, _EMPTY_BYTES = 24 * 2**10, 96 * 2**10
+"""Bytes that a connection may bring before it says anything, TLS's handshake and a first record, and later beyond twice what it says:
+what is not decrypted yet."""
 
 _UNDECRYPTED = 32 * 2**10
 _STRANGERS_TURN, _TURN = 4 * 2**10, 32 * 2**10
@@ -137,7 +138,7 @@ class Accepted(socket.socket):
         Raises:
             ConnectionAbortedError: too much came that said nothing.
         """
-        if self._brought > _EMPTY_BYTES + 2 * self.said:
+        if self._brought > (_EMPTY_BYTES + 2 * self.said if self.said else _HELLO_BYTES):
             self._gate.bar(self._network)
             raise ConnectionAbortedError("TLS without content")
         turn = _TURN if 2 * self.said > self._brought else _STRANGERS_TURN
@@ -268,6 +269,9 @@ class _InTime(H11Protocol):
         self._time_closing()
 
     def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state is h11.SEND_RESPONSE and self.conn._request_method == b"HEAD":
+            self._cut_off()  # its answer has no body, which uvicorn would send
+            return
         if self.cycle is not None:
             self.cycle.disconnected = True  # what the application answers comes too late: it would be an error in the log
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 try:
     import resource
@@ -27,12 +30,14 @@ from ldpfl.permissions import check_own
 from ldpfl.relay.app import create_app
 from ldpfl.relay.calling import is_loopback
 from ldpfl.relay.connections import HEAD_BYTES, Connections, Gate, TlsInTime, protocol_within
-from ldpfl.relay.operations import LOGGER, Limits, log_listening
+from ldpfl.relay.operations import LOGGER, Limits, log_fault, log_listening
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
 
 _SHUTDOWN_S = 10
 _TIDY_S = 2.0
+_GROUP = "prime256v1"
+_PR_SET_DUMPABLE = 4
 _OTHER_FILES = 64
 """File descriptors for the store, what is mixed, the log and the event loop."""
 
@@ -64,14 +69,21 @@ def serve(
     if tls is not None:
         check_own(tls.key, "the certificate's key", ConfigError, secret=True)
     _log_to_stderr()
+    _keep_out_of_dumps()
     with closing(Store(open_engine(store))) as relay:
         server = uvicorn.Server(_config(relay, tls, limits, connections))
         with _told_by_signals(server), Gate(_listen(host, port), _with_descriptors(connections)) as listener:
             relay.tidy()
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
             with _tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
+                runner.get_loop().set_exception_handler(_log_fault)
                 runner.run(server.serve(sockets=[listener]))
             relay.tidy()
+
+
+def _log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log by kind and place what nobody caught, instead of as asyncio does, at length and with the error's text."""
+    log_fault("connection_failed", context.get("exception") or RuntimeError())
 
 
 @contextmanager
@@ -147,7 +159,18 @@ def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connecti
         raise ConfigError(
             f"the certificate or its key cannot be read ({type(error).__name__}): both must be PEM files that fit together"
         ) from None
+    if config.ssl is not None:
+        # OpenSSL's own list ends in groups of which one hello costs a tenth of a second; every caller has this one.
+        config.ssl.set_ecdh_curve(_GROUP)
     return config
+
+
+def _keep_out_of_dumps() -> None:
+    """Let no core dump of this process be written, nor others of its user read its memory: tokens and uploads are there."""
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -48,7 +48,7 @@ class Tokens:
             StoreUnavailable, StoreFull: the store does not take it.
         """
         token = secrets.token_urlsafe(32)
-        row = {"hash": _hash(token), "name": owner_of(name), "role": role.value}
+        row = {"hash": hashed(token), "name": owner_of(name), "role": role.value}
         with store_errors():
             try:
                 with self._engine.begin() as connection:
@@ -87,7 +87,7 @@ class Tokens:
         """
         if is_token(token):
             with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-                row = connection.execute(select(tokens.c.name, tokens.c.role).where(tokens.c.hash == _hash(token))).first()
+                row = connection.execute(select(tokens.c.name, tokens.c.role).where(tokens.c.hash == hashed(token))).first()
             if row is not None:
                 return Owner(row.name, Role(row.role))
         raise unknown_token()
@@ -103,7 +103,7 @@ def unknown_token() -> Unauthenticated:
     return Unauthenticated("the token is not known to this relay", {"WWW-Authenticate": "Bearer"})
 
 
-def _hash(token: str) -> bytes:
+def hashed(token: str) -> bytes:
     """Return what the store keeps of a token.
 
     Slow, salted hashes protect passwords, which can be guessed. Of 2**256 equally likely tokens none can, however fast
