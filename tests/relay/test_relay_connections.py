@@ -377,10 +377,63 @@ def test_tls_that_says_nothing_is_ended_and_others_are_served_meanwhile(tmp_path
         for thread in threads:
             thread.join(SOON_S)
         assert all(is_ended(connection) for connection, _ in floods)
-        assert is_turned_away(port, "127.0.0.2")
         assert http.get(f"https://127.0.0.1:{port}/health").status_code == 200
 
 
 def suppressed(act: Callable[[bytes], object], data: bytes) -> None:
     with suppress(OSError):
         act(data)
+
+
+def test_a_hello_that_costs_a_tenth_of_a_second_is_refused(tmp_path: Path) -> None:
+    """Finite-field groups, which OpenSSL knows by default: who sends such a hello computes nothing."""
+    with relay(tmp_path, Connections(), tls=True) as (_, port):
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode, context.minimum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_3
+        context.set_ecdh_curve("ffdhe8192")
+        with connect(port) as connection, pytest.raises((ssl.SSLError, ConnectionError)):
+            context.wrap_socket(connection)
+        with httpx.Client(verify=False, timeout=SOON_S) as http:
+            assert http.get(f"https://127.0.0.1:{port}/health").status_code == 200
+
+
+def test_large_uploads_by_tls_say_enough(tmp_path: Path) -> None:
+    """What waits to be decrypted while a body is being read does not count as saying nothing."""
+    with relay(tmp_path, Connections(), tls=True) as (_, port), httpx.Client(verify=False, timeout=SOON_S) as http:
+        for _ in range(3):
+            answer = http.patch(f"https://127.0.0.1:{port}/v1/rounds/r/1/uploads/{'u' * 20}", content=bytes(4 * 2**20))
+            assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("head", ["X:" + " " * 3_000 + "\0", "X:" + "\t" * 3_000 + "y", "X: a" + " " * 3_000 + "\rb"])
+def test_a_head_of_blanks_takes_no_time(head: str, tmp_path: Path) -> None:
+    with relay(tmp_path, Connections()) as (pid, port):
+        before = sum(psutil.Process(pid).cpu_times()[:2])
+        for _ in range(50):
+            with connect(port) as stranger:
+                stranger.sendall(f"GET /health HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+                assert is_ended(stranger)
+        assert sum(psutil.Process(pid).cpu_times()[:2]) - before < 1.0  # 50 ms each, were they read
+        assert health(port) == 200
+
+
+@pytest.mark.parametrize("first", ["GET /health HTTP/1.1\r\nUpgrade: x", "CONNECT x:1 HTTP/1.1"])
+def test_no_other_protocol_is_spoken(first: str, tmp_path: Path) -> None:
+    with relay(tmp_path) as (_, port), connect(port) as stranger:
+        stranger.sendall(f"{first}\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        said = b""
+        with suppress(OSError):
+            while block := stranger.recv(65_536):
+                said += block
+        assert b" 200 " not in said
+
+
+@pytest.mark.parametrize("headers", ["Transfer-Encoding: chunked\r\n", "A: b\r\n" * 70, "Connection: close\r\n\r\nx"])
+def test_a_head_request_that_is_refused_leaves_nothing_in_the_log(headers: str, tmp_path: Path) -> None:
+    with relay(tmp_path) as (_, port):
+        with connect(port) as stranger:
+            stranger.sendall(f"HEAD / HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+            assert is_ended(stranger)
+        assert health(port) == 200
+        lines = (tmp_path / "relay.log").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["listening"]

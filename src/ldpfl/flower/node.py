@@ -26,6 +26,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -161,7 +162,7 @@ def operator_node(context: Context) -> OperatorNode:
         Declined: no policy or budget is named, or one of them cannot be relied on.
     """
     policy = read_policy(_path("policy"))
-    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connect)
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connecting())
 
 
 def _budget_file(context: Context, policy: Policy) -> Path:
@@ -179,10 +180,20 @@ def _budget_file(context: Context, policy: Policy) -> Path:
     return own
 
 
-def _connect() -> RelayClient:
-    authority = named("relay-ca")
-    verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
-    return RelayClient(named("relay") or "", read_token(_path("relay-token")), verify=verify)
+def _connecting() -> Connect:
+    """Return what connects to the operator's relay; its files are read the first time only, before the charge: an app may change them."""
+
+    @cache
+    def settings() -> tuple[str, str, ssl.SSLContext | bool]:
+        authority = named("relay-ca")
+        verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
+        return named("relay") or "", read_token(_path("relay-token")), verify
+
+    def connect() -> RelayClient:
+        url, token, verify = settings()
+        return RelayClient(url, token, verify=verify)
+
+    return connect
 
 
 def _trusted(authority: Path) -> Path:

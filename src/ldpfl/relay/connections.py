@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
+import re
 import socket
-import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass
@@ -22,6 +22,10 @@ TASK = "ldpfl.task"
 """Where a request's scope has the task that answers it."""
 
 _HEADERS = 64
+_MOST_BLANKS = 16
+_BLANKS = re.compile(rb"[ \t]{%d}" % (_MOST_BLANKS + 1))
+"""No caller sends so many in a head. h11 takes a time for them that grows with the square of their number."""
+
 _BACKLOG = 128
 _COLLECTED = 100  # connections that may come before what they leave is collected
 _IPV6_NETWORK = 64  # bits: what one customer of a provider has to himself
@@ -33,8 +37,6 @@ what is not decrypted yet."""
 _UNDECRYPTED = 32 * 2**10
 _STRANGERS_TURN, _TURN = 4 * 2**10, 32 * 2**10
 """Bytes that are taken of a connection before all others have their turn: as long as it has said little, and later."""
-
-_BARRED_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,12 @@ class Connections:
 
 
 class Gate(socket.socket):
-    """A listening socket that closes what comes when there are too many connections, before TLS and before any byte is read.
-
-    So are, for a minute, those from where a connection came that was nothing but work: see :class:`Accepted`.
-    """
+    """A listening socket that closes what comes when there are too many connections, before TLS and before any byte is read."""
 
     def __init__(self, listening: socket.socket, bounds: Connections) -> None:
         super().__init__(fileno=listening.detach())
         self._bounds = bounds
         self._open: Counter[str] = Counter()
-        self._barred: dict[str, float] = {}
         self._since = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -96,12 +94,6 @@ class Gate(socket.socket):
             return Accepted(accepted, self, network), address
         raise BlockingIOError  # others in the event loop have their turn before more are turned away
 
-    def bar(self, network: str) -> None:
-        """Turn away what comes from ``network`` for a minute; never where a proxy is the one address that everybody has."""
-        now = time.monotonic()
-        if self._bounds.an_address:
-            self._barred = {known: end for known, end in self._barred.items() if end > now} | {network: now + _BARRED_S}
-
     def left(self, network: str) -> None:
         """Count a connection from ``network`` as over."""
         self._open[network] -= 1
@@ -110,8 +102,6 @@ class Gate(socket.socket):
 
     def _is_full(self, network: str) -> bool:
         bound = self._bounds.an_address
-        if self._barred.get(network, 0.0) > time.monotonic():
-            return True
         return self._open.total() >= self._bounds.in_all or (bound > 0 and self._open[network] >= bound)
 
 
@@ -127,7 +117,6 @@ class Accepted(socket.socket):
 
     def __init__(self, accepted: socket.socket, gate: Gate, network: str) -> None:
         super().__init__(fileno=accepted.detach())
-        self._gate, self._network = gate, network
         self.said = self._brought = 0
         self._leave = weakref.finalize(self, gate.left, network)
         self._leave.atexit = False
@@ -139,7 +128,6 @@ class Accepted(socket.socket):
             ConnectionAbortedError: too much came that said nothing.
         """
         if self._brought > (_EMPTY_BYTES + 2 * self.said if self.said else _HELLO_BYTES):
-            self._gate.bar(self._network)
             raise ConnectionAbortedError("TLS without content")
         turn = _TURN if 2 * self.said > self._brought else _STRANGERS_TURN
         count = super().recv_into(buffer, min(nbytes or turn, turn, len(buffer)), flags)
@@ -189,8 +177,11 @@ class _Plain(h11.Connection):
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
-            if any(name == b"transfer-encoding" for name, _ in event.headers):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names:
                 raise h11.RemoteProtocolError("a body has a Content-Length here")
+            if b"upgrade" in names or event.method == b"CONNECT":
+                raise h11.RemoteProtocolError("no other protocol is spoken here")
             if len(event.headers) > _HEADERS:
                 raise h11.RemoteProtocolError("too many headers")
         return event
@@ -201,6 +192,7 @@ class _InTime(H11Protocol):
 
     _bounds: ClassVar[Connections]
     _accepted: Accepted | None = None
+    _end = b""
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _closing: asyncio.TimerHandle | None = None
@@ -236,10 +228,15 @@ class _InTime(H11Protocol):
         if isinstance(self._accepted, Accepted):
             self._accepted.said += len(data)
         while data and not self.transport.is_closing():
-            piece = data[: HEAD_BYTES + 1] if self.conn.their_state is h11.IDLE else data
+            in_head = self.conn.their_state is h11.IDLE
+            piece = data[: HEAD_BYTES + 1] if in_head else data
             data = data[len(piece) :]
+            if not (in_head or self.conn.their_state is h11.SEND_BODY) or (in_head and _BLANKS.search(self._end + piece)):
+                self._cut_off()
+                break
+            self._end = piece[-_MOST_BLANKS:]
             super().data_received(piece)
-            if self.conn.their_state is h11.DONE and (data or self.conn.trailing_data[0]):
+            if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
                 self._cut_off()
         self._time_head()
 

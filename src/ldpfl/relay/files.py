@@ -27,7 +27,8 @@ def create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise ConfigError(f"the store {path} cannot be opened: {error.strerror}") from None
-    for file in (path.with_name(path.name + end) for end in _BESIDE):
+    real = path.resolve()  # a journal lies beside the file itself, whatever link leads to it
+    for file in (real.with_name(real.name + end) for end in _BESIDE):
         if file.exists():
             # Alone: SQLite would take a journal beside it, whoever made that, for its own, and roll it back into the store.
             check_own(file, "the store", ConfigError, secret=True, alone=True)

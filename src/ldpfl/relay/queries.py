@@ -74,7 +74,10 @@ def check_own_run(connection: Connection, owner: str, run: str) -> None:
         Forbidden: it has.
     """
     if not is_sqlite(connection):  # where transactions are alone anyway
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:run, 0))"), {"run": run})
+        connection.execute(
+            text("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(CAST(:run AS text), CAST(0 AS bigint)))"),
+            {"run": run},
+        )
     began = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # as every other round of it, so one is enough
     if began not in (None, owner):
         raise Forbidden("this run was begun by another aggregator")

@@ -237,7 +237,7 @@ def _create_tables(engine: Engine, shown: str) -> None:
 
 def _create_missing(connection: Connection) -> None:
     if not is_sqlite(connection):
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(CAST(:key AS bigint))"), {"key": _ADVISORY_LOCK})
     if connection.dialect.has_table(connection, meta.name):
         return  # another process was first
     _metadata.create_all(connection)

@@ -326,7 +326,7 @@ class Store:
     def _now(self, connection: Connection) -> float:
         if self._clock is not None:
             return self._clock()
-        return float(connection.scalars(text("SELECT extract(epoch FROM clock_timestamp())")).one())
+        return float(connection.scalars(text("SELECT extract(epoch FROM pg_catalog.clock_timestamp())")).one())
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
