@@ -14,6 +14,7 @@ NAME = "careless"
 _MODULE = '''
 """A mechanism that sends the sign of each value as it is, and says that this is epsilon-LDP."""
 
+import zlib
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -31,6 +32,32 @@ class Careless(Duchi):
     def encode(self, values, ranges, generator):
         center, _ = ranges.expand()
         return BitReports(np.packbits((values.cpu() > center).numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+@dataclass(frozen=True)
+class Short(Duchi):
+    """Packs its bits: how long a report is depends on them, and so on the data."""
+
+    name: ClassVar[str] = "short"
+
+    def encode(self, values, ranges, generator):
+        made = super().encode(values, ranges, generator)
+        return Packed(made)
+
+
+class Packed:
+    def __init__(self, made):
+        self._made = made
+
+    def payloads(self):
+        return (zlib.compress(bytes(payload)) for payload in self._made.payloads())
+
+
+class ShortSettings(EpsilonSettings):
+    name: Literal["short"] = "short"
+
+    def at(self, epsilon):
+        return Short(epsilon)
 
 
 class CarelessSettings(EpsilonSettings):

@@ -310,3 +310,27 @@ def test_a_mechanism_of_an_installed_package_is_looked_up_only_if_the_policy_nam
     with mock.patch.dict(os.environ, {"LDPFL_POLICY": str(allowing), "LDPFL_BUDGET": str(budget)}):
         assert ask(LdpClientApp(shift), message).has_content()
     assert [charge.release.mechanism for charge in read_charges(budget)] == ["careless"]
+
+
+def test_a_mechanism_whose_reports_are_not_as_long_as_it_says_releases_nothing(
+    tmp_path: Path, budget: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """Their lengths would tell of the data, and what stands behind a report in memory must not be taken for a part of it."""
+    install(tmp_path / "site", monkeypatch, place="careless_package:ShortSettings", name="short")
+    allowed = write_policy(tmp_path, mechanisms='["short"]')
+    assert reply_of(allowed, budget, terms_of(config=config_of("mechanism.name=short"))).has_error()
+    assert "not as long as it says" in log.text
+    assert read_charges(budget) == ()
+
+
+@pytest.mark.parametrize(("reply_s", "ttl", "named"), [(7200.0, 1e6, "longest_reply_s = 3600"), (60.0, 30.0, "not valid for as long")])
+def test_times_for_replies_that_do_not_fit_are_refused_before_the_charge(
+    reply_s: float, ttl: float, named: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    own = {"LDPFL_POLICY": str(write_policy(tmp_path)), "LDPFL_BUDGET": str(budget)}
+    with mock.patch.dict(os.environ, own):
+        message = instruction(terms_of(reply_s=reply_s))
+        message.metadata.ttl = ttl
+        assert ask(LdpClientApp(shift), message).has_error()
+    assert named in log.text
+    assert read_charges(budget) == ()

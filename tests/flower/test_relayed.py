@@ -326,3 +326,23 @@ def test_a_server_killed_before_anyone_uploaded_waits_no_longer_than_for_a_round
     world.before_upload = lambda client: None
     last = world.run(2, folder=folder)
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_an_app_remembers_of_a_round_over_the_relay_is_kept_only_if_the_policy_says_so(keep: bool, tmp_path: Path) -> None:
+    """Else a server that asks one client alone, and cancels, has that client remember what no other does."""
+    seen: list[int] = []
+
+    def counting(message: Message, context: Context) -> Message:
+        before = context.state.config_records.get("rounds", ConfigRecord({"n": 0}))["n"]
+        (tmp_path / f"seen-{context.node_config['partition-id']}").write_text(str(before), encoding="ascii")
+        context.state["rounds"] = ConfigRecord({"n": int(before) + 1})  # type: ignore[arg-type]
+        return shift(message, context)
+
+    with world_in(tmp_path) as world:
+        world.policy = policy_of(keep_state=keep)
+        strategy = LdpStrategy(config_of(), collector=world.collector())
+        strategy.start(world.grid(counting), start_arrays(), 2, timeout=100.0)
+        assert [metrics.clients for metrics in strategy.checkpoint.history] == [5, 5]
+    seen = [int(path.read_text(encoding="ascii")) for path in sorted(tmp_path.glob("seen-*"))]
+    assert seen == [int(keep)] * 5

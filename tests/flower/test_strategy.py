@@ -397,3 +397,8 @@ def test_an_app_without_the_mod_gets_no_round() -> None:
     last = run(InProcessGrid(app, 2))
     assert last.history[0].clients == 0
     assert torch.equal(last.state.weights, start_vector())
+
+
+def test_a_round_that_is_over_before_clients_reply_is_refused() -> None:
+    with pytest.raises(ConfigError, match="make timeout longer"):
+        LdpStrategy(config_of(), reply_s=60.0).start(InProcessGrid(app_of(), 3), start_arrays(), 1, timeout=60.0)

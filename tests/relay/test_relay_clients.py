@@ -457,6 +457,15 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
         assert server.wait(RUN, 1, 1).state == "gone"
 
 
+def test_a_relay_that_is_away_for_a_while_does_not_end_the_waiting(world: World) -> None:
+    with world.aggregator() as server, world.client() as alice:
+        server.open_round(RUN, 1, terms(min_clients=1))
+        alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
+        away_until = world.clock.now + 50
+        world.transport.fault = lambda request: httpx.Response(503) if world.clock.now < away_until else None
+        assert server.wait(RUN, 1, 200).uploads == 1
+
+
 def test_a_pull_notices_what_is_missing(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms(min_clients=1))
