@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from anyio.from_thread import BlockingPortal
-from relay_support import RUN, Changes, Clock, InProcess, blob, records, terms, upload_id
+from relay_support import RUN, Changes, Clock, InProcess, blob, certificate, records, terms, upload_id
 
 from ldpfl import ConfigError, ProtocolError
 from ldpfl.relay import (
@@ -644,12 +646,15 @@ def test_a_long_page_about_a_relay_that_is_away_costs_no_upload(world: World) ->
         assert server.round_status(RUN, 1).uploads == 1
 
 
-def test_of_a_relay_s_addresses_one_that_is_silent_does_not_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_relay_s_addresses_one_that_is_silent_does_not_use_up_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name with two addresses, the first of which takes no connection: half of the time goes there, then the other one answers."""
+    files, serving, calling = certificate(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    serving.load_cert_chain(files.certificate, files.key)
+    calling.check_hostname, calling.verify_mode = False, ssl.CERT_NONE
     with socket.create_server(("127.0.0.1", 0)) as answering, silent(answering.getsockname()[1]) as (dead, port):
 
         def answer() -> None:
-            with suppress(OSError), answering.accept()[0] as connection:
+            with suppress(OSError), serving.wrap_socket(answering.accept()[0], server_side=True) as connection:
                 connection.recv(65_536)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
 
@@ -659,12 +664,14 @@ def test_of_a_relay_s_addresses_one_that_is_silent_does_not_use_up_the_time(monk
         looked_up = socket.getaddrinfo
 
         def look_up(host: str, *rest: Any, **more: Any) -> Any:
-            return found if host == "localhost" else looked_up(host, *rest, **more)
+            return found if host == "relay.example" else looked_up(host, *rest, **more)
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
         began = time.monotonic()
         with (
-            RelayClient(f"http://localhost:{port}", "token", patience=Patience(tries=1, timeout_s=2.0, total_s=2.0)) as client,
+            RelayClient(
+                f"https://relay.example:{port}", "token", verify=calling, patience=Patience(tries=1, timeout_s=2.0, total_s=2.0)
+            ) as client,
             pytest.raises(ProtocolError, match="cannot be read"),  # what it answers is no status
         ):
             client.round_status(RUN, 1)

@@ -504,3 +504,11 @@ def test_a_clock_that_is_behind_after_a_restart_keeps_a_round_open_for_its_windo
     clock.now -= 30 * 24 * 3600
     assert sqlite_store.status("aggregator", RUN, 1).seconds_left == 100.0
     put(sqlite_store, "alice")
+
+
+def test_after_a_restart_a_round_is_over_when_its_window_is_though_the_clock_is_behind(sqlite_store: Store, clock: Clock) -> None:
+    opened(sqlite_store, closes_in_s=100.0)
+    clock.now -= 30 * 24 * 3600
+    sqlite_store.tidy()  # as it does when it begins to serve
+    clock.now += 101
+    assert sqlite_store.status("aggregator", RUN, 1).state == "waiting"

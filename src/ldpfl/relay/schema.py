@@ -66,6 +66,7 @@ its network, must not hold a round for as long as it does."""
 
 _DISK_IS_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 _SQLITE_FULL = 13
+_SQLITE_CANNOT_WRITE = 778  # SQLITE_IOERR_WRITE, which SQLite makes of a quota that is used up
 _POSTGRES_DISK_FULL = "53100"
 _ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database uses
 
@@ -279,4 +280,4 @@ def busy() -> StoreUnavailable:
 
 def _is_full(error: DBAPIError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
-    return code == _SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL
+    return code in (_SQLITE_FULL, _SQLITE_CANNOT_WRITE) or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL

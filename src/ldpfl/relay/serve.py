@@ -123,8 +123,11 @@ def _tidying(relay: Store) -> Iterator[None]:
     def tidy() -> None:
         while not over.wait(_TIDY_S):
             gc.collect()
-            if relay.untidy:
-                relay.tidy(at_once=False)
+            try:
+                if relay.untidy:
+                    relay.tidy(at_once=False)
+            except OSError as error:  # the store's folder cannot be looked at now: that must not be the last time
+                log_fault("tidy_failed", error)
 
     thread = threading.Thread(target=tidy, name="tidying")
     thread.start()

@@ -239,9 +239,17 @@ class Store:
             at_once: whatever that takes; else not more than a share of the time.
         """
         try:
+            if at_once:
+                self._shorten()
             self._leftovers.delete(at_once=at_once)
         except Exception as error:  # whatever it is, it must not be the last time that this was tried
             log_fault("tidy_failed", error)
+
+    def _shorten(self) -> None:
+        """Let no round be open for longer than its window from now on, as it would be where the clock was set back meanwhile."""
+        with self._writing() as connection:
+            latest = self._now(connection) + rounds.c.closes_in_s
+            connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
 
     def close(self) -> None:
         """Close the connections to the store."""
