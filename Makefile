@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check lint format bench clean
+.PHONY: run test test-fast docs check lint format bench clean
 .DEFAULT_GOAL := run
 
 run: $(READY)
@@ -13,6 +13,16 @@ run: $(READY)
 # One thread a worker: two workers of two threads each would be ten times slower than one.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical
+
+# Everything but deployments, processes that are killed, and long statistics.
+test-fast: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical -m 'not slow'
+
+# A site in build/site.
+docs: $(READY)
+	$(BIN)/python -c 'import mkdocs' 2>/dev/null || PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check

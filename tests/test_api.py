@@ -138,13 +138,3 @@ def test_a_plan_and_an_audit_are_typed() -> None:
     assert audited.passed
     assert audited.epsilon_claimed == 2.0
     assert ldpfl.audit(ldpfl.mechanisms.create("duchi", epsilon=2.0), trials=20_000, seed=1) == audited
-
-
-def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    example = text.split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    assert " beside 0." in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["curve.svg"]

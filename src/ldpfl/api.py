@@ -142,7 +142,9 @@ def sweep(
         what: a sweep's name, a file (``*.toml``), or a sweep.
         settings: changes of every run, by dotted key.
         folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
-        data_dir, device, progress: as for :func:`run`.
+        data_dir: as for :func:`run`.
+        device: as for :func:`run`.
+        progress: as for :func:`run`.
 
     Raises:
         ConfigError: no such sweep or setting, or one that does not fit; found before anything is trained.

@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-_COMMANDS = {
+COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
     "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
     "recipes": ("recipes:recipes", 'List the recipes that "ldpfl run" knows.'),
@@ -29,14 +29,14 @@ _COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The commands of :data:`_COMMANDS`, each imported when it is called."""
+    """The commands of :data:`COMMANDS`, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return what the list of commands shows of one."""
-        return click.Command(cmd_name, help=_COMMANDS[cmd_name][1]) if cmd_name in _COMMANDS else None
+        return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
 
 def command(name: str) -> click.Command:
     """Return the command called ``name``, with all its options."""
-    module, _, attribute = _COMMANDS[name][0].partition(":")
+    module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(f"ldpfl.cli.{module}"), attribute)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False)

@@ -1,0 +1,61 @@
+"""What the documents show runs, and what they name is there."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+RUN = ("README.md", "docs/tutorial.md", "docs/guide.md")
+
+
+def blocks(page: Path) -> list[str]:
+    """Python code of a page."""
+    return [textwrap.dedent(code) for code in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.M | re.S)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_code_on_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    code = blocks(ROOT / page)
+    assert code
+    for block in code:
+        exec(compile(block, page, "exec"), names)
+
+
+def test_all_code_on_pages_is_python() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            compile(block, str(page), "exec")
+
+
+def test_the_home_page_of_the_site_is_the_readme() -> None:
+    shared = [(ROOT / name).read_text(encoding="utf-8").split("## Further")[0] for name in ("README.md", "docs/index.md")]
+    assert shared[0].replace("](docs/", "](") == shared[1]
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    tests = ROOT / "tests"
+    missing = [
+        f"{page.name}: {file}::{name}"
+        for page in PAGES
+        for file, name in re.findall(r"`(?:tests/)?([\w/]+\.py)::(\w+)", page.read_text(encoding="utf-8"))
+        if not (tests / file).exists() or f"def {name}(" not in (tests / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = [
+        f"{page.name}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
