@@ -10,13 +10,15 @@ READY := $(VENV)/.ready
 run: $(READY)
 	$(BIN)/ldpfl run
 
-# One thread a worker: two workers of two threads each would be ten times slower than one.
+# One thread a worker: two workers of two threads each would be ten times slower than one. One worker more than cores: many tests wait.
+TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 1))
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical
+	$(TEST)
 
 # Everything but deployments, processes that are killed, and long statistics.
 test-fast: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical -m 'not slow'
+	$(TEST) -m 'not slow'
 
 # A site in build/site.
 docs: $(READY)

@@ -130,6 +130,7 @@ def test_overrides_go_by_the_last_word_of_their_key(
     assert load_recipe("quickstart").seed == 0
 
 
+@pytest.mark.slow
 def test_a_plan_and_an_audit_are_typed() -> None:
     planned = ldpfl.plan(epsilon=1.0, clients=1000, weights=100, rounds=3)
     assert planned.bytes_per_client == 13

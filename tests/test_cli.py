@@ -43,6 +43,7 @@ def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
     return folder.path
 
 
+@pytest.mark.slow
 def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--device", "cpu")
     assert outcome.code == 0, outcome.err
@@ -56,6 +57,7 @@ def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_fi
     assert "round 3/3" in outcome.err
 
 
+@pytest.mark.slow
 def test_json_is_all_that_stdout_gets(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--json", "--no-baseline")
     assert outcome.code == 0
@@ -74,6 +76,7 @@ def test_settings_and_seed_reach_the_run(ldpfl: CommandLine, config_file: Path, 
     assert read_config(Path("result/config.toml")).seed == 11
 
 
+@pytest.mark.slow
 def test_the_environment_names_the_data_folder(
     ldpfl: CommandLine, config_file: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +84,7 @@ def test_the_environment_names_the_data_folder(
     assert ldpfl("run", config_file, "--out", "result", "--no-baseline", "--json").code == 0
 
 
+@pytest.mark.slow
 def test_without_out_each_run_gets_a_folder_of_its_own(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     assert ldpfl("run", config_file, "--data-dir", tiny_data, "--no-baseline").code == 0
     (folder,) = Path("runs").iterdir()
@@ -88,6 +92,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own(ldpfl: CommandLine, confi
     assert (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_recipe_runs_by_name_on_the_bundled_digits_and_learns(ldpfl: CommandLine) -> None:
     """The quickstart, cut to a few seconds: half of the digits right is a low bar, chance is a tenth."""
     cut = ["model.name=logistic-regression", "training.rounds=2", "training.epochs=2", "clients.count=40"]
@@ -186,6 +191,7 @@ def test_resume_needs_a_run(ldpfl: CommandLine) -> None:
     assert not Path("nothing").exists()
 
 
+@pytest.mark.slow
 def test_resume_of_a_recipe_whose_run_never_began_begins_it(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     """Killed before its config was in place, a run is gone on with by the same command as at any other moment."""
     arguments: list[str | Path] = [config_file, "--data-dir", tiny_data, "--no-baseline"]
@@ -235,6 +241,7 @@ def test_a_flag_that_is_no_flag_exits_with_2(arguments: list[str], ldpfl: Comman
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_resume_alone_goes_on_with_the_stored_config(ldpfl: CommandLine, tiny_data: Path, unfinished: Path) -> None:
     outcome = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-baseline", "--json")
     assert outcome.code == 0
@@ -256,6 +263,7 @@ def test_show_tells_how_far_an_unfinished_run_got(ldpfl: CommandLine, unfinished
     assert content(unfinished) == before
 
 
+@pytest.mark.slow
 def test_show_prints_a_finished_run_as_the_run_itself_did(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     ran = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--no-baseline")
     assert ldpfl("show", "result").out == ran.out
@@ -282,6 +290,7 @@ def test_version(ldpfl: CommandLine) -> None:
     assert (outcome.code, outcome.out) == (0, f"ldpfl {__version__}\n")
 
 
+@pytest.mark.slow
 def test_the_module_itself_runs_and_refuses_to_write_over_its_run(tmp_path: Path, tiny_data: Path) -> None:
     """The whole program as a person starts it, twice with the same folder."""
     (tmp_path / "tiny.toml").write_text(TINY_TOML, encoding="utf-8")

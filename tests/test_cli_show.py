@@ -112,6 +112,7 @@ def test_run_refuses_a_folder_of_flower_s_by_its_kind(ldpfl: CommandLine, tmp_pa
     assert content(folder.path) == before
 
 
+@pytest.mark.slow
 def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     assert ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline").code == 0
     folder = RunFolder(Path("run"))
@@ -167,6 +168,7 @@ def unmeasured(value: Any) -> Any:
     return {**value, "accuracy": nan, "accuracy_per_round": [nan, nan, nan], "layers": layers, "noise": noise}
 
 
+@pytest.mark.slow
 def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline", "--json").out)
     folder = RunFolder(Path("run"))
@@ -180,6 +182,7 @@ def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_fi
     assert "<svg" in Path("curve.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_result_is_written_as_strict_json(config_file: Path, tiny_data: Path, ldpfl: CommandLine) -> None:
     result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline", "--json").out)
     folder, last = RunFolder(Path("run")), RunFolder(Path("run")).checkpoint()
@@ -224,6 +227,7 @@ def test_the_command_for_a_simulation_names_the_device_where_another_would_be_ta
     assert hint(ldpfl("show", unfinished).out)[-2:] == ["--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_shown_with_the_command_that_goes_on(ldpfl: CommandLine, tiny_data: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "my sweep"
     file.write_text(SWEEP, encoding="utf-8")
@@ -263,6 +267,7 @@ FILES = ("checkpoint.safetensors", "config.toml", "ledger.json", "metrics.jsonl"
 FILES_OF_OTHERS = ("participation.json", "stopped.txt")
 
 
+@pytest.mark.slow
 def test_whatever_is_damaged_is_one_line(ldpfl: CommandLine, tiny_data: Path, unfinished: Path, config_file: Path) -> None:
     """In a finished and an unfinished run; and what is left of a config may not be taken for a run of the defaults."""
     shared = ["--data-dir", str(tiny_data), "--no-baseline", "--json"]

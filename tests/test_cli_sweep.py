@@ -32,6 +32,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
     outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "training.batch_size=5")
     assert outcome.code == 0, outcome.err
@@ -67,6 +68,7 @@ def test_a_variant_that_does_not_fit_costs_no_training(ldpfl: CommandLine, file:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_says_how_to_go_on(
     ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     assert ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s").code == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_in_which_nobody_takes_part_has_a_table_too(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
     # One client that joins with a probability in (0, 1): with some seeds it stays away from the only round.
     text = SWEEP.replace("clients.count=4", "clients.count=1").replace("seeds = [0, 1]", f"seeds = {list(range(6))}")
@@ -107,6 +110,7 @@ seeds = [0, 1]
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
     ldpfl: CommandLine, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

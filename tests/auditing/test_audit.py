@@ -82,6 +82,7 @@ def test_a_seed_makes_an_audit_reproducible() -> None:
     assert first.checks != other.checks
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated() -> None:
     # 50 audits at error rate 0.3: more than 26 alarms would come up once in 3000 times at that rate, and the bounds are
     # wider than they need to be. Fewer trials than usual, so that skew and discreteness count.
@@ -480,6 +481,7 @@ def test_the_audit_draws_from_no_stream_of_a_run() -> None:
     assert used not in [stream(3, Purpose.MECHANISM, number, 5).integers(2**63) for number in range(100)]
 
 
+@pytest.mark.slow
 def test_every_registered_mechanism_can_be_audited() -> None:
     for name in mechanisms.names(alone=True):
         audit = audited(mechanisms.with_defaults(name, 1.0), trials=2000)

@@ -129,6 +129,7 @@ def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
     assert ink[0] > 1.5 * ink[1]  # a 0 takes more ink than a 1, in real digits
 
 
+@pytest.mark.slow
 def test_mnist_5k_is_the_same_every_time() -> None:
     first, second = load("mnist-5k"), load("mnist-5k")
     assert first.fingerprint == second.fingerprint

@@ -89,6 +89,7 @@ def test_what_a_crash_left_of_the_first_write_keeps_nobody_out(folder: RunFolder
     assert folder.config() == config_of()
 
 
+@pytest.mark.slow
 def test_only_one_process_works_in_a_folder(folder: RunFolder) -> None:
     folder.open(config_of(), resume=False)
     code = (

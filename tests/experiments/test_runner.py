@@ -96,6 +96,7 @@ def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
     assert folder.curve_path.read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     result = runner(tiny_data).run(config_of("shuffling.channel=ideal-shuffler"), folder).figures
@@ -172,6 +173,7 @@ def test_resuming_a_finished_run_returns_its_result_and_trains_nothing(tiny_data
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a picture of the disk before every file is put in place, which is what kill -9 leaves, and go on from each."""
     home, pictures = tmp_path / "home", tmp_path / "pictures"
@@ -378,6 +380,7 @@ def interrupt(process: subprocess.Popen[bytes], folder: Path, *, delay: float, w
     return process.returncode
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Path, tmp_path: Path) -> None:
     """The real program, killed three times and interrupted once, against one that was left alone.
 

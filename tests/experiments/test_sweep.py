@@ -81,6 +81,7 @@ def test_two_axes_make_a_grid_and_none_a_single_point() -> None:
     assert len(cells(sweep(axes={}))) == 2 * 2
 
 
+@pytest.mark.slow
 def test_equal_runs_are_made_once_and_a_second_sweep_makes_none(tiny_data: Path, tmp_path: Path) -> None:
     config, todo = sweep(), cells(sweep(), TINY)
     counting = Counting()
@@ -130,6 +131,7 @@ def test_a_result_of_another_version_is_not_taken_for_ones_own(tiny_data: Path, 
         run_cell(cell, runner, tmp_path)
 
 
+@pytest.mark.slow
 def test_shipped_sweeps_are_made_of_valid_runs() -> None:
     for name in sweep_names():
         shipped = load_sweep(name)
@@ -220,6 +222,7 @@ def test_unknown_sweeps_recipes_and_settings_are_named() -> None:
         cells(sweep(axes={"mechanism.epsilom": [1.0]}))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_to_nan_is_a_result_and_the_sweep_goes_on(tiny_data: Path, tmp_path: Path) -> None:
     config = sweep(seeds=[0], axes={"training.learning_rate": [0.01, 3e38]}, variants={"bits": []})
     counting = Counting()

@@ -49,6 +49,7 @@ class Twice(OperatorNode):
                     relay.upload(run, number, "another-upload-0123456789", again, within_s=within_s)
 
 
+@pytest.mark.slow
 def test_a_client_that_uploads_twice_counts_once(tmp_path: Path) -> None:
     with Relay(tmp_path) as relay:
         world = World.new(tmp_path, relay)
@@ -58,6 +59,7 @@ def test_a_client_that_uploads_twice_counts_once(tmp_path: Path) -> None:
         assert world.charges() == [2] * 5
 
 
+@pytest.mark.slow
 def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     earlier: dict[str, bytes] = {}
     refused: list[int] = []
@@ -149,6 +151,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_false_records_are_left_out_and_all_others_count_by_weight(case: str, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     liar, arrived, reason = CASES[case]
@@ -196,6 +199,7 @@ def node_off_by(seconds: float) -> type[OperatorNode]:
     return Skewed
 
 
+@pytest.mark.slow
 def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(tmp_path: Path) -> None:
     """By their clocks the round is over or has not begun; the last one comes too late, though its clock says otherwise."""
     with Relay(tmp_path) as relay:
@@ -206,6 +210,7 @@ def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(tmp_path: Pat
         assert [event.cohort for event in last.ledger.events] == [4, 4]
 
 
+@pytest.mark.slow
 def test_the_relay_alone_says_when_a_round_is_over(tmp_path: Path) -> None:
     """An aggregator whose clock is a minute ahead waits as long as the relay says, in seconds that pass."""
     with Relay(tmp_path) as relay:

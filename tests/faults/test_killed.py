@@ -19,6 +19,7 @@ def same(weights: torch.Tensor, reference: torch.Tensor) -> bool:
     return torch.allclose(weights, reference, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [1, 2])
 def test_a_relay_killed_in_uploads_and_in_the_release(draws: int, tmp_path: Path) -> None:
     """Killed in two uploads, and in the release, before records have their parts (1) and when uploads are deleted (2)."""
@@ -32,6 +33,7 @@ def test_a_relay_killed_in_uploads_and_in_the_release(draws: int, tmp_path: Path
         assert world.charges() == [1] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["ldpfl.flower.strategy.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
 def test_an_aggregator_killed_after_it_pulled(where: str, tmp_path: Path) -> None:
     """Killed before its checkpoint, and between this and the acknowledgement; then the relay is killed as well."""
@@ -57,6 +59,7 @@ def _aggregate_and_die(world: World, where: str) -> None:
         world.run(2, RunFolder(world.folder / "run"))
 
 
+@pytest.mark.slow
 def test_three_of_ten_clients_gone_in_their_uploads(tmp_path: Path) -> None:
     """What they had sent so far is dropped; the round is that of the other seven."""
 

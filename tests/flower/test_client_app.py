@@ -266,6 +266,7 @@ def test_training_that_gives_nothing_to_report_is_reported_as_no_change(case: st
     assert node.steps == ["admit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["NaN", "another shape", "raises", "asks to exit", "lifespan fails after"])
 @pytest.mark.parametrize("transport", ["direct", "relay"])
 def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
@@ -277,6 +278,7 @@ def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
     assert node.uploads == calm.uploads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.parametrize("case", ["raises", "asks to exit", "answers an error", "lifespan fails before", "lifespan fails after"])
 def test_an_app_that_fails_repeats_nothing_private(
@@ -302,6 +304,7 @@ def oracle(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": to_arrays(to_vector(arrays, layout) + gradient * 1e3, layout)}), reply_to=message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["direct", "relay"])
 @pytest.mark.parametrize("when", TIMES)
 def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: str, when: str) -> None:
@@ -389,6 +392,7 @@ def leaving_processes(message: Message, context: Context) -> Message:
     return killing_its_parent(message, context) if how.endswith("and its parent killed") else shift(message, context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [dying, killing_its_parent, stopping_its_parent, exiting_at_once, endless, shift])
 def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -> None:
     began = time.monotonic()
@@ -420,6 +424,7 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
     assert reply.content == ask(app_of(shift if what == "no thread" else staying)).content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["a child", "a session", "an orphan in a session of its own", "an orphan in a session of its own, and its parent killed"]
 )
@@ -445,6 +450,7 @@ def is_alive(number: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")
 def test_many_processes_that_go_on_starting_others_end_with_the_app(tmp_path: Path) -> None:
     """By the time of the reply they are gone: Flower needs room for a thread then."""
@@ -473,6 +479,7 @@ def test_many_processes_that_go_on_starting_others_end_with_the_app(tmp_path: Pa
     raise AssertionError("processes are left over")
 
 
+@pytest.mark.slow
 def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an app does to its own process, by mistake or not, is not there when values are randomised."""
 
@@ -484,6 +491,7 @@ def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.Mon
     assert ask(app_of(spoiling), instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
 
 
+@pytest.mark.slow
 def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app_of_a_user.py").write_text("raise ValueError('PATIENT-4711')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -494,6 +502,7 @@ def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(t
     assert ask(path, instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
 
 
+@pytest.mark.slow
 def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
     def train(message: Message, context: Context) -> Message:
         rounds = int(context.state.metric_records["memory"]["rounds"]) if "memory" in context.state else 0  # type: ignore[arg-type]
@@ -528,6 +537,7 @@ sys.exit(0 if sent.size == size and (sent == 1).all() else 1)
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_many_weights_trains_on_several_threads() -> None:
     """In a process of its own: once PyTorch has used several threads, no forked process can."""
     done = subprocess.run([sys.executable, "-c", MANY], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
@@ -541,6 +551,7 @@ class Unpickled:
         return os._exit, (7,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [{"mine": Unpickled()}, RecordDict({"x": ConfigRecord({"y": bytes(1 << 25)})})])
 def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -> None:
     def train(message: Message, context: Context) -> Message:
@@ -569,6 +580,7 @@ def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
     assert "DataError at test_client_app.py" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signalled", ["itself", "its parent"])
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: str, number: signal.Signals, tmp_path: Path) -> None:

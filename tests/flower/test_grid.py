@@ -117,6 +117,7 @@ def test_a_worker_that_hangs_is_left_out_when_the_time_is_over() -> None:
     assert len(replies) == 2  # those of the other worker
 
 
+@pytest.mark.slow
 def test_what_a_late_node_keeps_is_its_own() -> None:
     app = ClientApp()
 
@@ -156,6 +157,7 @@ def test_workers_do_not_share_global_random_numbers() -> None:
         assert len(set(kind)) == 8
 
 
+@pytest.mark.slow
 def test_workers_stop_when_who_forked_them_is_killed(tmp_path: Path) -> None:
     """Clients that nobody hears any more would train, and be charged, for nothing."""
     program = f"""
@@ -253,6 +255,7 @@ def test_nodes_are_told_what_flower_s_simulation_tells_them() -> None:
     assert dict(grid.server_context().run_config) == {"lr": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -272,6 +275,7 @@ def test_settings_that_do_not_fit_are_one_clear_line(settings: dict[str, str | f
         server_app(grid, grid.server_context())
 
 
+@pytest.mark.slow
 def test_flower_is_loaded_only_where_it_is_used() -> None:
     code = "import sys, ldpfl, ldpfl.simulation, ldpfl.experiments; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

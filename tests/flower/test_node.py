@@ -233,6 +233,7 @@ def test_a_model_that_the_policy_names_may_be_asked_for(tmp_path: Path, budget: 
     assert reply_of(allowed, budget, asked).has_content()
 
 
+@pytest.mark.slow
 def test_a_round_without_a_time_for_replies_is_declined_unless_the_policy_allows_it(
     tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:

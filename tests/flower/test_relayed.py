@@ -149,6 +149,7 @@ def failing(message: Message, context: Context) -> Message:
     raise ValueError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reply_s", [0.0, 1.0])
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_what_the_relay_is_asked_does_not_depend_on_training(cancelled: bool, reply_s: float, world: World) -> None:

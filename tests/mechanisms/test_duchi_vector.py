@@ -329,6 +329,7 @@ def test_agreement_counts_have_the_right_moments_in_any_dimension(dimension: int
         assert abs(sample.mean() - expected) < 4 * sample.std() / math.sqrt(clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "clients"),
     [(5, 4.0, 200_000), (1, 1.0, 20_000), (2, 0.5, 20_000), (64, 2.0, 20_000), (1001, 8.0, 20_000)],
@@ -520,8 +521,8 @@ def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool
     assert DuchiVector(epsilon).epsilon_realised <= epsilon
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_audit_finds_nothing_and_comes_close(epsilon: float) -> None:
-    audit = audit_mechanism(DuchiVector(epsilon), trials=20_000, seed=1)
+@pytest.mark.slow
+def test_audit_finds_nothing_and_comes_close() -> None:
+    audit = audit_mechanism(DuchiVector(4.0), trials=10_000, seed=1)
     assert audit.passed, audit.verdict
-    assert audit.epsilon_lower > 0.85 * epsilon
+    assert audit.epsilon_lower > 0.85 * 4.0

@@ -164,6 +164,7 @@ def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -
         assert special.ndtr(-below) == pytest.approx(math.exp(law.log_q) + tail * mass, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float) -> None:
     """The event is fixed beforehand, so the bound is valid: beyond epsilon once in 10^4 seeds; the seed is fixed."""
@@ -179,6 +180,7 @@ def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsi
     assert 0.85 * epsilon < lower <= epsilon
 
 
+@pytest.mark.slow
 def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
     """Of two lengths, 0 and norm differ most: the odds of the larger value are e^(-f eps) and e^(f eps). |z| < 4, seed fixed."""
     clients, mechanism, ranges = 20_000, PrivUnitG(4.0, 1.0, 0.5), one_layer(1)
@@ -217,15 +219,16 @@ def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dim
         assert float(across.abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "share", "length", "clients"),
     [
         (3, 4.0, 0.3, 0.75, 200_000),
-        (2, 1.0, 0.0, 1.0, 10_000),
-        (16, 4.0, 0.2, 1.0, 10_000),
-        (16, 10.0, 0.1, 0.5, 10_000),
-        (200, 4.0, 0.0, 5.0, 10_000),
-        (200, 2.0, 0.5, 0.0, 10_000),
+        (2, 1.0, 0.0, 1.0, 4_000),
+        (16, 4.0, 0.2, 1.0, 4_000),
+        (16, 10.0, 0.1, 0.5, 4_000),
+        (200, 4.0, 0.0, 5.0, 4_000),
+        (200, 2.0, 0.5, 0.0, 4_000),
     ],
 )
 def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: float, share: float, length: float, clients: int) -> None:
@@ -564,6 +567,7 @@ def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> N
     assert mechanism._length_epsilon + mechanism._direction_epsilon == 1.5
 
 
+@pytest.mark.slow
 def test_audit_finds_nothing() -> None:
     """The norm is that of the audit's corners, so that its box and the ball clip the same inputs alike.
 

@@ -65,6 +65,7 @@ def test_a_plan_is_the_account_of_the_run_that_it_plans(setting: Setting) -> Non
     assert {name: figures(setting)[name] for name in expected} == expected
 
 
+@pytest.mark.slow
 def test_solver_and_plot_take_the_bound_that_holds_in_training() -> None:
     """Not the smaller one, which is for inputs that are fixed beforehand."""
     setting = replace(ONE, weights=300, rounds=3, clients=9)
@@ -97,6 +98,7 @@ def test_visible_participation_shrinks_the_crowd() -> None:
     assert found["cohort"] == 100
 
 
+@pytest.mark.slow
 def test_secret_participation_is_worth_something() -> None:
     setting = replace(ONE, clients=20, participation=0.3)
     visible, self_sampling = figures(setting), figures(replace(setting, self_sampling=True))
@@ -235,6 +237,7 @@ def test_participation_and_colluding_clients_are_added_to_those_needed(solved: S
     assert figures(replace(setting, clients=found.clients))["shuffled_upper_adaptive"] <= 0.5
 
 
+@pytest.mark.slow
 def test_what_the_paper_s_setting_needs_for_a_central_epsilon_of_4() -> None:
     """277,293 clients by its data set that attains most; 278,161 by the certified bound."""
     few, many = (attained_epsilon([ShuffledRounds(1.0, clients, 21_840, 10)], 1e-5) for clients in (277_193, 277_393))

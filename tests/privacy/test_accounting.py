@@ -69,6 +69,7 @@ def mnist() -> Statement:
     return accounted(ledger_of(*[BinaryRelease("duchi", 1.0, 21_840, claim=CLAIM)] * 10))
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_paper_s_mnist_setting(mnist: Statement) -> None:
     found = mnist.figures()
     assert found["delta"] == DELTA
@@ -223,6 +224,7 @@ def test_a_shuffled_vector_is_accounted_by_clones() -> None:
     assert found["shuffled_estimate"] is None
 
 
+@pytest.mark.slow
 def test_units_that_travel_together_are_accounted_as_one_message_and_never_below_single_ones() -> None:
     apart = figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000))
     linked = [figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000, linked=size)) for size in (2, 4, 9)]
@@ -234,6 +236,7 @@ def test_units_that_travel_together_are_accounted_as_one_message_and_never_below
         assert found["shuffled_lower"] is found["shuffled_estimate"] is found["per_report_shuffled"] is None
 
 
+@pytest.mark.slow
 def test_rounds_that_differ_are_composed_together() -> None:
     """More than the dearest alone, and no less than what some data set loses."""
     dear, cheap = BinaryRelease("duchi", 1.0, 2), BinaryRelease("duchi", 0.5, 2)
@@ -257,6 +260,7 @@ def test_colluding_clients_leave_n_minus_c(colluding: int) -> None:
     assert accounted(ledger_of(BIT), colluding=colluding).rows == accounted(ledger_of(BIT, cohort=100 - colluding)).rows
 
 
+@pytest.mark.slow
 def test_many_bits_among_colluding_clients_are_those_among_fewer() -> None:
     assert figures(ledger_of(BITS, cohort=12), colluding=4) == figures(ledger_of(BITS, cohort=8))
 
@@ -345,6 +349,7 @@ def test_what_holds_of_a_client_that_joined_one_round_holds_whichever_it_was(nam
                 assert bound.epsilon >= own.epsilon * (1 - 1e-9), f"{scope}, pure {pure}, {release.mechanism}"
 
 
+@pytest.mark.slow
 def test_what_holds_behind_a_shuffler_holds_whichever_round_a_client_joined() -> None:
     """The round that costs a little more locally may hide a client among many more others."""
     small = RoundEvent(1, BIT, 10, 400, 1, "visible")
@@ -361,6 +366,7 @@ def test_the_line_of_one_round_is_that_of_the_dearest() -> None:
     assert found["local_round"] >= gaussian_epsilon(0.3, DELTA)
 
 
+@pytest.mark.slow
 def test_secret_participation_is_amplified_and_every_round_counts() -> None:
     """Nobody knows who joined, so all rounds are composed, each with the chance to have been in it."""
     ledger = ledger_of(BIT, BIT, cohort=5, population=20, sampling="secret", rate=0.3, joined=1)
@@ -422,6 +428,7 @@ def test_where_nothing_was_released_there_is_nothing_to_state() -> None:
     assert all(value is None for name, value in statement.figures().items() if name != "delta")
 
 
+@pytest.mark.slow
 def test_more_rounds_are_charged_than_are_said_to_be_joined_where_clients_must_have_joined_more() -> None:
     """Two rounds of 300 out of 400: some client was in both, whatever ``joined`` says."""
     said = Ledger((RoundEvent(1, BIT, 300, 400, 1, "visible"), RoundEvent(2, BIT, 300, 400, 1, "visible")))

@@ -533,6 +533,7 @@ def clients(all_clients: Clients) -> Clients:
     return all_clients
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_gets_the_last_bit(path: Path, clients: Clients) -> None:
     set_limit(path, 5.0 * 24, 0.0)
     for pid in [clients.start(path) for _ in range(3)]:

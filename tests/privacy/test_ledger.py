@@ -78,6 +78,7 @@ def refusal(text: str) -> str:
 # --- keeping ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(ledgers())
 def test_what_is_read_is_what_was_written(ledger: Ledger) -> None:
@@ -137,6 +138,7 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
     assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 5, 9, 1, channel="direct"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mechanism", "claimed"), [("binary", "duchi", True), ("pure", "harmony", True), ("pure", "laplace", False)]
 )

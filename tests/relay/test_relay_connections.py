@@ -253,6 +253,7 @@ def test_an_ipv6_address_counts_as_its_network(host: str, counted: Gate) -> None
             connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(resource is None, reason="needs limits of a process")
 def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: Path) -> None:
     bounds = Connections(an_address=0)

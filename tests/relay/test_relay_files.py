@@ -72,6 +72,7 @@ def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clo
     assert not any(data[16 * place : 16 * place + 16] in files for data in uploaded.values() for place in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_stays_either_where_another_round_is_open(seed: int, sqlite_store: Store, tmp_path: Path) -> None:
     """Their rows share pages, and SQLite leaves copies in the room that it moves rows out of; overwriting a row does not reach those."""
@@ -328,6 +329,7 @@ def fill(disk: Path, name: str, left: int) -> None:
         os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize - left)
 
 
+@pytest.mark.slow
 def test_full_disks_wear_nothing_down(small_disk: Path, clock: Clock) -> None:
     """Each time that the disk is full, ending a round gives up the room that is kept for that: it comes back whole, or nothing is taken."""
     size = terms(record_bytes=1024, records_per_upload=1024, min_clients=1, max_uploads=100)
@@ -376,6 +378,7 @@ def test_a_store_in_a_folder_where_others_may_make_files_is_refused(tmp_path: Pa
         open_engine(str(shared / "relay.db"))
 
 
+@pytest.mark.slow
 def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(postgres: Postgres, clock: Clock) -> None:
     store = Store(open_engine(postgres.new_store()), clock=clock)
     store.open_round("aggregator", RUN, 1, terms(min_clients=1))

@@ -219,6 +219,7 @@ def check(target: Target, request: Sent, role: str | None, status: int, answer: 
         assert not any(secret.encode() in answer for secret in target.secrets)
 
 
+@pytest.mark.slow
 def test_made_up_requests_get_a_clear_answer_and_change_nothing(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         _fuzz(target)

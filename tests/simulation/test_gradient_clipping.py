@@ -85,6 +85,7 @@ def test_with_a_small_norm_each_step_is_as_long_as_the_norm_says(std: float, ste
         torch.testing.assert_close((after - before).norm(dim=1), torch.full((2,), 0.05 * 1e-6), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape", "clip_norm", "momentum"),
     [("two-layer-cnn", (1, 20, 20), 2.0, 0.5), ("small-vgg", (3, 8, 8), 0.7, 0.0), ("logistic-regression", (1, 28, 28), 12.0, 0.9)],

@@ -84,6 +84,7 @@ def test_rounds_cover_enumeration_and_cost_less_than_no_crowd() -> None:
     assert bound <= composed_epsilon(epsilon0, 2, delta) * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_staying_away_costs_more_than_it_hides() -> None:
     # Fewer reports to hide among: at a large epsilon a rate in (0.5, 1) never pays.
     setting = ShuffledRounds(1.0, 150, 11_000)

@@ -90,6 +90,7 @@ def one_group(group: ShuffledRounds, delta: float = 1e-6) -> Bracket:
 # --- enumeration ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "count", "epsilon0", "delta"),
     [(2, 2, 0.1, 0.01), (2, 3, 1.0, 0.1), (3, 2, 1.0, 0.1), (3, 3, 0.1, 0.01), (3, 3, 1.0, 0.1), (3, 3, 3.0, 0.01)],
@@ -155,6 +156,7 @@ def test_it_covers_inner_inputs(data: st.DataObject, epsilon0: float, delta: flo
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     clients=st.integers(1, 400),
     epsilon0=st.floats(0.01, 6.0),
@@ -239,6 +241,7 @@ def test_tiny_epsilons_are_hidden() -> None:
 # --- different rounds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_equal_groups_are_merged_and_their_order_is_irrelevant() -> None:
     first, second = ShuffledRounds(0.5, 140, 50, 2), ShuffledRounds(0.5, 140, 50, 3)
     assert shuffled_epsilon([first, second], 1e-5) == shuffled_epsilon([ShuffledRounds(0.5, 140, 50, 5)], 1e-5)
@@ -247,6 +250,7 @@ def test_equal_groups_are_merged_and_their_order_is_irrelevant() -> None:
     assert (one.lower, one.upper, one.adaptive) == pytest.approx((two.lower, two.upper, two.adaptive), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_unequal_groups_lie_between_equal_ones() -> None:
     mixed = shuffled_epsilon([ShuffledRounds(1.0, 130, 2000, 2), ShuffledRounds(1.0, 169, 2000, 2)], 1e-5)
     few = shuffled_epsilon([ShuffledRounds(1.0, 130, 2000, 4)], 1e-5)
@@ -257,6 +261,7 @@ def test_unequal_groups_lie_between_equal_ones() -> None:
     assert 0.9 * many.lower < mixed.lower <= few.lower * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_unequal_groups_cover_enumeration() -> None:
     groups = [ShuffledRounds(1.0, 2, 2), ShuffledRounds(0.6, 3, 1, 2)]
     first, second = worst_cases(1.0, 2), worst_cases(0.6, 3)
@@ -280,6 +285,7 @@ def test_a_group_without_a_crowd_counts_in_full() -> None:
     assert alone < bracket.upper <= bracket.adaptive
 
 
+@pytest.mark.slow
 def test_many_cohort_sizes_are_rounded_down() -> None:
     sizes = list(range(100, 150, 5))
     # 12,000 reports: the finer grid that fewer of them get would take most of this file's time.
@@ -308,6 +314,7 @@ def test_the_papers_mnist_run_by_rounds_is_nearly_as_good() -> None:
     assert mnist().lower <= upper <= adaptive <= 1412.5
 
 
+@pytest.mark.slow
 def test_the_cohort_that_epsilon_four_needs() -> None:
     bracket = shuffled_epsilon([ShuffledRounds(1.0, 278_000, 218_400)], 1e-5)
     assert 3.98 < bracket.lower <= bracket.upper <= 1.01 * bracket.lower

@@ -199,6 +199,7 @@ CHECKS: dict[str, Callable[[Values, Values, float], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vector", VECTORS, ids=[f"{vector['id']}-{vector['mechanism']}" for vector in VECTORS])
 def test_vector(vector: dict[str, Any]) -> None:
     checked = CHECKS[vector["mechanism"]](vector["inputs"], vector["outputs"], vector["rtol"])
