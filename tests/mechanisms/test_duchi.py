@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ldpfl
-from ldpfl import ConfigError, LayerRanges, LdpflError, PrivacyError, SecureSource, SeededStreams
+from ldpfl import ConfigError, LayerRanges, LdpflError, SecureSource, SeededStreams
 from ldpfl.mechanisms import BitReports, Mechanism
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports import COORDINATE_BLOCK
@@ -425,20 +425,6 @@ def test_aggregate_never_builds_the_dense_matrix() -> None:
     assert peak < 20 * dimension  # numpy's share; unpacked reports would take clients * dimension
 
 
-def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
-    mechanism, ranges = duchi(1.0), box([0.0], [1.0], [9])
-    empty = BitReports(np.zeros((0, 2), dtype=np.uint8), 9)
-    foreign = BitReports(np.zeros((1, 1), dtype=np.uint8), 8)
-    for reports in ([], [empty], [empty, empty]):
-        with pytest.raises(PrivacyError, match="no report"):
-            mechanism.aggregate(reports, ranges)
-    with pytest.raises(PrivacyError, match="8 weights, the ranges cover 9"):
-        mechanism.aggregate([foreign], ranges)
-    for report in (empty, foreign):
-        with pytest.raises(PrivacyError):
-            mechanism.decode(report, ranges)
-
-
 # --- what is refused, and what is stated ------------------------------------------------------------------------------
 
 
@@ -467,45 +453,6 @@ def test_create_points_at_the_nearest_name() -> None:
 
 
 SECRET = 8675.309
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(torch.tensor([[SECRET, math.nan, 0.0]]), id="nan"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0], [0.0, math.inf, 0.0]]), id="inf"),
-        pytest.param(torch.tensor([[SECRET, -math.inf, 0.0]]), id="minus-inf"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0]], dtype=torch.float64), id="float64"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0]], dtype=torch.float16), id="float16"),
-        pytest.param(torch.tensor([[8675, 0, 0]]), id="integers"),
-        pytest.param(torch.tensor([SECRET, 0.0, 0.0]), id="one-dimensional"),
-        pytest.param(torch.tensor([[SECRET, 0.0]]), id="too-narrow"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0, 0.0]]), id="too-wide"),
-        pytest.param(torch.tensor([[[SECRET, 0.0, 0.0]]]), id="three-dimensional"),
-        pytest.param(torch.empty(0), id="empty"),
-        pytest.param(torch.empty(1, 0), id="no-weights"),
-    ],
-)
-def test_bad_values_are_refused_without_being_repeated(values: Tensor) -> None:
-    for method in (duchi(1.0).encode, duchi(1.0).privatize):
-        with pytest.raises(PrivacyError, match="nothing was sent") as caught:
-            method(values, box([0.0], [1.0], [3]), SeededStreams.for_clients(0, 0, range(len(values))))
-        assert "867" not in str(caught.value)
-        assert caught.value.__cause__ is None
-
-
-def test_values_that_require_grad_or_are_strided_are_reported_like_plain_ones() -> None:
-    ranges = box([0.0], [1.0], [40])
-    plain = torch.randn(3, 40, generator=torch.Generator().manual_seed(2))
-    strided = plain.T.contiguous().T.requires_grad_()
-    first, second = (duchi(1.0).encode(values, ranges, SeededStreams.for_clients(1, 1, range(3))) for values in (plain, strided))
-    np.testing.assert_array_equal(first.packed, second.packed)
-
-
-def test_encode_leaves_the_callers_values_alone() -> None:
-    values = torch.tensor([[5.0, -5.0, 0.1]])
-    duchi(1.0).encode(values, box([0.0], [1.0], [3]), SeededStreams.for_clients(0, 0, [0]))
-    assert torch.equal(values, torch.tensor([[5.0, -5.0, 0.1]]))
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 8, 9, 21])

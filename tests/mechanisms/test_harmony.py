@@ -459,11 +459,6 @@ def test_other_dtypes_and_shapes_are_refused_without_being_repeated(values: Tens
     assert "867" not in str(caught.value)
 
 
-def test_a_source_that_runs_out_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="no stream for client row 1"):
-        Harmony(1.0).encode(torch.zeros(2, 3), box([0.0], [1.0], [3]), streams(1))
-
-
 def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
     mechanism, ranges = Harmony(1.0, 4), box([0.0], [1.0], [8])
     empty = mechanism.read([], ranges)

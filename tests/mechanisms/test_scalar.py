@@ -255,25 +255,6 @@ def test_reports_do_not_depend_on_batching_or_order(kind: type[ScalarMechanism],
         assert list(mechanism.encode(values[rows], ranges, streams).payloads()) == [together[row] for row in rows]
 
 
-@pytest.mark.parametrize("coordinates", [None, 3, 21])
-@pytest.mark.parametrize("clients", [1, 255, 256])
-@pytest.mark.parametrize("kind", KINDS)
-def test_aggregate_is_the_mean_of_decode_and_does_not_depend_on_splits(
-    kind: type[ScalarMechanism], clients: int, coordinates: int | None
-) -> None:
-    ranges, mechanism = box([0.5, -1.0], [0.25, 0.1], [13, 8]), kind(8.0, coordinates)
-    values = torch.empty(clients, 21).uniform_(-1, 1, generator=torch.Generator().manual_seed(clients))
-    payloads = list(mechanism.encode(values, ranges, seeded(clients)).payloads())
-    assert {len(payload) for payload in payloads} == {math.ceil(mechanism.payload_bits(ranges) / 8)}
-    whole = mechanism.read(payloads, ranges)
-    mean = mechanism.aggregate([whole], ranges)
-    assert mean.dtype == torch.float32
-    torch.testing.assert_close(mean, mechanism.decode(whole, ranges).double().mean(0).float(), rtol=1e-5, atol=1e-6)
-    for cut in {1, clients // 3, clients // 2, clients - 1} - {0, clients}:
-        parts = [mechanism.read(part, ranges) for part in (payloads[:cut], payloads[cut:])]
-        assert torch.equal(mechanism.aggregate(parts, ranges), mean)
-
-
 @pytest.mark.parametrize("mechanism", [Piecewise(1.0), Piecewise(5.0, 2)])
 def test_aggregate_never_builds_the_dense_matrix(mechanism: ScalarMechanism) -> None:
     clients, dimension = 400, 5000
@@ -342,30 +323,6 @@ def test_more_coordinates_than_weights_are_refused() -> None:
 # --- what is refused, and what is stated ------------------------------------------------------------------------------
 
 SECRET = 8675.309
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(torch.tensor([[SECRET, math.nan, 0.0]]), id="nan"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0], [0.0, math.inf, 0.0]]), id="inf"),
-        pytest.param(torch.tensor([[SECRET, -math.inf, 0.0]]), id="minus-inf"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0]], dtype=torch.float64), id="float64"),
-        pytest.param(torch.tensor([[8675, 0, 0]]), id="integers"),
-        pytest.param(torch.tensor([SECRET, 0.0, 0.0]), id="one-dimensional"),
-        pytest.param(torch.tensor([[SECRET, 0.0]]), id="too-narrow"),
-        pytest.param(torch.tensor([[SECRET, 0.0, 0.0, 0.0]]), id="too-wide"),
-        pytest.param(torch.tensor([[[SECRET, 0.0, 0.0]]]), id="three-dimensional"),
-        pytest.param(torch.empty(1, 0), id="no-weights"),
-    ],
-)
-@pytest.mark.parametrize("coordinates", [None, 3])
-def test_bad_values_are_refused_without_being_repeated(values: Tensor, coordinates: int | None) -> None:
-    mechanism = Hybrid(1.0, coordinates)
-    for method in (mechanism.encode, mechanism.privatize):
-        with pytest.raises(PrivacyError, match="nothing was sent") as caught:
-            method(values, box([0.0], [1.0], [3]), seeded(len(values)))
-        assert "867" not in str(caught.value)
 
 
 def test_a_sampled_value_that_is_not_finite_stops_the_report() -> None:

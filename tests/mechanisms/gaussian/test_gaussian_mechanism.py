@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams, mechanisms
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import DenseReports, Gaussian, VectorReports
+from ldpfl.mechanisms import Gaussian, VectorReports
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -184,16 +182,6 @@ def test_the_secure_source_works() -> None:
     assert not torch.equal(reports.values, FULL.encode(torch.zeros(10, DIMENSION), RANGES, SecureSource()).values)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 255, 256])
-def test_aggregate_is_the_mean_of_decode_and_does_not_depend_on_splits(clients: int) -> None:
-    whole = FULL.encode(updates(clients), RANGES, streams(clients))
-    mean = FULL.aggregate([whole], RANGES)
-    assert mean.dtype == torch.float32
-    torch.testing.assert_close(mean, FULL.decode(whole, RANGES).double().mean(0).float(), rtol=1e-6, atol=1e-6)
-    parts = [VectorReports(whole.values[: clients // 3]), VectorReports(whole.values[clients // 3 :])]
-    assert torch.equal(FULL.aggregate(parts, RANGES), mean)
-
-
 def test_the_variance_of_the_mean_is_that_of_one_over_the_clients() -> None:
     sigma = float(FULL.noise_std(RANGES, 1)[0])
     torch.testing.assert_close(FULL.noise_std(RANGES, 9), torch.full((len(SIZES),), sigma / 3, dtype=torch.float64))
@@ -229,20 +217,6 @@ def test_reports_survive_the_wire(dimension: int, clients: int, seed: int) -> No
 def test_malformed_payloads_are_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         FULL.read([payload], LayerRanges(torch.zeros(1), torch.ones(1), (2,)))
-
-
-def test_missing_and_foreign_reports_are_refused() -> None:
-    wrong = (VectorReports(torch.zeros(0, DIMENSION)), VectorReports(torch.zeros(1, 8)), DenseReports(torch.zeros(1, DIMENSION)))
-    for report in wrong:
-        calls: tuple[Callable[[Any], Tensor], ...] = (
-            lambda given: FULL.aggregate([given], RANGES),
-            lambda given: FULL.decode(given, RANGES),
-        )
-        for call in calls:
-            with pytest.raises(PrivacyError):
-                call(report)
-    with pytest.raises(PrivacyError):
-        FULL.aggregate([], RANGES)
 
 
 @pytest.mark.parametrize("schedule", [SOUND[0], UNSOUND[-1]], ids=by_name)
