@@ -316,7 +316,7 @@ def test_an_unforeseen_error_repeats_no_value(
         private = "SECRET-0.1234"
         raise RuntimeError(private)
 
-    monkeypatch.setattr("ldpfl.simulation.run.mix", broken)
+    monkeypatch.setattr("ldpfl.simulation.rounds.mix", broken)
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--no-baseline")
     assert outcome.code == 1
     assert "SECRET" not in outcome.out + outcome.err

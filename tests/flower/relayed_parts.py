@@ -98,7 +98,12 @@ class World:
 
     def collector(self) -> RelayCollector:
         relay = RelayAggregator(
-            "http://127.0.0.1", self.tokens["aggregator"], transport=self.wire, patience=Patience(2, 0.0, 0.0), sleep=self.sleep
+            "http://127.0.0.1",
+            self.tokens["aggregator"],
+            transport=self.wire,
+            patience=Patience(2, 1.0, 1.0),
+            sleep=self.sleep,
+            clock=lambda: self.now[0],
         )
         return RelayCollector(relay, self.key, self.linked, self.min_clients, 30.0)
 

@@ -55,7 +55,7 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
     return caplog
 
 
-def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None, train: Train = shift) -> Message:
+def reply_of(policy: Path | None, budget: Path | None, terms: RoundTerms | None = None, train: Train | str = shift) -> Message:
     """What the first of three nodes answers, set up so."""
     own = {name: str(path) for name, path in (("LDPFL_POLICY", policy), ("LDPFL_BUDGET", budget)) if path is not None}
     with mock.patch.dict(os.environ, own):
@@ -112,11 +112,13 @@ def exiting(message: Message, context: Context) -> Message:
     os._exit(3)
 
 
-@pytest.mark.parametrize("train", [panicking, exiting])
+@pytest.mark.parametrize("train", ["test_node:panicking", "test_node:exiting"])
 def test_training_that_dies_is_reported_as_no_change_also_where_replies_are_immediate(
-    train: Train, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+    train: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    dead, alive = (reply_of(write_policy(tmp_path), budget, terms_of(run=name), which) for name, which in (("a", train), ("b", shift)))
+    dead, alive = (
+        reply_of(write_policy(tmp_path), budget, terms_of(run=name), which) for name, which in (("a", train), ("b", "flower_parts:shift"))
+    )
     assert dead.content["ldpfl"].keys() == alive.content["ldpfl"].keys()
     assert len(read_charges(budget)) == 2
     assert "replaced" in log.text

@@ -17,7 +17,7 @@ from relayed_parts import CLIENTS, KEY, World, world_in
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RelayCollector
-from ldpfl.relay import Patience, RelayAggregator, RelayUnreachable, RoundStatus
+from ldpfl.relay import Patience, RelayAggregator, RelayRefused, RelayUnreachable, RoundStatus
 from ldpfl.shuffling.sealing import generate_key
 
 
@@ -42,8 +42,9 @@ def collector_with(world: World, trouble: Callable[[httpx.Request], httpx.Respon
         "http://127.0.0.1",
         world.tokens["aggregator"],
         transport=Troubled(world, trouble),
-        patience=Patience(2, 0.0, 0.0),
+        patience=Patience(2, 1.0, 1.0),
         sleep=world.sleep,
+        clock=lambda: world.now[0],
     )
     return RelayCollector(relay, KEY, 1, world.min_clients, 30.0)
 
@@ -84,7 +85,7 @@ def test_a_round_that_the_relay_holds_outlasts_its_outage(
 
     world.before_upload = note
     for _ in range(2):
-        with pytest.raises(RelayUnreachable):
+        with pytest.raises((RelayUnreachable, RelayRefused)):
             started(world, collector_with(world, after_uploads), folder)
     last = started(world, world.collector(), folder).checkpoint
     assert torch.equal(last.state.weights, reference(tmp_path))

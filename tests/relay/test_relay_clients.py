@@ -60,7 +60,8 @@ class World:
 
     def aggregator(self) -> RelayAggregator:
         token = self.tokens["server"]
-        return RelayAggregator("http://127.0.0.1", token, transport=self.transport, patience=Patience(tries=4), sleep=self.sleep)
+        patience = Patience(tries=4)
+        return RelayAggregator("http://127.0.0.1", token, transport=self.transport, patience=patience, sleep=self.sleep, clock=self.clock)
 
     def paths(self, method: str) -> list[str]:
         return [request.url.path for request in self.transport.seen if request.method == method]

@@ -115,7 +115,7 @@ class LdpClientApp(ClientApp):
         admitted = time.monotonic()
         if terms.reply_s:
             report = self._apart(asked, node, message, context, admitted + terms.reply_s)
-        elif isinstance(node, OperatorNode) and apart.POSSIBLE:
+        elif isinstance(self._app, str) and apart.POSSIBLE:  # an object is for simulations
             report = self._apart(asked, node, message, context, inf)
         else:
             report = self._at_once(asked, node, message, context)
@@ -134,6 +134,7 @@ class LdpClientApp(ClientApp):
 
     def _at_once(self, asked: Asked, node: Node, message: Message, context: Context) -> bytes:
         """Return the report as soon as it is made, in this process: for simulations, and systems that cannot fork."""
+        before = context.state
         try:
             return self._report(asked, node, context, self._trained(asked, message, context))
         except KeyboardInterrupt:
@@ -141,6 +142,9 @@ class LdpClientApp(ClientApp):
         except BaseException as error:  # also what a library in another language raises when it panics
             _log_replaced(asked, apart.place_of(error))
             return self._report(asked, node, context, asked.state.weights.clone())
+        finally:
+            if not node.keeps_state(asked.ask):
+                context.state = before
 
     def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
         """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change.

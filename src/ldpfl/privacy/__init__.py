@@ -1,6 +1,6 @@
 """Privacy: what was released (events, ledger), and the guarantees that hold.
 
-Accountants, planner and audit are imported by name where they are needed: they load SciPy and dp-accounting.
+Accountants are imported by name where they are needed: they load SciPy and dp-accounting.
 """
 
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease

@@ -3,7 +3,7 @@
 from ldpfl.simulation.cohort_training import train_clients, train_cohort
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.local_training import LocalTask, LoopTrainer, Trainer, VectorizedTrainer
-from ldpfl.simulation.run import simulate
+from ldpfl.simulation.rounds import simulate
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
 __all__ = [
