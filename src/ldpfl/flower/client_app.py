@@ -134,7 +134,7 @@ class LdpClientApp(ClientApp):
 
     def _at_once(self, asked: Asked, node: Node, message: Message, context: Context) -> bytes:
         """Return the report as soon as it is made, in this process: for simulations, and systems that cannot fork."""
-        before = context.state
+        before = None if node.keeps_state(asked.ask) else packed(records_to_bytes(context.state))
         try:
             return self._report(asked, node, context, self._trained(asked, message, context))
         except KeyboardInterrupt:
@@ -143,7 +143,7 @@ class LdpClientApp(ClientApp):
             _log_replaced(asked, apart.place_of(error))
             return self._report(asked, node, context, asked.state.weights.clone())
         finally:
-            if not node.keeps_state(asked.ask):
+            if before is not None:
                 context.state = before
 
     def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
