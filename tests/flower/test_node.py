@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -112,7 +114,15 @@ def exiting(message: Message, context: Context) -> Message:
     os._exit(3)
 
 
-@pytest.mark.parametrize("train", ["test_node:panicking", "test_node:exiting"])
+def leaving_a_helper(message: Message, context: Context) -> Message:
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("train", ["test_node:panicking", "test_node:exiting", "test_node:leaving_a_helper"])
 def test_training_that_dies_is_reported_as_no_change_also_where_replies_are_immediate(
     train: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:

@@ -81,9 +81,11 @@ class Child:
         held, expected, waiting = bytearray(), inf, select.poll()
         waiting.register(self.pipe, select.POLLIN)
         while len(held) < expected:
-            left = None if until == inf else max(0.0, until - time.monotonic()) * 1000
-            if left == 0 or not waiting.poll(left):
+            left = max(0.0, until - time.monotonic())
+            if left == 0:
                 return Outcome(None, "it took too long")
+            if not waiting.poll(min(left, 1.0) * 1000):  # in turns, so that a node that is told to stop is not held up
+                continue
             block = os.read(self.pipe, _BLOCK)
             if not block:
                 return Outcome(None, "its process has ended without an answer")
@@ -220,8 +222,9 @@ def _stand_between(work: Callable[[], bytes], sending: int, scratch: str) -> NoR
         if worker == 0:
             tempfile.tempdir = os.environ["TMPDIR"] = scratch
             _live(work, sending)
-        os.close(sending)
-        os.waitpid(worker, 0)
+        _, status = os.waitpid(worker, 0)
+        if status != 0:  # said here, for what the work has started may hold the pipe open for as long as it likes
+            _send(sending, _FAILED + b"its process has ended without an answer")
     finally:
         os._exit(0)
 

@@ -6,7 +6,6 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
-from math import inf
 from typing import NoReturn
 
 import numpy as np
@@ -39,6 +38,7 @@ _MARGIN, _SMALLEST_MARGIN_S = 0.05, 0.25
 """Part of the time for a reply by which the report has to be ready: the rest is for taking it and ending its processes."""
 
 _LENGTH_BYTES = 8
+_LONGEST_AT_ONCE_S = 3600.0
 _LARGEST_STATE = 1 << 24
 """Bytes of an app's state that are kept from round to round: taking them must not take long."""
 
@@ -116,7 +116,7 @@ class LdpClientApp(ClientApp):
         if terms.reply_s:
             report = self._apart(asked, node, message, context, admitted + terms.reply_s)
         elif isinstance(self._app, str) and apart.POSSIBLE:  # an object is for simulations
-            report = self._apart(asked, node, message, context, inf)
+            report = self._apart(asked, node, message, context, admitted + _LONGEST_AT_ONCE_S, wait=False)
         else:
             report = self._at_once(asked, node, message, context)
         if terms.transport == "direct":
@@ -146,10 +146,10 @@ class LdpClientApp(ClientApp):
             if before is not None:
                 context.state = before
 
-    def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float) -> bytes:
+    def _apart(self, asked: Asked, node: Node, message: Message, context: Context, end: float, *, wait: bool = True) -> bytes:
         """Return the report at the time ``end``: the one of the app's process if it is there by then, else one of no change.
 
-        Without an end it is returned when that process has made it, or has ended.
+        Without ``wait`` it is returned as soon as that process has made it, or has ended.
         """
         with apart.one_thread() as threads:
             report = self._report(asked, node, context, asked.state.weights.clone())
@@ -168,8 +168,9 @@ class LdpClientApp(ClientApp):
                 del outcome  # giving back what is large takes time, and must not come after the end
             except (Exception, SystemExit) as error:  # such as no process or thread being left, for what the app does
                 _log_replaced(asked, apart.place_of(error))
-        if end < inf:
-            time.sleep(max(0.0, end - time.monotonic()))
+        if wait:
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, 1.0))  # so that a node that is told to stop is not held up
         return report
 
     def _outcome(self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float) -> apart.Outcome:
