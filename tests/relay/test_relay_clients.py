@@ -460,6 +460,15 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
         assert server.wait(RUN, 1, 1).state == "gone"
 
 
+def test_the_last_question_of_a_wait_has_time_for_its_answer(world: World) -> None:
+    """Else the end of a round that too few clients joined would look like a relay that is away, and end the run."""
+    with world.aggregator() as server:
+        server.open_round(RUN, 1, terms())
+        with pytest.raises(RelayNotReleased, match="has 0 uploads of the 2 it waits for"):
+            server.wait(RUN, 1, 200)
+    assert world.transport.seen[-1].extensions["timeout"]["read"] >= Patience().timeout_s
+
+
 def test_a_relay_that_is_away_for_a_while_does_not_end_the_waiting(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms(min_clients=1))

@@ -38,7 +38,10 @@ _MARGIN, _SMALLEST_MARGIN_S = 0.05, 0.25
 """Part of the time for a reply by which the report has to be ready: the rest is for taking it and ending its processes."""
 
 _LENGTH_BYTES = 8
+
 _LONGEST_AT_ONCE_S = 3600.0
+"""Longest that an app is waited for where the round states no time for replies."""
+
 _LARGEST_STATE = 1 << 24
 """Bytes of an app's state that are kept from round to round: taking them must not take long."""
 

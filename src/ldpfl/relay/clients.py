@@ -87,7 +87,8 @@ class RelayAggregator(Caller):
             RelayRefused, RelayUnreachable: as for :meth:`round_status`.
         """
         waited, began = 0.0, self._clock()
-        effort = Within(self._patience, self._sleep, self._clock, timeout_s)  # a relay that is away for a while may come back
+        # A relay that is away for a while may come back; and the last question, when the time is over, has to have an answer.
+        effort = Within(self._patience, self._sleep, self._clock, timeout_s + self._patience.timeout_s)
         while (status := self._round_status(run, number, effort)).state in ("open", "waiting"):
             if max(waited, self._clock() - began) >= timeout_s:  # a relay may also take its time to answer
                 why = (
