@@ -1,7 +1,7 @@
 """What the time of a reply still tells about training, when rounds state a time for replies: python benchmarks/reply_time.py
 
-A client trains for a moment, for most of the time, for ever, to weights that are not finite, to an exception, or to the end of its
-process: in turn, so that the machine's moods are the same for all. For each way, the milliseconds by which replies come after the
+A client trains for a moment, for most of the time, for ever (also in a gibibyte, and in sixteen processes), to weights that are not
+finite, to an exception, or to the end of its process: in turn, so that the machine's moods are the same for all. For each way, the milliseconds by which replies come after the
 stated time, and how often an observer who has seen half of the replies tells the other half from those of a short training.
 """
 
@@ -26,7 +26,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, RoundTerms
 
 CONFIG = parse_config("[mechanism]\nperturbed = 'update'\n", (), origin="benchmark")
-WAYS = ("short", "long", "endless", "not finite", "exception", "process ends")
+WAYS = ("short", "long", "endless", "much memory", "many processes", "not finite", "exception", "process ends")
 WEIGHTS = 21_840
 
 
@@ -50,8 +50,16 @@ def train(message: Message, context: Context) -> Message:
     value = 0.01
     if way in ("long", "endless"):
         end = time.monotonic() + (0.7 * float(context.node_config["reply-s"]) if way == "long" else inf)
-        while time.monotonic() < end:
-            torch.ones(100, 100) @ torch.ones(100, 100)
+        _compute(end)
+    elif way == "much memory":
+        held = np.ones(1 << 27)  # 1 GiB
+        _compute(inf)
+        del held
+    elif way == "many processes":
+        for _ in range(15):
+            if os.fork() == 0:
+                _compute(inf)
+        _compute(inf)
     elif way == "not finite":
         value = inf
     elif way == "exception":
@@ -60,6 +68,11 @@ def train(message: Message, context: Context) -> Message:
         os._exit(1)
     trained = {name: Array(array.numpy() + np.float32(value)) for name, array in arrays.items()}
     return Message(RecordDict({"arrays": ArrayRecord(trained)}), reply_to=message)
+
+
+def _compute(end: float) -> None:
+    while time.monotonic() < end:
+        torch.ones(100, 100) @ torch.ones(100, 100)
 
 
 def late_ms(way: str, seconds: float) -> float:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -442,6 +443,49 @@ def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatc
             return
         time.sleep(0.02)
     raise AssertionError("a process or a scratch folder is left over")
+
+
+@pytest.mark.slow
+def test_at_the_time_of_the_reply_nothing_of_the_app_runs_or_is_taken_down(tmp_path: Path) -> None:
+    """Either takes processor time: where that has a limit, the reply would be late, and say that training was still running."""
+
+    def train(message: Message, context: Context) -> Message:
+        (tmp_path / "pid").write_text(str(os.getpid()), encoding="ascii")
+        if os.fork() == 0:
+            os.setsid()
+            (tmp_path / "child").write_text(str(os.getpid()), encoding="ascii")
+        while True:
+            pass
+
+    ask(app_of(train), instruction(terms_of(reply_s=2.0)))
+    numbers = [int((tmp_path / name).read_text(encoding="ascii")) for name in ("pid", "child")]
+    assert [psutil.Process(number).status() for number in numbers] == [psutil.STATUS_STOPPED] * 2
+    for _ in range(1000):
+        if not any(is_alive(number) for number in numbers):
+            return
+        time.sleep(0.02)
+    raise AssertionError("a process is left over")
+
+
+def test_exceptions_that_nobody_catches_are_logged_without_their_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Freed:
+        def __del__(self) -> None:
+            raise ValueError(f"PATIENT {SECRET}")
+
+    def fail() -> None:
+        raise ValueError(f"PATIENT {SECRET}")
+
+    def train(message: Message, context: Context) -> Message:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        Freed()
+        return shift(message, context)
+
+    ask(app_of(train), instruction(terms_of(reply_s=1.0)))
+    shown = capfd.readouterr().err
+    assert "PATIENT" not in shown
+    assert shown.count("not caught: ValueError at test_client_app.py") == 2
 
 
 def is_alive(number: int) -> bool:

@@ -35,7 +35,9 @@ _LENGTH_BYTES = 8
 _BLOCK = 1 << 20
 _DONE, _FAILED = b"+", b"-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MOST_KILLINGS = 1000
+_MOST_PASSES = 1000
+_MOST_STOPPED = 256
+"""Processes of an app that are stopped rather than killed: beyond, Flower may find no room for the thread that replies."""
 
 POSSIBLE = hasattr(os, "fork")
 """Whether this system can fork processes."""
@@ -105,12 +107,15 @@ def start(work: Callable[[], bytes], asks: Child | None = None) -> Child:
     return _forked(lambda sending: _alone(work, sending), signal.SIGKILL, asks)
 
 
-def start_guarded(work: Callable[[], bytes]) -> Child:
+def start_guarded(work: Callable[[], bytes], freed: float = 0.0) -> Child:
     """Fork a process that does ``work``, under a guard that ends it, and all processes that it has started, whatever became of them.
 
-    On Linux also those that have left their group, session or parent: orphans are the guard's. Errors as for :func:`start`.
+    On Linux also those that have left their group, session or parent: orphans are the guard's. Until the time ``freed`` (of
+    ``time.monotonic``) they are only stopped, for as long as this process lives: to give back what they hold takes processor time, and
+    where that has a limit, a reply would be late for it. Errors as for :func:`start`.
     """
-    return _forked(lambda sending: _guard(work, sending), signal.SIGTERM)
+    parent = os.getpid()
+    return _forked(lambda sending: _guard(work, sending, parent, freed), signal.SIGTERM)
 
 
 def _forked(live: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
@@ -175,16 +180,19 @@ def _alone(work: Callable[[], bytes], sending: int) -> NoReturn:
     _live(work, sending)
 
 
-def _live(work: Callable[[], bytes], sending: int) -> NoReturn:
-    """Be the process that works, from its first step to its last."""
+def _live(work: Callable[[], bytes], sending: int, *, stays: bool = False) -> NoReturn:
+    """Be the process that works, from its first step to its last, which is to stop if it ``stays``: what it holds is held until its end."""
     code = 1
     try:
         _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError):  # where memory runs out, this process goes, and not what answers for it
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        _repeat_no_texts()
         _send(sending, _said(work))
         code = 0
+        while stays:
+            os.kill(os.getpid(), signal.SIGSTOP)
     finally:
         # Not sys.exit: what the parent would do at its end, and connections that it holds, are not this process's.
         with suppress(Exception):
@@ -193,8 +201,17 @@ def _live(work: Callable[[], bytes], sending: int) -> NoReturn:
         os._exit(code)
 
 
-def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
-    """Be the guard: wait for the signal to end, which also comes when the parent dies, then end all that there is.
+def _repeat_no_texts() -> None:
+    """Have exceptions that nobody catches, in threads and where objects are freed, logged without their text."""
+
+    def hook(args: Any) -> None:
+        print(f"not caught: {place_of(args.exc_value)}" if args.exc_value else "not caught", file=sys.stderr)
+
+    threading.excepthook = sys.unraisablehook = hook
+
+
+def _guard(work: Callable[[], bytes], sending: int, parent: int, freed: float) -> NoReturn:
+    """Be the guard: wait for the signal to end, which also comes when the parent dies, stop all that there is, then end it.
 
     The process that works is a grandchild: what it does to its parent and its group leaves the guard alone.
     """
@@ -208,6 +225,10 @@ def _guard(work: Callable[[], bytes], sending: int) -> NoReturn:
             _stand_between(work, sending, scratch)
         os.close(sending)
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
+        if time.monotonic() < freed:
+            _stop_all(between)
+        while time.monotonic() < freed and os.getppid() == parent:
+            time.sleep(0.1)
         _end_all(between)
         _remove(scratch)
     finally:
@@ -221,7 +242,7 @@ def _stand_between(work: Callable[[], bytes], sending: int, scratch: str) -> NoR
         worker = os.fork()
         if worker == 0:
             tempfile.tempdir = os.environ["TMPDIR"] = scratch
-            _live(work, sending)
+            _live(work, sending, stays=True)
         _, status = os.waitpid(worker, 0)
         if status != 0:  # said here, for what the work has started may hold the pipe open for as long as it likes
             _send(sending, _FAILED + b"its process has ended without an answer")
@@ -257,6 +278,23 @@ def _part(on_death: signal.Signals) -> None:
     _control(_PR_SET_PDEATHSIG, on_death)
 
 
+def _stop_all(leader: int) -> None:
+    """Stop all descendants, over and over as below. What is stopped starts nothing."""
+    with suppress(OSError):
+        os.killpg(leader, signal.SIGSTOP)
+    me, stopped = psutil.Process(), set[psutil.Process]()
+    for _ in range(_MOST_PASSES):
+        left = set(me.children(recursive=True)) - stopped
+        if not left or len(stopped) > _MOST_STOPPED:
+            break
+        for child in left:
+            with suppress(psutil.Error):
+                child.suspend()
+        stopped |= left
+    if len(stopped) > _MOST_STOPPED:
+        _end_all(leader)
+
+
 def _end_all(leader: int) -> None:
     """Kill all descendants: over and over, since one that is killed may just have started another.
 
@@ -267,7 +305,7 @@ def _end_all(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
     _reap_all()
     me = psutil.Process()
-    for _ in range(_MOST_KILLINGS):
+    for _ in range(_MOST_PASSES):
         left = me.children(recursive=True)
         if not left:
             return

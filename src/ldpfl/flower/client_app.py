@@ -34,8 +34,10 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 DECLINED, FAILED = Declined.public, "failed"
 """What a server is told when there is no report: the client would not, or it could not. Neither depends on data."""
 
-_MARGIN, _SMALLEST_MARGIN_S = 0.05, 0.25
-"""Part of the time for a reply by which the report has to be ready: the rest is for taking it and ending its processes."""
+_MARGIN, _SMALLEST_MARGIN_S, _FREED_AFTER_S = 0.05, 1.0, 2.0
+"""Part of the time for a reply, at least a second or half of the time, by which the report has to be ready: the rest is for taking it and
+stopping its processes, and for the next of the periods over which a container's limit on processor time counts. They are ended some
+seconds after the reply."""
 
 _LENGTH_BYTES = 8
 
@@ -178,9 +180,11 @@ class LdpClientApp(ClientApp):
 
     def _outcome(self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float) -> apart.Outcome:
         """Return the report, and behind it the app's state, of processes that are over some time before ``end``."""
-        ready = end - max(_SMALLEST_MARGIN_S, _MARGIN * asked.ask.terms.reply_s)
+        reply_s = asked.ask.terms.reply_s
+        ready = end - max(min(_SMALLEST_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
+        freed = end + _FREED_AFTER_S if reply_s else 0.0
         with (
-            apart.start_guarded(lambda: self._train(asked, message, context, threads)) as trainer,
+            apart.start_guarded(lambda: self._train(asked, message, context, threads), freed) as trainer,
             # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
             apart.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
         ):
