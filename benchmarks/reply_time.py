@@ -1,8 +1,9 @@
 """What the time of a reply still tells about training, when rounds state a time for replies: python benchmarks/reply_time.py
 
 A client trains for a moment, for most of the time, for ever (also in a gibibyte, and in sixteen processes), to weights that are not
-finite, to an exception, or to the end of its process: in turn, so that the machine's moods are the same for all. For each way, the milliseconds by which replies come after the
-stated time, and how often an observer who has seen half of the replies tells the other half from those of a short training.
+finite, to an exception, or to the end of its process: in turn, so that the machine's moods are the same for all. For each way, the
+milliseconds by which replies come after the stated time, and how often an observer who has seen half of the replies tells the other
+half from those of a short training.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.reports import COORDINATE_BLOCK, DenseReports
 from ldpfl.mechanisms.sampled_reports import SampledReports
 from ldpfl.mechanisms.scalar import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
-from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, HYBRID_THRESHOLD, HybridLaw, ScalarLaw
+from ldpfl.mechanisms.scalar_noise import HYBRID_THRESHOLD, HybridLaw, ScalarLaw
 from ldpfl.privacy import PureRelease
 from ldpfl.privacy.guarantee import Unit
 
@@ -387,9 +387,9 @@ def forged(mechanism: ScalarMechanism, ranges: LayerRanges, value: float) -> byt
 
 
 def largest(kind: type[ScalarMechanism], epsilon: float) -> float:
-    """The largest report, from the papers' expressions; Laplace's from the uniform number 2**-53."""
+    """The largest report, from the papers' expressions; Laplace's noise is cut off at 36.1 scales."""
     if kind is Laplace:
-        return 1 + 2 / epsilon * 52 * math.log(2)
+        return 1 + 2 / epsilon * 36.1
     power = math.exp(epsilon if kind is Hybrid and epsilon <= HYBRID_THRESHOLD else epsilon / 2)
     return (power + 1) / (power - 1)
 
@@ -400,7 +400,7 @@ def largest(kind: type[ScalarMechanism], epsilon: float) -> float:
 def test_values_that_no_client_can_send_are_refused(kind: type[ScalarMechanism], epsilon: float, coordinates: int | None) -> None:
     mechanism, ranges = kind(epsilon * (coordinates or 1), coordinates), box([0.0], [1.0], [9])
     bound = mechanism.law_for(ranges).bound
-    assert bound == pytest.approx(largest(kind, epsilon), rel=1e-12)
+    assert bound == pytest.approx(largest(kind, epsilon), rel=1e-7)  # of a lattice
     for sign in (-1, 1):
         inside = forged(mechanism, ranges, sign * bound * (1 + 5e-7))
         mechanism.read([inside], ranges)
@@ -483,9 +483,7 @@ def test_payload_bits_follow_the_formula() -> None:
 
 @pytest.mark.parametrize(
     ("mechanism", "told"),
-    [(Laplace(36.0), 0), (Laplace(37.0), 1), (Laplace(72.0, 2), 0), (Piecewise(72.0), 0), (Hybrid(73.0), 1), (Hybrid(1e4, "auto"), 0)],
+    [(Laplace(36.0), 0), (Laplace(1e4), 0), (Piecewise(88.0), 0), (Piecewise(89.0), 1), (Hybrid(22.0), 0), (Hybrid(44.6, 2), 1)],
 )
-def test_finite_precision_is_told_as_a_caveat(mechanism: ScalarMechanism, told: int) -> None:
-    caveats = mechanism.caveats
-    assert caveats[0] == FINITE_PRECISION
-    assert len(caveats) == 1 + told
+def test_what_random_bits_cannot_express_is_told_as_a_caveat(mechanism: ScalarMechanism, told: int) -> None:
+    assert len(mechanism.caveats) == told

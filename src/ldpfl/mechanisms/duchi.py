@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, isfinite, log, sqrt
 from typing import ClassVar, Literal
 
@@ -27,6 +28,7 @@ BITS = 32
 """Width of the uniform integers that thresholds are compared with."""
 
 
+@lru_cache(maxsize=1024, typed=True)
 def thresholds(epsilon: float) -> tuple[int, int]:
     """Return (lo, hi): a report is + with probability t / 2**32 for an integer t in [lo, hi].
 

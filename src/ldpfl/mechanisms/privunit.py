@@ -4,112 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import exp, expm1, floor, isfinite, log, pi, sqrt
+from math import isfinite, sqrt
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field, FiniteFloat
-from scipy.optimize import brentq
-from scipy.special import expit, log_expit, ndtri, ndtri_exp
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
+from ldpfl.mechanisms.directions import DirectionLaw, direction_law, randomised_direction
 from ldpfl.mechanisms.duchi import BITS, Duchi
-from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION, check_possible
+from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings, Positive
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import PureRelease
-from ldpfl.randomness import UNIFORM_BITS, RandomSource, as_source, draw, normal, uniform
+from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
 _SMALLEST_EPSILON, _LARGEST_EPSILON = 1e-6, 1e4
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20
 """Outside, float32 cannot hold every estimate, or the optimum is lost to rounding."""
 
-_SMALLEST_UNIFORM = 2.0 ** -(UNIFORM_BITS + 1)
-_LARGEST_NORMAL = float(-ndtri(_SMALLEST_UNIFORM))
-"""What ``normal`` gives at most, about 8.21."""
-
 Number = TypeVar("Number", float, Tensor)
-
-
-@dataclass(frozen=True)
-class DirectionLaw:
-    """How a unit vector u is randomised: Z = (alpha u + g) / scale, with g standard normal orthogonally to u.
-
-    alpha is a standard normal value on condition of lying above ``gamma`` with probability ``p``, else below it. Without
-    condition it would lie above with probability q: the densities of Z for any two u differ by the factor
-    (p / q) / ((1 - p) / (1 - q)) = e^epsilon at most. ``scale`` is E[alpha], written m in the paper.
-    """
-
-    p: float
-    log_q: float
-    gamma: float
-    scale: float
-
-    @property
-    def second_moment(self) -> float:
-        """E[alpha^2] = 1 + gamma m.
-
-        A normal value a has E[a; a > gamma] = phi(gamma), E[a^2; a > gamma] = q + gamma phi(gamma) and, as the whole is
-        1, E[a^2; a < gamma] = 1 - q - gamma phi(gamma). Weighted by p / q and (1 - p) / (1 - q), the first gives
-        m = phi(gamma) (p / q - (1 - p) / (1 - q)), and the others 1 + gamma m.
-        """
-        return 1 + self.gamma * self.scale
-
-    def alpha(self, above: bool, tail: float) -> float:
-        """Return what alpha exceeds with probability ``tail`` in (0, 1], given its side of gamma.
-
-        By the nearer tail, and the far one by its logarithm, so that nothing cancels.
-        """
-        if above:
-            return float(-ndtri_exp(log(tail) + self.log_q))
-        mass = -expm1(self.log_q)  # 1 - q
-        left = (1 - tail) * mass
-        return float(ndtri(left)) if left < 0.5 else float(-ndtri(exp(self.log_q) + tail * mass))
-
-    def bound(self, dimension: int) -> float:
-        """Return what no entry of Z exceeds in size, whatever the direction and the uniforms of ``UNIFORM_BITS`` bits.
-
-        m Z_j = alpha u_j + h_j, with h = g - <g, u> u the part of g across u. |alpha| is largest at an end of either side.
-        With |g_i| <= G and a = |u_j|, Cauchy-Schwarz over the other entries of u gives
-        |h_j| <= G ((1 - a^2) + a sqrt(1 - a^2) sqrt(d - 1)), which is G (1 + sqrt(d)) / 2 at most: with a = sin(x) it is
-        G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)). The two maxima are added, though one direction does not attain both.
-        """
-        alpha = max(self.alpha(True, _SMALLEST_UNIFORM), -self.alpha(False, 1 - _SMALLEST_UNIFORM))
-        return (alpha + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
-
-
-@lru_cache(maxsize=256)
-def direction_law(epsilon: float) -> DirectionLaw:
-    """Return the law with the smallest error, that is with the largest m, among all that spend ``epsilon``.
-
-    ln(p / (1 - p)) of it go to the choice of the side and ln((1 - q) / q) to the place of gamma. The derivative of m by
-    the former has the sign of gamma - m, so the maximum is where the two cross.
-    """
-    logit = brentq(lambda value: _scale(epsilon, value) - _gamma(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
-    return DirectionLaw(float(expit(logit)), float(log_expit(logit - epsilon)), _gamma(epsilon, logit), _scale(epsilon, logit))
-
-
-def _gamma(epsilon: float, logit: float) -> float:
-    return float(-ndtri_exp(log_expit(logit - epsilon)))
-
-
-def _scale(epsilon: float, logit: float) -> float:
-    """phi(gamma) (p / q) (1 - e^-epsilon): the same m, without a difference."""
-    log_density = -(_gamma(epsilon, logit) ** 2) / 2 - log(2 * pi) / 2
-    return exp(log_density + float(log_expit(logit) - log_expit(logit - epsilon))) * -expm1(-epsilon)
 
 
 @dataclass(frozen=True)
 class PrivUnitG(VectorMechanism):
     """Send the direction of w - c with noise around it, times ``norm`` or times a one-bit estimate of its own length.
 
-    Guarantee: epsilon-LDP (pure) for the whole vector of each round's report, replacing it by any other vector; in real
-    arithmetic, as the noise is drawn in floating point. Assumes public ranges and norm, and unguessable random bits.
+    Guarantee: epsilon-LDP (pure) for the whole vector of each round's report, replacing it by any other vector, of the bits that
+    leave: they follow from points of a public lattice. Assumes public ranges and norm, and unguessable random bits.
 
     Of ``ranges`` only the centers are used: vectors are clipped to the Euclidean ball of radius ``norm`` around them, and
     coordinates to nothing. A zero vector gets a random corner of the cube as its direction.
@@ -146,10 +72,10 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def caveats(self) -> tuple[str, ...]:
+        rare = self.law.caveats
         if not self.magnitude_share:
-            biased = f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)"
-            return (FINITE_PRECISION, biased)
-        return (FINITE_PRECISION, *Duchi(self._length_epsilon).caveats)
+            return (*rare, f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)")
+        return (*rare, *Duchi(self._length_epsilon).caveats)
 
     def bound(self, ranges: LayerRanges) -> float:
         """Return what no honest value exceeds in size: that of Z times the longest length, norm (1 + A) / 2 if it is sent."""
@@ -169,11 +95,10 @@ class PrivUnitG(VectorMechanism):
         factors = self._noisy_lengths(lengths.clamp_max(self.norm), source).tolist()
         law, sent = self.law, torch.empty_like(values)
         for row, length in enumerate(lengths.tolist()):
-            words = draw(source, row, 1 + (ranges.dimension + BITS - 1) // BITS)
+            words = draw(source, row, (ranges.dimension + BITS - 1) // BITS)
             # The words are drawn for all alike, whether their vector is zero or not.
-            direction = (values[row] - center).div_(length) if length > 0 else _corner(words[1:], ranges.dimension)
-            above = int(words[0]) + (1 << (BITS - 1)) < floor(law.p * (1 << BITS))  # p rounded down spends less, not more
-            sent[row] = _noisy_direction(law, direction, above, source, row).mul_(factors[row])
+            direction = (values[row] - center).div_(length) if length > 0 else _corner(words, ranges.dimension)
+            sent[row] = torch.from_numpy(randomised_direction(law, direction.numpy(), source, row)).mul_(factors[row])
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
         return VectorReports(sent)
@@ -221,7 +146,7 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return ("ranges and norm are public", "random bits are uniform and secret", FINITE_PRECISION)
+        return ("ranges and norm are public", "random bits are uniform and secret")
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         return PureRelease(self.name, self.epsilon, 1, "vector")
@@ -283,10 +208,3 @@ def _corner(words: Tensor, dimension: int) -> Tensor:
     """Return a unit vector (d,) whose entries differ in their signs only, random ``words`` for the signs: its mean is 0."""
     bits = np.unpackbits(words.numpy().view(np.uint8), count=dimension)
     return (2 * torch.from_numpy(bits).double() - 1) / sqrt(dimension)
-
-
-def _noisy_direction(law: DirectionLaw, direction: Tensor, above: bool, source: RandomSource, row: int) -> Tensor:
-    """Return Z (d,) for the unit vector ``direction``; E[Z] is ``direction``."""
-    alpha = law.alpha(above, float(uniform(source, row, 1)))
-    noise = normal(source, row, direction.numel())
-    return noise.add_(direction, alpha=alpha - float(noise @ direction)).div_(law.scale)

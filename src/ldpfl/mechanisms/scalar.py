@@ -16,7 +16,6 @@ from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_samp
 from ldpfl.mechanisms.reports import COORDINATE_BLOCK, DenseReports
 from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
 from ldpfl.mechanisms.scalar_noise import (
-    FINITE_PRECISION,
     HybridLaw,
     LaplaceLaw,
     PiecewiseLaw,
@@ -44,8 +43,8 @@ class ScalarMechanism(Mechanism):
     reports them at epsilon / k each; the estimate of those is c + r (d / k) t*, of the others c. A report carries t*.
 
     Guarantee: pure epsilon-LDP, replacing one weight by any other value (``coordinates=None``: d such reports a round)
-    or replacing the whole vector (k-of-d: one report). Assumes public ranges and an unguessable source of random bits.
-    Proved for real arithmetic: the noise is drawn in floating point, and in finite precision nothing is proved (Mironov 2012).
+    or replacing the whole vector (k-of-d: one report), of the bits that leave: t and the noise are points of a public lattice, and
+    what becomes a float32 is their sum alone. Assumes public ranges and an unguessable source of random bits.
 
     Source: Wang et al. 2019, Algorithms 2 to 4, with the clamp in front, without which there is no epsilon.
 
@@ -87,11 +86,8 @@ class ScalarMechanism(Mechanism):
         taken = floor(self.epsilon / EPSILON_A_COORDINATE) if self.coordinates == "auto" else self.coordinates
         each = _share(self.epsilon, max(1, taken) if taken is not None else None)
         if each <= self.law.limit:
-            return (FINITE_PRECISION,)
-        extreme = (
-            f"epsilon {each:g} a value is more than {self.law.limit:.1f}, above which rare reports are never drawn and others give t away"
-        )
-        return (FINITE_PRECISION, extreme)
+            return ()
+        return (f"epsilon {each:g} a value is more than {self.law.limit:.1f}, above which less is spent than counted",)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports | SampledReports:
         law, taken, source = self.law_for(ranges), self.sampled(ranges), as_source(generator)
@@ -172,10 +168,6 @@ class ScalarMechanism(Mechanism):
         """A sampled weight alone is the report of a client that samples one weight, at epsilon / k."""
         taken = self.sampled(part)
         return self if taken is None else replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return (*super().assumptions, FINITE_PRECISION)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         if self.sampled(ranges) is None:
@@ -278,10 +270,7 @@ def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: 
         stop = min(start + COORDINATE_BLOCK, ranges.dimension)
         center, radius = ranges.slice(start, stop)
         for row in range(values.shape[0]):
-            t = _scaled(values[row, start:stop], center, radius)
-            # The uniforms of a value stand next to each other, so that the size of a block does not change its stream.
-            drawn = uniform(source, row, law.draws * (stop - start)).view(-1, law.draws)
-            reported[row, start:stop] = law.sample(t, drawn.unbind(1))
+            reported[row, start:stop] = law.sample(_scaled(values[row, start:stop], center, radius), source, row)
     return DenseReports(reported)
 
 
@@ -292,14 +281,13 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
     step = max(1, COORDINATE_BLOCK // taken)  # clients at once: their working set stays inside a core's cache
     for start in range(0, values.shape[0], step):
         rows = range(start, min(start + step, values.shape[0]))
-        drawn = torch.stack([uniform(source, row, (1 + law.draws) * taken) for row in rows])
-        for row, choice in zip(rows, drawn[:, :taken].numpy(), strict=True):
-            index[row] = choose_coordinates(choice, ranges.dimension)
+        for row in rows:
+            index[row] = choose_coordinates(uniform(source, row, taken).numpy(), ranges.dimension)
         hit = torch.from_numpy(index[start : rows.stop])
         t = _scaled(require_finite_sample(values[start : rows.stop].gather(1, hit)), center[hit], radius[hit])
         # One client at a time: a processor may round a value differently by its place in a longer array.
-        for row, scaled, uniforms in zip(rows, t, drawn[:, taken:].view(len(rows), taken, law.draws), strict=True):
-            reported[row] = law.sample(scaled, uniforms.unbind(1)).numpy()
+        for row, scaled in zip(rows, t, strict=True):
+            reported[row] = law.sample(scaled, source, row).numpy()
     return SampledReports(index, reported, ranges.dimension)
 
 

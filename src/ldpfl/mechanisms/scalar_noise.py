@@ -1,28 +1,38 @@
-"""Three laws that randomise one number t in [-1, 1] at epsilon without bias: Laplace, piecewise and hybrid.
+"""Three laws that randomise one number t in [-1, 1] at epsilon without bias: Laplace, piecewise and hybrid; all on public lattices.
 
-Each maps uniform numbers to t*, as many as ``draws`` says, by inverting a distribution function; none ever rejects, so
-neither the randomness used nor the operations done depend on t. The variance of every law here is
-``offset + slope * t**2``. All is written in e**-epsilon, which cannot overflow.
+None ever rejects, so neither the randomness used nor the operations done depend on t. The variance of every law here is
+``offset + slope * t**2``, but for what the lattices add, which is less than a millionth of it. All is written in e**-epsilon, which
+cannot overflow.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import cbrt, exp, expm1, isfinite, log, sqrt, tanh
+from functools import lru_cache
+from math import cbrt, exp, expm1, floor, inf, isfinite, log, log2, nextafter, sqrt, tanh
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, ProtocolError
-from ldpfl.randomness import UNIFORM_BITS
+from ldpfl.mechanisms.duchi import BITS, thresholds
+from ldpfl.mechanisms.lattice import LAPLACE, MOST_STEPS, below, happens, largest_probability, rounded
+from ldpfl.randomness import RandomSource, draw
 
 SMALLEST_EPSILON = 1e-9
 """Below it the reports outgrow what float32 leaves room for beside the widest ranges."""
 
-FINITE_PRECISION = "noise is drawn in floating point: proved for real arithmetic, not in finite precision (Mironov 2012)"
+_FINEST = 20
+"""log2 of the lattice points to a unit of t, for Laplace noise."""
+
+_POINTS = 1 << 31
+"""Lattice points that a piecewise report may take."""
+
+_FARTHEST = 36.1
+"""Scales at which Laplace noise is cut off: post-processing, of one value in e^36."""
 
 _SLACK = 1e-6
 """By what part a report may exceed its bound: far more than the rounding to float32 adds."""
@@ -63,24 +73,23 @@ def check_possible(values: Tensor, bound: float) -> None:
 
 @dataclass(frozen=True)
 class ScalarLaw(ABC):
-    """How t* is drawn. Guarantee: ``epsilon``-LDP for t in [-1, 1], any two values; in real arithmetic (Mironov 2012)."""
+    """How t* is drawn. Guarantee: ``epsilon``-LDP for t in [-1, 1], any two values, of the bits that are returned."""
 
     epsilon: float
-    draws: ClassVar[int]
-    limit: ClassVar[float]
-    """Largest epsilon at which uniforms of ``UNIFORM_BITS`` bits still produce every kind of report for every t."""
+    limit: ClassVar[float] = inf
+    """Largest epsilon that the random bits of a draw express; above, rare reports are rarer than they should be, and less is spent."""
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
 
     @abstractmethod
-    def sample(self, t: Tensor, uniforms: Sequence[Tensor]) -> Tensor:
-        """Return t* for the float64 values ``t`` in [-1, 1], from ``draws`` uniforms of the same shape."""
+    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+        """Return t* for the float64 values ``t`` (n,) in [-1, 1], with random bits of ``row``."""
 
     @property
     @abstractmethod
     def bound(self) -> float:
-        """Largest size of t* that any t and any uniforms of ``UNIFORM_BITS`` bits lead to."""
+        """Largest size of t* that any t and any random bits lead to."""
 
     @property
     @abstractmethod
@@ -94,27 +103,30 @@ class ScalarLaw(ABC):
 
     @abstractmethod
     def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density of t* at ``x``; of its continuous part, where it has atoms."""
+        """Return the density of t* at ``x``, without regard to the lattice; of its continuous part, where it has atoms."""
 
 
 @dataclass(frozen=True)
 class LaplaceLaw(ScalarLaw):
-    """t* = t + Lap(2 / epsilon): two values are at most 2 apart (Dwork et al. 2006)."""
+    """t* = t + Lap(2 / epsilon): two values are at most 2 apart (Dwork et al. 2006).
 
-    draws: ClassVar[int] = 1
-    limit: ClassVar[float] = UNIFORM_BITS * log(2)  # the noise, at most that many scales, no longer spans [-1, 1]
+    t is rounded to one of ``unit`` lattice points a unit, the real noise to one of them as well, and both are added as integers.
+    """
 
-    def sample(self, t: Tensor, uniforms: Sequence[Tensor]) -> Tensor:
-        middle = uniforms[0] - 0.5
-        # Rounding may turn the largest uniform number into 1, whose logarithm would be infinite here.
-        distance = middle.abs().clamp_max_(0.5 - 2.0 ** -(UNIFORM_BITS + 1))
-        magnitude = distance.mul_(-2).log1p_().mul_(-2 / self.epsilon)
-        return magnitude.copysign_(middle).add_(t)
+    @property
+    def unit(self) -> int:
+        """Lattice points to a unit of t: 2^20, or fewer where the noise is many times that wide."""
+        return int(2 ** min(_FINEST, floor(log2(MOST_STEPS / 2 * self.epsilon * (1 - 1e-9)))))
+
+    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+        unit, farthest = self.unit, floor(self.bound * self.unit)
+        scale = nextafter(2 * unit / self.epsilon, inf)  # up: what is spent is 2 unit / scale
+        points = t.mul(unit).round_().clamp_(-unit, unit).to(torch.int64).numpy() + rounded(LAPLACE, scale, source, row, t.numel())
+        return torch.from_numpy(points.clip(-farthest, farthest)).double().div_(unit)
 
     @property
     def bound(self) -> float:
-        """1 + 2 ln(2^52) / epsilon: t = 1, and the noise of the uniform number that is closest to 1."""
-        return 1 + 2 * UNIFORM_BITS * log(2) / self.epsilon
+        return 1 + 2 * _FARTHEST / self.epsilon
 
     @property
     def offset(self) -> float:
@@ -133,10 +145,23 @@ class PiecewiseLaw(ScalarLaw):
     """t* is uniform close to t with probability 1 / (1 + q), else uniform over the rest of [-C, C]; q = e^(-epsilon / 2).
 
     Close is [(t - q) / (1 - q), (t + q) / (1 - q)], and C = (1 + q) / (1 - q). Source: Wang et al. 2019, Algorithm 2.
+
+    On the lattice: t* is one of 2^31 points, those close to t are a window of ``width`` of them, and the probability of the window is
+    the largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
     """
 
-    draws: ClassVar[int] = 1
-    limit: ClassVar[float] = 2 * UNIFORM_BITS * log(2)  # the rest is drawn with probability q / (1 + q)
+    limit: ClassVar[float] = 2 * 64 * log(2)  # the rest is drawn with probability q / (1 + q)
+
+    @property
+    def width(self) -> int:
+        """Points in the window."""
+        return max(1, round(_POINTS * self._q / (1 + self._q)))
+
+    @property
+    def _gain(self) -> float:
+        """By how much the mean point moves when the window moves by one."""
+        close = _closeness(self.epsilon, self.width) / 2**64
+        return close - (1 - close) * self.width / (_POINTS - self.width)
 
     @property
     def bound(self) -> float:
@@ -151,13 +176,15 @@ class PiecewiseLaw(ScalarLaw):
     def _1_minus_q(self) -> float:
         return -expm1(-self.epsilon / 2)
 
-    def sample(self, t: Tensor, uniforms: Sequence[Tensor]) -> Tensor:
-        q = self._q
-        # (1 - q) t* grows with z = (1 + q) u - (1 + t) q / 2: at rate 2 q for z in [0, 1], where t* is close, else at 2 / q.
-        z = torch.add(uniforms[0] * (1 + q), t + 1, alpha=-q / 2)
-        close = z.clamp(0, 1)
-        scaled = z.sub_(close).mul_(2 / q).add_(close, alpha=2 * q).add_(t).sub_(q)
-        return scaled.div_(self._1_minus_q).clamp_(-self.bound, self.bound)  # rounding of z counts 2 / q times
+    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+        places = _POINTS - self.width  # of the window
+        start = t.add(1).mul_(places / 2).round_().clamp_(0, places).to(torch.int64).numpy()
+        close = happens(_closeness(self.epsilon, self.width), source, row, t.numel())
+        drawn = below(np.where(close, self.width, places), source, row)
+        # Both are computed for every value, so that time does not tell which one left.
+        point = np.where(close, start + drawn, drawn + self.width * (drawn >= start))
+        found = torch.from_numpy(2 * point - (_POINTS - 1)).double().div_(self._gain * places)
+        return found.clamp_(-self.bound, self.bound)  # from which the outermost point may differ by a part in 2^31
 
     @property
     def offset(self) -> float:
@@ -174,6 +201,12 @@ class PiecewiseLaw(ScalarLaw):
         return values * (x.abs() <= self.bound)
 
 
+@lru_cache(maxsize=1024)
+def _closeness(epsilon: float, width: int) -> int:
+    """Return the probability of the window, times 2^64."""
+    return largest_probability(lambda context: context.exp(min(epsilon, 1e4)) * width / (_POINTS - width))
+
+
 @dataclass(frozen=True)
 class HybridLaw(ScalarLaw):
     """Piecewise with probability 1 - e^(-epsilon / 2), else the one bit of Duchi et al.; up to eps* always the bit.
@@ -181,8 +214,7 @@ class HybridLaw(ScalarLaw):
     Source: Wang et al. 2019, section 3.3: each part is epsilon-LDP, and which one is taken does not depend on t.
     """
 
-    draws: ClassVar[int] = 2
-    limit: ClassVar[float] = PiecewiseLaw.limit
+    limit: ClassVar[float] = BITS * log(2)  # that of the one bit
 
     @property
     def piecewise_share(self) -> float:
@@ -192,22 +224,29 @@ class HybridLaw(ScalarLaw):
     @property
     def bound(self) -> float:
         """C, which exceeds A; A where there is no piecewise part."""
-        return PiecewiseLaw(self.epsilon).bound if self.piecewise_share else self.gain
+        return max(PiecewiseLaw(self.epsilon).bound, self.gain) if self.piecewise_share else self.gain
+
+    @property
+    def _half(self) -> int:
+        return (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
 
     @property
     def gain(self) -> float:
         """A: the one bit stands for +A or -A."""
-        return 1 / tanh(self.epsilon / 2)
+        return (1 << (BITS - 1)) / self._half
 
     def plus(self, t: Tensor) -> Tensor:
         """Return the probability that the one bit, if it is sent, is +."""
         return t / (2 * self.gain) + 0.5
 
-    def sample(self, t: Tensor, uniforms: Sequence[Tensor]) -> Tensor:
-        choice, position = uniforms
-        bit = (position < self.plus(t)).double().mul_(2 * self.gain).sub_(self.gain)
-        # Both are computed for every value, so that time does not tell which one left.
-        return torch.where(choice < self.piecewise_share, PiecewiseLaw(self.epsilon).sample(t, [position]), bit)
+    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+        half = self._half
+        threshold = t.mul(half).round_().clamp_(-half, half).to(torch.int32)
+        bit = (draw(source, row, t.numel()) < threshold).double().mul_(2 * self.gain).sub_(self.gain)
+        if self.piecewise_share == 0:
+            return bit
+        chosen = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, row, t.numel())
+        return torch.where(torch.from_numpy(chosen), PiecewiseLaw(self.epsilon).sample(t, source, row), bit)
 
     @property
     def offset(self) -> float:

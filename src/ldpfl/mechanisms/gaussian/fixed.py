@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import exp, fsum, log, sqrt
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
@@ -57,6 +58,9 @@ class SensitivitySchedule(NoiseSchedule):
         if self.sensitivity.proved:
             return clip_rows(raw_update(public, clients), public.sizes, self.sensitivity.value / 2)
         return super().bounded(public, clients)
+
+    def limits(self, public: PublicState) -> Tensor | None:
+        return torch.tensor([self.sensitivity.value / 2], dtype=torch.float64) if self.sensitivity.proved else None
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         return self._charged(self.c * self.sensitivity.value, sigma)
@@ -158,7 +162,13 @@ class NbAFL(PublicSchedule):
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
         raw_update(public, clients)  # checks the shapes
-        return clip_rows(clients.trained, public.sizes, self.norm).sub_(public.weights)
+        return clip_rows(clients.trained, public.sizes, self.norm)
+
+    def limits(self, public: PublicState) -> Tensor:
+        return torch.tensor([self.norm], dtype=torch.float64)
+
+    def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
+        return sent - public.weights  # after the noise: the difference of two rounded vectors may be longer than either norm allows
 
     def mu(self, public: PublicState) -> float | None:
         return 2 * self.norm / self._sigma

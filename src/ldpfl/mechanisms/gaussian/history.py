@@ -101,6 +101,11 @@ class SensitiveDP(SensitivitySchedule):
             return clip_rows(raw_update(public, clients), public.sizes, self.public_sensitivity(public) / 2)
         return super().bounded(public, clients)
 
+    def limits(self, public: PublicState) -> Tensor | None:
+        if self.clip_to_estimate:
+            return torch.tensor([self.public_sensitivity(public) / 2], dtype=torch.float64)
+        return super().limits(public)
+
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
         return {"moved": torch.zeros(clients, dtype=torch.float64)} if self.data_dependent else {}
 

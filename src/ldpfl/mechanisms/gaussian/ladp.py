@@ -213,6 +213,9 @@ class LadpSound(PublicSchedule):
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
         return clip_layers(raw_update(public, clients), public.sizes, self.clips(public.sizes))
 
+    def limits(self, public: PublicState) -> Tensor:
+        return self.clips(public.sizes)
+
     def mu(self, public: PublicState) -> float | None:
         return self._mu
 

@@ -72,7 +72,8 @@ def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    return rows * _factors(row_norms(rows, sizes), limit).float()[:, None]
+    factors = _factors(row_norms(rows, sizes), limit)
+    return torch.stack([_shortened(row, factor) for row, factor in zip(rows, factors, strict=True)]) if len(rows) else rows.clone()
 
 
 def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
@@ -81,11 +82,17 @@ def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    factors = _factors(layer_norms(rows, sizes), limits).float()
+    factors = _factors(layer_norms(rows, sizes), limits)
     clipped = torch.empty_like(rows)
     for layer, part in enumerate(layer_slices(sizes)):
-        torch.mul(rows[:, part], factors[:, layer, None], out=clipped[:, part])
+        for row in range(len(rows)):
+            clipped[row, part] = _shortened(rows[row, part], factors[row, layer])
     return clipped
+
+
+def _shortened(row: Tensor, factor: Tensor) -> Tensor:
+    """Multiply in float64, where no factor is so small that it has lost its digits."""
+    return row if factor == 1 else row.double().mul_(factor).float()
 
 
 def _factors(norms: Tensor, limits: float | Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import inf, isfinite, sqrt
 
 import torch
@@ -11,12 +12,22 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
+from ldpfl.mechanisms.gaussian.layers import layer_slices
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
-from ldpfl.mechanisms.scalar_noise import FINITE_PRECISION
+from ldpfl.mechanisms.lattice import NORMAL, rounded
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
-from ldpfl.randomness import RandomSource, as_source, normal
+from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
+
+_UP = 1 + 2.0**-48
+"""More than what rounding sensitivity over sigma to floating point can take off."""
+
+STEPS = 2.0**20
+"""Lattice points to a standard deviation of the noise."""
+
+_MOST_STEPS = 2.0**31
+"""Lattice points to the longest update: their squares are added up in 63 bits."""
 
 _CLAIM = (
     "LaDP-FL, Theorem 3 and its comparison: each round is (epsilon, delta)-DP, layers without noise and noise that follows private "
@@ -42,8 +53,9 @@ class Gaussian(VectorMechanism):
     """Add Gaussian noise to each layer of a client's update, as much as a schedule says.
 
     Guarantee: that of the schedule's ``mu`` for a client's whole vector of one round, replacing the client's data; none where
-    the schedule has none. Assumes public broadcasts and an unguessable source of random bits. Proved for real arithmetic: noise
-    is drawn in floating point (Mironov 2012).
+    the schedule has none. Assumes public broadcasts and an unguessable source of random bits. It holds for the bits that leave:
+    sigma / 2^20 is the step of a lattice, to which the bounded update is rounded towards 0, so that no norm grows, and the real
+    noise to the nearest point; norms are checked, and both are added, as integers.
 
     ``values`` are updates, offset by the ranges' center, which is 0 for updates; the radius has no part in it: schedules bound
     by norm. As built, the mechanism is that of a first round after the broadcast 0; :meth:`in_round` and
@@ -82,11 +94,10 @@ class Gaussian(VectorMechanism):
         if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
             raise PrivacyError(f"{self.name} gave noise of no usable size; nothing was sent")
         norms = torch.empty(len(sent), dtype=torch.float64)
-        sizes = torch.tensor(ranges.sizes)
+        limits = None if self.schedule.mu(public) is None else self.schedule.limits(public)
         for row in range(len(sent)):
-            noise = normal(source, row, ranges.dimension).mul_(sigma[row].repeat_interleave(sizes))
-            norms[row] = noise.norm()
-            sent[row] += noise
+            noise = torch.from_numpy(rounded(NORMAL, STEPS, source, row, ranges.dimension))
+            norms[row] = _noised(sent[row], noise, sigma[row] / STEPS, ranges.sizes, limits)
         sent = self.schedule.correct(public, clients, sent)
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the noised update is not finite; nothing was sent")
@@ -115,7 +126,7 @@ class Gaussian(VectorMechanism):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return (*self.schedule.assumptions, "random bits are uniform and secret", FINITE_PRECISION)
+        return (*self.schedule.assumptions, "random bits are uniform and secret")
 
     @property
     def deployable(self) -> bool:
@@ -128,7 +139,7 @@ class Gaussian(VectorMechanism):
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))
         if mu is not None:
-            return GaussianRelease(self.name, mu)
+            return GaussianRelease(self.name, mu * _UP)
         claim = self.schedule.claim()
         delta = None if claim is None else self.schedule.delta
         return UnprotectedRelease(
@@ -152,3 +163,36 @@ class Gaussian(VectorMechanism):
             return torch.full((len(ranges.sizes),), inf, dtype=torch.float64)
         nobody = self._clients(torch.zeros(1, ranges.dimension), ranges)
         return self.schedule.sigma(self._public(ranges), nobody)[0]
+
+
+def _noised(values: Tensor, noise: Tensor, steps: Tensor, sizes: tuple[int, ...], limits: Tensor | None) -> float:
+    """Add ``noise`` (d,), in lattice steps of ``steps`` (L,), to ``values`` (d,) in place; return the noise's norm.
+
+    A layer whose step is 0 gets none.
+
+    Raises:
+        PrivacyError: rounded to the lattice, ``values`` exceed one of ``limits``: for each layer, or one for all of them.
+    """
+    squares, total = [], 0.0
+    for part, step in zip(layer_slices(sizes), steps.tolist(), strict=True):
+        if step == 0:
+            continue
+        points = (values[part].double() / step).trunc_()
+        if limits is not None:
+            if not float(points.abs().max()) < _MOST_STEPS or not float(points.square().sum()) < _MOST_STEPS**2:
+                raise PrivacyError("epsilon is so large that the update has no room on the noise's lattice; nothing was sent")
+            squares.append(int(points.to(torch.int64).square().sum()))
+        added = noise[part].double()
+        total += float(added.square().sum()) * step**2
+        values[part] = (points + added) * step  # both are integers far below 2^53: their sum is exact
+    if limits is not None and not _within(squares, steps.tolist(), limits.tolist()):
+        raise PrivacyError("an update is longer than its sensitivity allows; nothing was sent")
+    return sqrt(total)
+
+
+def _within(squares: list[int], steps: list[float], limits: list[float]) -> bool:
+    """Whether the norms, whose squares are given in lattice steps, keep the limits: in exact arithmetic."""
+    norms = [square * Fraction(step) ** 2 for square, step in zip(squares, steps, strict=True)]
+    if len(limits) == 1:
+        norms = [sum(norms, Fraction())]
+    return all(norm <= Fraction(limit) ** 2 for norm, limit in zip(norms, limits, strict=True))

@@ -91,6 +91,10 @@ class NoiseSchedule(ABC):
         """
         return require_finite(raw_update(public, clients))
 
+    def limits(self, public: PublicState) -> Tensor | None:
+        """Return what norm (1,), or norms of layers (L,), float64, :meth:`bounded` keeps; None where no guarantee rests on one."""
+        return None
+
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
         """Return what ``clients`` clients remember before their first round, by name (clients, ...)."""
         return {}

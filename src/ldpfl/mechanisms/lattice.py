@@ -1,0 +1,198 @@
+"""Noise that is exact in the bits that leave: a real number is drawn, and no more of it is looked at than where on a lattice it rounds to.
+
+A number that is computed in floating point has gaps, and gaps that depend on the data tell them apart (Mironov 2012). Here a real
+number with exactly the stated law is fixed by infinitely many random bits. The first 64 of them and floating point, with a bound on its
+error, nearly always say to which point of a public lattice it rounds; where they do not, more bits and more digits are taken until
+they do. So the lattice point has the law of "real noise, then rounded", and rounding is post-processing: each guarantee that is
+proved for the real noise, pure or Gaussian, over any number of adaptive rounds, holds for these integers with the same parameter.
+
+What this rests on: logarithms of NumPy to 16 units in the last place, normal quantiles of PyTorch (Cephes, which states 2^-50) to
+2^-46 of themselves, mpmath to 32 bits fewer than it works with, and secret uniform bits. ``tests/mechanisms/test_lattice.py`` measures
+the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import floor
+from typing import Any, ClassVar
+
+import mpmath
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ldpfl.randomness import RandomSource, draw
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+WORD = 64
+"""Random bits that are looked at first."""
+
+_GUARD = 64
+_RARE = 2.0**-40
+"""Tails below it are decided exactly, so that the first bits of one need not be few."""
+
+MOST_STEPS = 2.0**34
+"""Lattice points to a unit, up to which floating point nearly always decides."""
+
+
+class Law:
+    """A law of real numbers, symmetric around 0, by the size that is exceeded on one side with a given probability, the tail."""
+
+    relative: ClassVar[float]
+    """Part of size + 1 by which :meth:`size` may be wrong."""
+
+    def size(self, tail: Floats) -> Floats:
+        """Return the size exceeded with probability ``tail`` in (0, 1/2]."""
+        raise NotImplementedError
+
+    def tail(self, size: Any, context: Any) -> Any:
+        """Return the probability of exceeding ``size``, to the digits of mpmath's ``context``."""
+        raise NotImplementedError
+
+    def error(self, size: Floats, tail: Floats) -> Floats:
+        """Bound how far ``size`` is from that of any real tail that begins with the same bits as ``tail``.
+
+        Both laws here have a density of at least 0.79 times the tail, so the size moves by less than 1.3 times the tail's logarithm.
+        """
+        return self.relative * (size + 1) + 2.0 ** (1 - WORD) / tail
+
+
+class _Normal(Law):
+    relative: ClassVar[float] = 2.0**-46
+
+    def size(self, tail: Floats) -> Floats:
+        return -torch.special.ndtri(torch.from_numpy(tail)).numpy()
+
+    def tail(self, size: Any, context: Any) -> Any:
+        return context.erfc(size / context.sqrt(2)) / 2
+
+
+class _Laplace(Law):
+    relative: ClassVar[float] = 2.0**-48
+
+    def size(self, tail: Floats) -> Floats:
+        return -np.log(2 * tail)
+
+    def tail(self, size: Any, context: Any) -> Any:
+        return context.exp(-size) / 2
+
+
+NORMAL: Law = _Normal()
+"""The standard normal law."""
+LAPLACE: Law = _Laplace()
+"""The Laplace law of scale 1."""
+
+
+def rounded(law: Law, steps: float, source: RandomSource, row: int, count: int) -> Integers:
+    """Return ``count`` integers: ``steps`` times a real number of ``law``, rounded to the nearest one. Exact.
+
+    Args:
+        steps: lattice points to a unit of the law, in (0, 2^34]; the very value of the float counts.
+    """
+    if not 0 < steps <= MOST_STEPS:
+        raise ValueError(f"{steps} steps a unit are not drawn")
+    words = words64(source, row, count)
+    tail, negative = tails(words)
+    size = law.size(tail)
+    error = law.error(size, tail)
+    least, most = _nearest((size - error) * steps), _nearest((size + error) * steps)
+    for place in np.flatnonzero((least != most) | (tail < _RARE)):
+        least[place] = _point(law, steps, tail_bits(words[place]), more_bits(source, row))
+    return np.where(negative, -least, least)
+
+
+def _nearest(values: Floats) -> Integers:
+    return np.floor(values + 0.5).astype(np.int64).clip(0)  # the sum's own rounding lies far within the error
+
+
+def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
+    """Return the lattice point of the tail whose first bits are ``first``, the number of those being ``WORD``: the only one possible."""
+    bits = WORD
+    while True:
+        context = mpmath.MPContext()  # mpmath's own is shared by all threads
+        context.prec = bits + _GUARD
+        low, high = context.mpf(first) / 2**bits, context.mpf(first + 1) / 2**bits
+        point = 0 if first == 0 else floor(float(law.size(np.array([float(low)]))[0]) * steps + 0.5)
+        slack = context.mpf(2) ** -(bits + _GUARD // 2)
+
+        def at_least(point: int, context: Any = context) -> Any:
+            """The probability of ``point`` or a larger one."""
+            return context.mpf(0.5) if point <= 0 else law.tail((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
+
+        for candidate in (point - 1, point, point + 1):
+            if (
+                candidate >= 0
+                and high <= at_least(candidate) * (1 - slack * (candidate > 0))
+                and low >= at_least(candidate + 1) * (1 + slack)
+            ):
+                return candidate
+        first, bits = (first << WORD) | more(), bits + WORD
+
+
+def words64(source: RandomSource, row: int, count: int) -> Integers:
+    """Return ``count`` int64 values, uniform over all 2^64."""
+    words: Integers = draw(source, row, 2 * count).numpy().view(np.int64)
+    return words
+
+
+def tails(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return for each of ``words`` the middle of the tails in (0, 1/2) that begin with its bits, and whether it is a negative number's."""
+    return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
+
+
+def tail_bits(word: Any) -> int:
+    """Return the first 64 bits of the tail that ``word`` begins, the first of which is 0."""
+    return int(word) & (2**63 - 1)
+
+
+def more_bits(source: RandomSource, row: int) -> Callable[[], int]:
+    """Return what draws 64 more bits."""
+    return lambda: int(words64(source, row, 1)[0]) & (2**64 - 1)
+
+
+def below(limits: Integers, source: RandomSource, row: int) -> Integers:
+    """Return for each of ``limits``, which lie in [1, 2^31], an integer uniform over 0 ... limit - 1. Exact.
+
+    floor(limit * U) for a real U: 64 bits of it say that, but for one draw in 2^33.
+    """
+    words, wide, half = words64(source, row, limits.size).view(np.uint64), limits.astype(np.uint64), np.uint64(32)
+    ones = np.uint64(2**32 - 1)
+    low = wide * (words & ones)
+    high = wide * (words >> half) + (low >> half)
+    fraction = (high << half) | (low & ones)
+    drawn = (high >> half).astype(np.int64)
+    for place in np.flatnonzero(fraction > ~wide + np.uint64(1)):  # past 2^64 - limit: the next bits may carry
+        drawn[place] = _part_of(int(limits[place]), int(words[place]), more_bits(source, row))
+    return drawn
+
+
+def _part_of(limit: int, first: int, more: Callable[[], int]) -> int:
+    bits = WORD
+    while (first * limit) >> bits != ((first + 1) * limit - 1) >> bits:
+        first, bits = (first << WORD) | more(), bits + WORD
+    return (first * limit) >> bits
+
+
+def happens(probability: int, source: RandomSource, row: int, count: int) -> NDArray[np.bool_]:
+    """Return ``count`` booleans, true with probability ``probability`` / 2^64, which is below 1. Exact."""
+    high, low = probability >> 32, probability & (2**32 - 1)
+    words = draw(source, row, count).numpy().view(np.uint32)
+    drawn: NDArray[np.bool_] = words < high
+    for place in np.flatnonzero(words == high):
+        drawn[place] = int(draw(source, row, 1)[0]) & (2**32 - 1) < low
+    return drawn
+
+
+def largest_probability(odds: Callable[[Any], Any]) -> int:
+    """Return the largest P below 2^64 for which P / (2^64 - P) is at most ``odds``, or one less.
+
+    Args:
+        odds: returns them to the digits of the mpmath context that it is given.
+    """
+    context = mpmath.MPContext()
+    context.prec = 256
+    share = 1 / (1 + 1 / odds(context)) * (1 - context.mpf(2) ** -200)
+    return min(2**64 - 1, int(context.floor(share * 2**64)))

@@ -1,0 +1,173 @@
+"""Noise on a lattice: how exact floating point is, what decides at the boundaries between points, and the laws that come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from ldpfl import SeededStreams
+from ldpfl.mechanisms import directions
+from ldpfl.mechanisms.directions import direction_law, randomised_direction
+from ldpfl.mechanisms.lattice import LAPLACE, NORMAL, Law, below, happens, largest_probability, rounded
+
+LAWS = pytest.mark.parametrize("law", [NORMAL, LAPLACE], ids=["normal", "laplace"])
+
+
+class Scripted:
+    """A source that gives 64-bit ``numbers`` first, then ones or zeros, and counts what was asked for."""
+
+    def __init__(self, *numbers: int, then: int = 0) -> None:
+        self._words = [word for number in numbers for word in (number & (2**32 - 1), number >> 32)]
+        self._then, self.asked = then, 0
+
+    def int32(self, row: int, count: int) -> Tensor:
+        self.asked += count
+        taken, self._words = self._words[:count], self._words[count:]
+        return torch.from_numpy(np.array(taken + [self._then] * (count - len(taken)), dtype=np.uint32).view(np.int32))
+
+
+def tail_of(law: Law, size: Any) -> Any:
+    """The probability of exceeding ``size``, from mpmath's own laws."""
+    return mpmath.exp(-size) / 2 if law is LAPLACE else mpmath.ncdf(-size)
+
+
+@LAWS
+def test_floating_point_errs_by_a_small_part_of_what_is_allowed(law: Law) -> None:
+    """2,000 tails from 2^-60 to 1/2, on all branches of the approximation, and those next to 1/2; a sixteenth of the allowance is seen."""
+    generator = np.random.default_rng(1)
+    levels = np.concatenate([2.0 ** -generator.uniform(1, 60, 1500), generator.uniform(1e-3, 0.5, 400), 0.5 - 2.0 ** -np.arange(2, 52)])
+    sizes = law.size(levels)
+    with mpmath.workprec(200):
+        for level, size in zip(levels.tolist(), sizes.tolist(), strict=True):
+            # By how much the tails differ, over the density, is by how much the size is wrong.
+            density = mpmath.npdf(size) if law is NORMAL else mpmath.exp(-mpmath.mpf(size)) / 2
+            wrong = abs(tail_of(law, mpmath.mpf(size)) - mpmath.mpf(level)) / density
+            assert wrong <= law.relative * (size + 1) / 16
+
+
+@LAWS
+@pytest.mark.parametrize("steps", [0.3, 1.0, 1000.0, 2.0**20, 2.0**33])
+def test_at_a_boundary_more_bits_decide(law: Law, steps: float) -> None:
+    """The tail that begins there belongs to one point or the next, by bits beyond the 64th."""
+    for point in sorted({1, 2, 3, round(steps), round(2.5 * steps), round(5.1 * steps)} - {0}):
+        with mpmath.workprec(400):
+            # Exactly half a step below ``point``: a tail at most as large means it or a larger one.
+            boundary = tail_of(law, (mpmath.mpf(point) - 0.5) / steps)
+            first = int(mpmath.floor(boundary * 2**64))
+            second = int(mpmath.floor(boundary * 2**128)) % 2**64
+        if boundary < 2.0**-50:
+            continue
+        for sign in (0, 1):
+            word = first + (sign << 63)
+            found = {
+                more: int(rounded(law, steps, Scripted(word, more), 0, 1)[0]) for more in (0, max(0, second - 1), second + 1, 2**64 - 1)
+            }
+            expected = {more: point if more < second else point - 1 for more in found}
+            assert found == {more: -value if sign else value for more, value in expected.items()}
+            for off, expected_point in ((-1, point), (1, point - 1)):
+                assert abs(int(rounded(law, steps, Scripted(word + off), 0, 1)[0])) in {expected_point, expected_point - off}
+        if steps <= 1000:  # where a tail's last bit is less than a point
+            assert int(rounded(law, steps, Scripted(first - 1), 0, 1)[0]) == point
+            assert int(rounded(law, steps, Scripted(first + 1), 0, 1)[0]) == point - 1
+
+
+@LAWS
+def test_the_smallest_tails_are_decided_by_as_many_bits_as_it_takes(law: Law) -> None:
+    source = Scripted(0, 0, 1)
+    found = int(rounded(law, 4.0, source, 0, 1)[0])
+    with mpmath.workprec(500):
+        least, most = mpmath.mpf(1) / 2**192, mpmath.mpf(2) / 2**192
+        assert tail_of(law, (mpmath.mpf(found) - 0.5) / 4) >= least
+        assert tail_of(law, (mpmath.mpf(found) + 0.5) / 4) <= most
+    assert source.asked >= 6
+
+
+@LAWS
+@pytest.mark.parametrize("steps", [0.4, 2.0, 7.0])
+def test_points_have_the_probabilities_of_rounded_real_noise(law: Law, steps: float) -> None:
+    """Six chi-squared tests of 300,000 draws, p > 1e-4; the seed is fixed."""
+    found = rounded(law, steps, SeededStreams.for_clients(3, 0, [0]), 0, 300_000)
+    real = stats.norm if law is NORMAL else stats.laplace
+    points = np.arange(-40, 41)
+    chances = real.cdf((points + 0.5) / steps) - real.cdf((points - 0.5) / steps)
+    seen = np.array([(found == point).sum() for point in points])
+    usual = chances * found.size > 10
+    counts = np.append(seen[usual], found.size - seen[usual].sum())
+    expected = np.append(chances[usual], 1 - chances[usual].sum()) * found.size
+    assert stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-4
+
+
+def test_how_many_values_are_drawn_at_once_does_not_matter() -> None:
+    whole = rounded(NORMAL, 2.0**20, SeededStreams.for_clients(3, 0, [0]), 0, 1000)
+    source = SeededStreams.for_clients(3, 0, [0])
+    assert np.array_equal(whole, np.concatenate([rounded(NORMAL, 2.0**20, source, 0, count) for count in (1, 399, 600)]))
+
+
+@pytest.mark.parametrize("steps", [0.0, -1.0, 2.0**34 + 2**10, float("inf"), float("nan")])
+def test_steps_that_floating_point_cannot_tell_apart_are_refused(steps: float) -> None:
+    with pytest.raises(ValueError, match="not drawn"):
+        rounded(NORMAL, steps, Scripted(), 0, 1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 1000, 2**31 - 1, 2**31])
+def test_integers_below_a_limit_are_those_of_a_real_number(limit: int) -> None:
+    """floor(limit * U), also where the first 64 bits of U do not say it."""
+    generator = np.random.default_rng(2)
+    numbers = [0, 2**64 - 1, *(int(n) for n in generator.integers(0, 2**64, 200, dtype=np.uint64))]
+    numbers += [(place << 64) // limit + off for place in {1 % limit, limit // 2, limit - 1} for off in (0, 1)]
+    for number in numbers:
+        for more in (0, 2**64 - 1):
+            expected = (((number << 64) + more) * limit) >> 128
+            assert int(below(np.array([limit]), Scripted(number, more), 0)[0]) == expected
+    found = below(np.full(60_000, min(limit, 7)), SeededStreams.for_clients(4, 0, [0]), 0)
+    assert limit == 1 or stats.chisquare(np.bincount(found, minlength=min(limit, 7))).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("probability", [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 + 12_345, 2**64 - 2**32, 2**64 - 1])
+def test_events_happen_for_as_many_of_all_numbers_as_stated(probability: int) -> None:
+    for number in {0, max(0, probability - 1), probability, min(2**64 - 1, probability + 1), 2**64 - 1}:
+        source = Scripted((number >> 32) + ((number & (2**32 - 1)) << 32))  # the high half is asked for first
+        assert bool(happens(probability, source, 0, 1)[0]) == (number < probability)
+
+
+@pytest.mark.parametrize("odds", [1e-18, 1e-9, 0.3, 1.0, 1.5, 1e9, 1e18, 1e30])
+def test_the_largest_probability_keeps_the_odds_and_no_larger_one_does(odds: float) -> None:
+    found = largest_probability(lambda context: context.mpf(odds))
+    with mpmath.workprec(300):
+        assert mpmath.mpf(found) / (2**64 - found) <= odds
+        assert found >= 2**64 - 2 or mpmath.mpf(found + 2) / (2**64 - found - 2) > odds
+
+
+# --- directions -----------------------------------------------------------------------------------------------------------
+
+
+def exactly(draws: directions._Draws) -> list[int]:
+    return [int(point) for point in draws._exactly(np.arange(draws.direction.size))]
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0, 20.0, 300.0])
+def test_points_of_a_direction_are_those_of_many_more_digits(epsilon: float) -> None:
+    """Whenever floating point decides, exact arithmetic agrees; and floating point's values lie within their stated errors."""
+    law, generator = direction_law(epsilon), np.random.default_rng(3)
+    for trial in range(15):
+        u = generator.standard_normal(6) * 10.0 ** generator.uniform(-6, 6)
+        draws = directions._Draws.of(law, u / np.linalg.norm(u), SeededStreams.for_clients(trial, 0, [0]), 0)
+        values, errors = draws._estimate()
+        assert float(errors.max()) < 1e-8
+        assert draws.points().tolist() == exactly(draws)
+        assert np.abs(values * directions.STEPS - exactly(draws)).max() <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("word", [0, 2**63, 2**64 - 1])
+def test_a_direction_is_also_drawn_from_the_rarest_bits(word: int) -> None:
+    """There floating point has no estimate, and exact arithmetic decides all of it."""
+    law, u = direction_law(2.0), np.array([0.6, 0.8])
+    found = randomised_direction(law, u, Scripted(0, word, word, 2**62, then=7), 0)
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() <= law.bound(2)
