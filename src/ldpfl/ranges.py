@@ -48,6 +48,8 @@ class LayerRanges:
             if not bool(torch.isfinite(value).all()):
                 raise ConfigError(f"range {name} must be finite, got {value.tolist()}")
             object.__setattr__(self, name, value)
+        # Below, squares of differences would underflow; nothing is lost, for no float32 around a radius is as close to its center.
+        self.center[self.center.abs() < 1 / _LARGEST] = 0.0
         if not bool((self.radius > 0).all()):
             raise ConfigError(f"range radius must be positive, got {self.radius.tolist()}")
         if not bool(((self.radius >= 1 / _LARGEST) & (self.radius <= _LARGEST) & (self.center.abs() <= _LARGEST)).all()):

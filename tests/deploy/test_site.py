@@ -24,7 +24,8 @@ from ldpfl.deploy.site import LINKED, VALID_FOR, Site, Trial, equip, node_key, t
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
-from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
+from ldpfl.privacy.accountants.adaptive import epsilon_needed
+from ldpfl.privacy.accountants.local import unit_epsilon
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import Declined, Request, read_policy
 from ldpfl.relay.schema import open_engine
@@ -235,8 +236,8 @@ def test_a_policy_allows_every_round_of_a_noise_schedule(name: str, tiny_data: P
     mechanism, ranges = deployable_mechanism(own.config, start.state.ranges), start.state.ranges
     releases = [mechanism.in_round(replace(start.state.public(), round=number)).release(ranges) for number in range(1, 5)]
     assert all(unit_epsilon(release, own.policy.delta) <= own.policy.epsilon_per_unit for release in releases)
-    whole = epsilon_of([(release, 1) for release in releases], own.policy.delta)
-    assert whole <= own.policy.lifetime_epsilon <= whole * 1.01
+    needed = epsilon_needed([(release, 1) for release in releases], own.policy.delta)
+    assert needed <= own.policy.lifetime_epsilon <= needed * 1.01
 
 
 def test_a_policy_admits_the_planned_report_and_no_other(site: Site) -> None:

@@ -416,13 +416,15 @@ def test_values_that_no_client_can_send_are_refused(kind: type[ScalarMechanism],
 
 
 class Repeated:
-    """A source that repeats a few words, so that its uniform numbers may be as close to 0 and 1 as they get."""
+    """A source that repeats a few words at first, so that its numbers may be as close to an end as they get, and then others."""
 
     def __init__(self, words: Sequence[int]) -> None:
-        self._words = torch.tensor(words, dtype=torch.int32)
+        self._words, self._given = torch.tensor(words, dtype=torch.int32), 0
 
     def int32(self, row: int, count: int) -> Tensor:
-        return self._words.repeat(count // len(self._words) + 1)[:count]
+        self._given += count
+        words = self._words if self._given <= 16 else torch.tensor([0x1234567])
+        return words.repeat(count // len(words) + 1)[:count].to(torch.int32)
 
 
 @pytest.mark.parametrize("coordinates", [None, 2])
@@ -431,7 +433,7 @@ class Repeated:
 def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], epsilon: float, coordinates: int | None) -> None:
     mechanism, ranges = kind(epsilon, coordinates), box([0.0], [1.0], [3])
     bound, found = mechanism.law_for(ranges).bound, 0.0
-    for words in ([0], [-1]):
+    for words in ([0], [-1], [0, -(2**31)], [2**31 - 1, 5, 2**31 - 1]):
         for value in (-1.0, 1.0):
             reports = mechanism.encode(torch.full((1, 3), value), ranges, Repeated(words))
             mechanism.read(list(reports.payloads()), ranges)

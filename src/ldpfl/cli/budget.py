@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.privacy import Release
-from ldpfl.privacy.accountants.local import epsilon_of
+from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.report.privacy import number
@@ -50,7 +50,7 @@ def show(file: File) -> None:
     books, charges, console = read_books(file), read_charges(file), Console()
     console.print(_summary(file, books, charges))
     if charges:
-        console.print(_by_run(charges, books.limit.delta))
+        console.print(_by_run(charges, books))
     if books.refusals is not None:
         last = books.refusals
         times = f", {last.times:,} refusals in all" if last.times > 1 else ""
@@ -115,8 +115,9 @@ def _rounds_left(books: Books, release: Release) -> Text:
     return Text(f"{left:,}") if left else Text("0: exhausted", style="red")
 
 
-def _by_run(charges: Sequence[Charged], delta: float) -> Table:
+def _by_run(charges: Sequence[Charged], books: Books) -> Table:
     """Return the table of runs, in the order of their first charge."""
+    delta = books.limit.delta
     table = Table(title="by run", title_justify="left")
     for heading in ("run", "mechanism"):
         table.add_column(heading)
@@ -129,7 +130,7 @@ def _by_run(charges: Sequence[Charged], delta: float) -> Table:
         counts = Counter(charge.release for charge in of_run)
         names = ", ".join(dict.fromkeys(release.mechanism for release in counts))
         rounds = len({charge.round for charge in of_run})
-        figures = [number(epsilon_of(counts.items(), level)) for level in (delta, 0.0)]
+        figures = [number(filtered_epsilon(counts.items(), books.order, level)) for level in (delta, 0.0)]
         table.add_row(Text(run), Text(names), f"{rounds:,}", f"{len(of_run):,}", *figures)
     return table
 

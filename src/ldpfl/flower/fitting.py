@@ -21,6 +21,7 @@ from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.ranges import LayerRanges
@@ -88,7 +89,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         mechanisms=(releases[0].mechanism,),
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
-        lifetime_epsilon=_rounded_up(epsilon_of(Counter(releases).items(), delta)),
+        lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
         rounds=config.training.rounds,
         min_clients=offer.cohort,
         transports=(offer.transport,),

@@ -16,7 +16,19 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
-from ldpfl.mechanisms.lattice import NORMAL, WORD, Floats, Integers, happens, largest_probability, more_bits, tail_bits, tails, words64
+from ldpfl.mechanisms.lattice import (
+    NORMAL,
+    WORD,
+    Floats,
+    Integers,
+    happens,
+    largest_probability,
+    longer,
+    more_bits,
+    tail_bits,
+    tails,
+    words64,
+)
 from ldpfl.randomness import RandomSource
 
 STEPS = 1 << 10
@@ -178,7 +190,7 @@ class _Draws:
         alpha, firsts, more = self.alpha_word, [tail_bits(word) for word in self.words], more_bits(self.source, self.row)
         signs, bits = [-1 if word < 0 else 1 for word in self.words], WORD
         while True:
-            alpha, firsts, bits = alpha << WORD | more(), [first << WORD | more() for first in firsts], bits + WORD
+            alpha, firsts, bits = alpha << WORD | more(), [first << WORD | more() for first in firsts], longer(bits)
             context = mpmath.MPContext()
             context.prec = bits + 2 * WORD
             u = [context.mpf(float(entry)) for entry in self.direction]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ldpfl.errors import PrivacyError
 from ldpfl.randomness import RandomSource, draw
 
 Integers = NDArray[np.int64]
@@ -31,6 +32,9 @@ WORD = 64
 """Random bits that are looked at first."""
 
 _GUARD = 64
+_MOST_BITS = 1 << 9
+"""Bits after which a number that is still undecided is a broken source's."""
+
 _RARE = 2.0**-40
 """Tails below it are decided exactly, so that the first bits of one need not be few."""
 
@@ -64,7 +68,8 @@ class _Normal(Law):
     relative: ClassVar[float] = 2.0**-46
 
     def size(self, tail: Floats) -> Floats:
-        return -torch.special.ndtri(torch.from_numpy(tail)).numpy()
+        size: Floats = torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy()
+        return size
 
     def tail(self, size: Any, context: Any) -> Any:
         return context.erfc(size / context.sqrt(2)) / 2
@@ -129,7 +134,18 @@ def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
                 and low >= at_least(candidate + 1) * (1 + slack)
             ):
                 return candidate
-        first, bits = (first << WORD) | more(), bits + WORD
+        first, bits = (first << WORD) | more(), longer(bits)
+
+
+def longer(bits: int) -> int:
+    """Return how many bits there are with 64 more.
+
+    Raises:
+        PrivacyError: there are hundreds already.
+    """
+    if bits >= _MOST_BITS:
+        raise PrivacyError("the random source repeats itself; nothing was sent")
+    return bits + WORD
 
 
 def words64(source: RandomSource, row: int, count: int) -> Integers:
@@ -163,7 +179,7 @@ def below(limits: Integers, source: RandomSource, row: int) -> Integers:
     low = wide * (words & ones)
     high = wide * (words >> half) + (low >> half)
     fraction = (high << half) | (low & ones)
-    drawn = (high >> half).astype(np.int64)
+    drawn: Integers = (high >> half).astype(np.int64)
     for place in np.flatnonzero(fraction > ~wide + np.uint64(1)):  # past 2^64 - limit: the next bits may carry
         drawn[place] = _part_of(int(limits[place]), int(words[place]), more_bits(source, row))
     return drawn
@@ -172,7 +188,7 @@ def below(limits: Integers, source: RandomSource, row: int) -> Integers:
 def _part_of(limit: int, first: int, more: Callable[[], int]) -> int:
     bits = WORD
     while (first * limit) >> bits != ((first + 1) * limit - 1) >> bits:
-        first, bits = (first << WORD) | more(), bits + WORD
+        first, bits = (first << WORD) | more(), longer(bits)
     return (first * limit) >> bits
 
 

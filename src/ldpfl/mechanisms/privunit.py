@@ -91,13 +91,14 @@ class PrivUnitG(VectorMechanism):
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
         values = require_finite(values, ranges)
         source, center = as_source(generator), ranges.expand()[0]
-        lengths = torch.tensor([float((values[row] - center).norm()) for row in range(len(values))], dtype=torch.float64)
+        lengths = torch.tensor([_polar(values[row] - center)[0] for row in range(len(values))], dtype=torch.float64)
         factors = self._noisy_lengths(lengths.clamp_max(self.norm), source).tolist()
         law, sent = self.law, torch.empty_like(values)
         for row, length in enumerate(lengths.tolist()):
             words = draw(source, row, (ranges.dimension + BITS - 1) // BITS)
             # The words are drawn for all alike, whether their vector is zero or not.
-            direction = (values[row] - center).div_(length) if length > 0 else _corner(words, ranges.dimension)
+            corner, own = _corner(words, ranges.dimension), _polar(values[row] - center)[1]
+            direction = own if length > 0 else corner
             sent[row] = torch.from_numpy(randomised_direction(law, direction.numpy(), source, row)).mul_(factors[row])
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
@@ -202,6 +203,19 @@ class PrivUnitGSettings(EpsilonSettings):
 
 def _number_between(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and low <= value <= high
+
+
+def _polar(offset: Tensor) -> tuple[float, Tensor]:
+    """Return the length of ``offset`` (d,) float64, which is written to, and its direction.
+
+    By its largest entry first, so that no square is lost, whatever a server chose for the center: else a direction would be no unit
+    vector, and a report would tell which vectors are zero.
+    """
+    largest = float(offset.abs().max())
+    if largest == 0:
+        return 0.0, offset
+    norm = float(offset.div_(largest).norm())
+    return norm * largest, offset.div_(norm)
 
 
 def _corner(words: Tensor, dimension: int) -> Tensor:

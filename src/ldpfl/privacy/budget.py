@@ -19,6 +19,9 @@ class Budget:
     Safe with any number of processes and threads. Killed at any moment, it has counted every report that was sent, and those
     that were being made. No clock is relied on. Where the file is missing, damaged, newer, readable by others, or cannot be
     written, nothing may leave.
+
+    Guarantee: all that ever leaves is epsilon-LDP at delta as the file says, and as the policy says, for each of them as long as it
+    stands, whatever a server chooses by what it saw: see :mod:`ldpfl.privacy.accountants.adaptive`.
     """
 
     path: Path
@@ -63,9 +66,10 @@ class Budget:
             raise request.declined(f"{charges} reports would exceed the policy's rounds = {self.policy.rounds}", Exhausted)
         if not request.protected:
             return  # the policy allows it by name; from then on no epsilon is finite, and nothing protected fits
-        spent_at = {delta: books.spent(delta, new) for delta in {self.policy.delta, books.limit.delta}}
-        for limit, source in ((self.policy.lifetime, "the policy's lifetime_epsilon"), (books.limit, f"the budget set in {self.path}")):
-            spent = spent_at[limit.delta]
+        policy, file = self.policy.lifetime, books.limit
+        bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
+        for limit, order, source in bounds:
+            spent = books.spent(limit.delta, new, order=order)
             if not spent <= limit.epsilon:
                 why = f"all releases would cost epsilon {spent:.6g} at delta {limit.delta:g}, above {source} = {limit.epsilon:g}"
                 raise request.declined(why, Exhausted)

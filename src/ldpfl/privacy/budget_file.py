@@ -21,7 +21,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.permissions import check_own
-from ldpfl.privacy.accountants.local import epsilon_of
+from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request
@@ -102,15 +102,23 @@ class Books:
         """How many releases were charged."""
         return sum(self.counts.values())
 
-    def spent(self, delta: float, new: Release | None = None) -> float:
-        """Return epsilon at ``delta`` of all that was charged, and of one ``new`` release."""
-        return epsilon_of(self._with(new, 1).items(), delta)
+    @property
+    def order(self) -> float:
+        """Of the rule that the budget is kept by: fixed by the first one that was set with a delta, whatever is granted later."""
+        return next((filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted if grant.limit.delta > 0), inf)
+
+    def spent(self, delta: float, new: Release | None = None, *, order: float | None = None) -> float:
+        """Return epsilon at ``delta`` of all that was charged, and of one ``new`` release, however each of them was chosen.
+
+        By the rule of :mod:`ldpfl.privacy.accountants.adaptive`, at the budget's own ``order`` unless another is given.
+        """
+        return filtered_epsilon(self._with(new, 1).items(), self.order if order is None else order, delta)
 
     def rounds_left(self, release: Release) -> int:
         """Return how often ``release`` still fits, at most 1e9. A second at most."""
 
         def fits(times: int) -> bool:
-            return epsilon_of(self._with(release, times).items(), self.limit.delta) <= self.limit.epsilon
+            return filtered_epsilon(self._with(release, times).items(), self.order, self.limit.delta) <= self.limit.epsilon
 
         if not fits(1):
             return 0

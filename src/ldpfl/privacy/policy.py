@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
 from ldpfl.permissions import check_own
+from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
 from ldpfl.privacy.events import Release, RoundEvent
@@ -140,6 +141,11 @@ class Limit:
             raise ConfigError(f"a budget's epsilon must be finite and at least 0, got {self.epsilon:g}")
         if not (self.delta == 0 or SMALLEST_DELTA <= self.delta < 1):
             raise ConfigError(f"a budget's delta must be 0 or lie in [{SMALLEST_DELTA:g}, 1), got {self.delta:g}")
+
+    @property
+    def order(self) -> float:
+        """Of the rule by which the budget is kept: see :func:`ldpfl.privacy.accountants.adaptive.filter_order`."""
+        return filter_order(self.epsilon, self.delta)
 
 
 def _reliable(delta: float) -> float:

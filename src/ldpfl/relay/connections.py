@@ -30,13 +30,19 @@ _BACKLOG = 128
 _COLLECTED = 100  # connections that may come before what they leave is collected
 _IPV6_NETWORK = 64  # bits: what one customer of a provider has to himself
 
-_HELLO_BYTES, _EMPTY_BYTES = 24 * 2**10, 96 * 2**10
-"""Bytes that a connection may bring before it says anything, TLS's handshake and a first record, and later beyond twice what it says:
+_HELLO_BYTES = 4 * 2**10
+"""Bytes of a TLS handshake: twice what any caller needs. Lists in it cost a time that grows with the square of their length."""
+
+_FIRST_BYTES, _EMPTY_BYTES = 24 * 2**10, 96 * 2**10
+"""Bytes that a connection may bring before it says anything, the handshake and a first record, and later beyond twice what it says:
 what is not decrypted yet."""
 
 _UNDECRYPTED = 32 * 2**10
-_STRANGERS_TURN, _TURN = 4 * 2**10, 32 * 2**10
-"""Bytes that are taken of a connection before all others have their turn: as long as it has said little, and later."""
+_STRANGERS_TURN, _TURN, _UPLOADS_TURN = 4 * 2**10, 32 * 2**10, 256 * 2**10
+"""Bytes that are taken of a connection before all others have their turn: as long as it has said little, later, and once it has said
+much. A turn of all others may take a tenth of a second where they do nothing but begin."""
+
+_MUCH = 64 * 2**10
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,14 @@ class Accepted(socket.socket):
     there is of them before anybody else has a turn. So a turn is short, and a connection that brings little else is ended.
 
     Attributes:
+        shaken: whether TLS's handshake is over, as its protocol says.
         said: bytes of HTTP that came of it so far, counted by the protocol that reads them.
     """
 
     def __init__(self, accepted: socket.socket, gate: Gate, network: str) -> None:
         super().__init__(fileno=accepted.detach())
         self.said = self._brought = 0
+        self.shaken = False
         self._leave = weakref.finalize(self, gate.left, network)
         self._leave.atexit = False
 
@@ -127,9 +135,12 @@ class Accepted(socket.socket):
         Raises:
             ConnectionAbortedError: too much came that said nothing.
         """
-        if self._brought > (_EMPTY_BYTES + 2 * self.said if self.said else _HELLO_BYTES):
+        later = _EMPTY_BYTES + 2 * self.said if self.said else _FIRST_BYTES
+        if self._brought > (later if self.shaken else _HELLO_BYTES):
             raise ConnectionAbortedError("TLS without content")
-        turn = _TURN if 2 * self.said > self._brought else _STRANGERS_TURN
+        turn = _STRANGERS_TURN
+        if 2 * self.said > self._brought:
+            turn = _UPLOADS_TURN if self.said > _MUCH else _TURN
         count = super().recv_into(buffer, min(nbytes or turn, turn, len(buffer)), flags)
         self._brought += count
         return count
@@ -202,6 +213,8 @@ class _InTime(H11Protocol):
         super().connection_made(transport)
         wrapped = transport.get_extra_info("socket")
         self._accepted = getattr(wrapped, "_sock", None)  # asyncio hands out no more than a view of it
+        if isinstance(self._accepted, Accepted):
+            self._accepted.shaken = True
         if transport.get_extra_info("ssl_object") is not None:
             # What is not decrypted yet has said nothing: much of it must not wait while an answer is made.
             cast(Any, transport).set_read_buffer_limits(high=_UNDECRYPTED)

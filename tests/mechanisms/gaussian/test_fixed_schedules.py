@@ -169,10 +169,12 @@ def test_nbafl_clips_weights_and_not_their_change() -> None:
     public = public_state()
     clients = client_state(public)
     short = NbAFL(0.5, 0.01, norm=0.25, samples=100)
-    norms = (public.weights + short.bounded(public, clients)).double().norm(dim=1)
+    norms = short.bounded(public, clients).double().norm(dim=1)
     assert norms.tolist() == pytest.approx([0.25] * 3, rel=1e-5)
     long = NbAFL(0.5, 0.01, norm=1e3, samples=100)
-    assert torch.equal(long.bounded(public, clients), clients.trained - public.weights)
+    assert torch.equal(long.bounded(public, clients), clients.trained)
+    # The broadcast is taken off what was noised, not off what is.
+    assert torch.equal(long.correct(public, clients, clients.trained), clients.trained - public.weights)
 
 
 # --- noise that changes over rounds ---------------------------------------------------------------------------------------------

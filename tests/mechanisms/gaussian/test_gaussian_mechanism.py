@@ -32,6 +32,7 @@ from ldpfl.mechanisms.gaussian import (
     SensitiveDP,
     TimeVarying,
 )
+from ldpfl.mechanisms.gaussian.mechanism import _noised
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.shuffling import mix
@@ -108,9 +109,22 @@ def test_vectors_inside_the_norm_are_not_changed_by_a_bit() -> None:
     noise = FULL.encode(torch.zeros_like(values), RANGES, streams(3)).values
     sent = FULL.encode(values, RANGES, streams(3)).values
     sigma = float(FULL.noise_std(RANGES, 1)[0])
-    assert float((sent.double() - noise.double() - values.double()).abs().max()) < 8 * sigma * 2.0**-23
+    # One step of the lattice, and the rounding of both to float32.
+    assert float((sent.double() - noise.double() - values.double()).abs().max()) < sigma * (2.0**-20 + 8 * 2.0**-23)
     public = PublicState(1, torch.zeros(DIMENSION), None, SIZES)
     assert torch.equal(FULL.schedule.bounded(public, ClientState(values, torch.ones(3), torch.zeros(3), {})), values)
+
+
+@pytest.mark.parametrize("length", [0.51, 5.0, 1e20, 1e38])
+def test_what_is_noised_is_never_longer_than_the_norm(length: float) -> None:
+    """In lattice points, also where the factor that shortens an update is a float32 without digits left."""
+    values, sigma = updates(3, length), float(FULL.noise_std(RANGES, 1)[0])
+    sent, noise = (FULL.encode(rows, RANGES, streams(3)).values.double() for rows in (values, torch.zeros_like(values)))
+    # float32 rounds both sums: by 2^-24 of some standard deviations, each.
+    assert float((sent - noise).norm(dim=1).max()) <= 0.5 + DIMENSION**0.5 * 8 * sigma * 2.0**-23
+    points = torch.empty(DIMENSION, dtype=torch.float64)
+    with pytest.raises(PrivacyError, match="longer than its sensitivity allows"):
+        _noised(points.fill_(0.5), torch.zeros(DIMENSION), torch.full((len(SIZES),), sigma * 2.0**-20), SIZES, torch.tensor([0.5]))
 
 
 @pytest.mark.parametrize("length", [0.51, 5.0, 1e20])
@@ -312,9 +326,11 @@ def test_a_sound_schedule_states_its_mu_as_an_epsilon(schedule: NoiseSchedule) -
         mechanism = Gaussian(schedule).in_round(public)
         mu = schedule.mu(public)
         assert mu is not None
-        assert mechanism.release(RANGES) == GaussianRelease(schedule.name, mu)
+        release = mechanism.release(RANGES)
+        assert release == GaussianRelease(schedule.name, release.parameter)
+        assert mu < release.parameter < mu * (1 + 1e-13)  # rounded up
         guarantee = mechanism.guarantee(RANGES)
-        assert guarantee.epsilon == gaussian_epsilon(mu, schedule.delta)
+        assert guarantee.epsilon == gaussian_epsilon(release.parameter, schedule.delta)
         assert (guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1e-5, "vector", 1)
         assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,0 +1,83 @@
+"""A budget that holds however each report was chosen, also after all earlier ones were seen: a privacy filter.
+
+Composition theorems that pick the best of several bounds afterwards need figures that were fixed beforehand. A server chooses the
+next epsilon by what it saw, and so may always go on where chance was on its side: of 30 reports at 0.5, accounted exactly, it can
+replace the second half by two of 1.8 and four of 0.5 where that fits, and stay within the budget's epsilon at one and a half times its
+delta.
+
+The rule here: a report may leave if, with it, at least one of two sums stays within the budget's epsilon. One is that of the pure costs.
+The other is that of the Renyi divergences of one order, fixed with the budget, plus what that order pays for delta.
+
+Proof that the whole is (epsilon, delta)-DP. If every path kept the second sum, then the Renyi divergence of the whole would be at most
+the sum's bound (Feldman & Zrnic 2021, Theorem 3.1), and that gives delta (Canonne, Kamath, Steinke 2020, Proposition 12). A path on
+which the second sum is exceeded keeps the first one to its end: its loss is at most epsilon there, and it adds nothing to delta. Cut
+all such paths before the report with which they exceed the second sum: all others stay as they are, and now every path keeps it. So
+delta is no larger than that of a tree that keeps the second sum throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from math import inf, log
+
+import numpy as np
+
+from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.local import accountant
+from ldpfl.privacy.accountants.moments import renyi_factor
+from ldpfl.privacy.accountants.randomized_response import log_moment
+from ldpfl.privacy.events import Release
+
+_UP = 1 + 1e-12
+"""More than what sums of some thousand terms lose by rounding."""
+
+_ORDERS = 10.0 ** np.linspace(-8, 6, 2801)
+"""Of which one is fixed: by how much an order exceeds 1."""
+
+
+@lru_cache(maxsize=256)
+def filter_order(epsilon: float, delta: float) -> float:
+    """Return t, for the Renyi order 1 + t that a budget of ``epsilon`` at ``delta`` is kept by: infinite where the pure sum alone counts.
+
+    It lets the most reports through where each of them costs next to nothing, that is (1 + t) rho for the same rho at all orders.
+    """
+    if delta <= 0 or epsilon <= 0:
+        return inf
+    room = (epsilon - _price(_ORDERS, delta)) / (1 + _ORDERS)
+    # To three digits: what other machines round differently changes nothing.
+    return float(f"{_ORDERS[int(np.argmax(room))]:.3g}") if room.max() > 0 else inf
+
+
+def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delta: float) -> float:
+    """Return the smallest epsilon for which the rule above, at the order 1 + ``order``, lets all ``releases`` through, rounded up."""
+    composed = accountant(releases)
+    pure = composed.epsilon(0.0)
+    if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
+        return pure
+    t = np.array([order])
+    divergence = np.sum([number * log_moment(each, t) / order for each, number in composed.pure], axis=0) + (1 + t) * composed.mu**2 / 2
+    return min(pure, float((divergence + _price(t, delta))[0]) * _UP) if composed.releases else 0.0
+
+
+def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> float:
+    """Return about the smallest budget, at ``delta``, whose own rule lets all ``releases`` through."""
+    counted = list(releases)
+    pure = filtered_epsilon(counted, inf, delta)
+    candidates = [pure]
+    if delta > 0:
+        each = np.array([filtered_epsilon(counted, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
+        low, high = float(each.min()), float(min(pure, each.min() * 4 + 1))
+        for _ in range(60):
+            middle = (low + high) / 2
+            if filtered_epsilon(counted, filter_order(middle, delta), delta) <= middle:
+                candidates.append(middle)
+                high = middle
+            else:
+                low = middle
+    return min(candidates)
+
+
+def _price(order: Array, delta: float) -> Array:
+    """What an order pays for ``delta``."""
+    return np.asarray((renyi_factor(order) - log(delta)) / order)
