@@ -21,7 +21,8 @@ from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, R
 from ldpfl.privacy.accounting import account
 
 COUNTS = st.integers(1, 10**12)
-PARAMETERS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+PARAMETERS = st.floats(min_value=1e-15, allow_infinity=False)
+PEOPLE = st.integers(1, 10**9)
 UNITS = st.sampled_from(["weight", "layer", "vector", "client"])
 TEXT = st.text(st.characters(codec="utf-8"))
 RELEASES = st.one_of(
@@ -38,30 +39,21 @@ RELEASES = st.one_of(
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> Ledger:
-    ledger, number = Ledger(), 0
-    for release in draw(st.lists(RELEASES, max_size=4)):
-        number += draw(st.integers(1, 5))
-        population = draw(COUNTS)
-        ledger = ledger.charge(
-            RoundEvent(
-                number,
-                release,
-                draw(st.integers(1, population)),
-                population,
-                draw(st.integers(1, number)),
-                draw(st.sampled_from(["everyone", "visible", "secret"])),
-                draw(st.floats(0, 1, exclude_min=True)),
-                draw(st.sampled_from(["ideal-shuffler", "random-delay", "direct"])),
-                draw(COUNTS),
-            )
-        )
+    ledger, population, reports = Ledger(), draw(PEOPLE), 0
+    for number, release in enumerate(draw(st.lists(RELEASES, max_size=4)), start=1):
+        sampling = draw(st.sampled_from(["everyone", "visible"]))
+        cohort = population if sampling == "everyone" else draw(st.integers(1, population))
+        reports += cohort
+        rate = draw(st.floats(0, 1, exclude_min=True))
+        channel = draw(st.sampled_from(["ideal-shuffler", "random-delay", "direct"]))
+        ledger = ledger.charge(RoundEvent(number, release, cohort, population, number, sampling, rate, channel, draw(COUNTS)))
     return ledger
 
 
 def example(rounds: int = 2) -> Ledger:
     ledger = Ledger()
     for number in range(1, rounds + 1):
-        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 99, 100, number))
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 100, 100, number))
     return ledger
 
 
@@ -95,7 +87,7 @@ def test_what_is_written_is_strict_ascii_json_with_an_event_a_line(ledger: Ledge
 
     text = ledger.to_json()
     tree = json.loads(text, parse_constant=refuse)
-    assert (tree["format"], tree["version"]) == ("ldpfl-ledger", 2)
+    assert (tree["format"], tree["version"]) == ("ldpfl-ledger", 3)
     assert text.isascii()
     assert sum(line.strip().startswith('{"round": ') for line in text.splitlines()) == len(ledger.events) == len(tree["events"])
 
@@ -114,7 +106,7 @@ def test_a_false_account_in_the_file_changes_nothing() -> None:
 
 def claimed() -> Ledger:
     release = UnprotectedRelease("ladp", "layers leave without noise", claimed_epsilon=0.9, claimed_delta=1e-3)
-    return Ledger().charge(RoundEvent(1, release, 5, 9, 1))
+    return Ledger().charge(RoundEvent(1, release, 9, 9, 1))
 
 
 def test_a_paper_s_claim_is_kept() -> None:
@@ -130,12 +122,12 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
     text = """{"format": "ldpfl-ledger", "version": 1,
  "events": [
   {"round": 1, "release": {"kind": "unprotected", "mechanism": "none", "reason": "values leave as they are", "units": 7,
-   "unit": "weight"}, "cohort": 5, "population": 9, "joined": 1, "sampling": "everyone", "rate": 1.0, "channel": "direct", "linked": 1}
+   "unit": "weight"}, "cohort": 9, "population": 9, "joined": 1, "sampling": "everyone", "rate": 1.0, "channel": "direct", "linked": 1}
  ]
 }"""
     release = UnprotectedRelease("none", "values leave as they are", 7, "weight")
     assert release.claimed_epsilon is release.claimed_delta is None
-    assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 5, 9, 1, channel="direct"))
+    assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 9, 9, 1, channel="direct"))
 
 
 @pytest.mark.slow
@@ -144,7 +136,7 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
 )
 def test_what_papers_claim_of_old_events_is_known(kind: str, mechanism: str, claimed: bool) -> None:
     release = {"kind": kind, "mechanism": mechanism, "epsilon": 1.0, "units": 3, "unit": "weight"}
-    event = {"round": 1, "release": release, "cohort": 5, "population": 9, "joined": 1}
+    event = {"round": 1, "release": release, "cohort": 9, "population": 9, "joined": 1}
     old = Ledger.from_json(json.dumps({"format": "ldpfl-ledger", "version": 1, "events": [event]}))
     now = Ledger.from_json(json.dumps({"format": "ldpfl-ledger", "version": 2, "events": [event]}))
     assert [row.status == "claimed" for row in account(old).rows].count(True) == claimed
@@ -218,7 +210,7 @@ def test_a_save_that_fails_keeps_the_older_ledger(tmp_path: Path, monkeypatch: p
 def save_for_ever(path: Path, told: int) -> None:
     ledger = Ledger()
     for number in range(1, 100_000):
-        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 99, 100, number))
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 100, 100, number))
         ledger.save(path)
         os.write(told, b".")
 
@@ -290,7 +282,7 @@ RELEASE: tuple[str | int, ...] = ("events", 1, "release")
 NO_LEDGERS: dict[str, tuple[Change, str]] = {
     "other format": (put("format", to="ldpfl-checkpoint"), "not a ledger"),
     "no format": (drop("format"), "not a ledger"),
-    "newer version": (put("version", to=3), "version 3"),
+    "newer version": (put("version", to=4), "version 4"),
     "version as text": (put("version", to="1"), "version '1'"),
     "version true": (put("version", to=True), "version True"),
     "no version": (drop("version"), "version None"),
@@ -503,3 +495,57 @@ def test_a_damaged_file_is_refused_in_one_line_or_still_a_ledger(data: st.DataOb
         refusal(damaged)
         return
     assert Ledger.from_json(read.to_json()) == read
+
+
+def event(number: int, cohort: int = 100, joined: int | None = None, **changes: Any) -> RoundEvent:
+    return RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), cohort, changes.pop("population", 100), joined or number, **changes)
+
+
+IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
+    "each took part in all of nine rounds and joined one": (
+        tuple(event(number, joined=1) for number in range(1, 10)),
+        "event 2: 200 reports of 100 clients: some client joined more than 1",
+    ),
+    "everyone, and not all": ((event(1, 99),), "event 1: everyone took part, and only 99 of 100"),
+    "all of them by rare coins": ((event(1, sampling="secret", rate=1e-9),), "do not join by coins of probability 1e-09"),
+    "half of them by rare coins": ((event(1, 50, sampling="secret", rate=0.05),), "do not join by coins of probability 0.05"),
+    "a round in the middle is missing": ((event(1), event(3)), "event 2: round 3 comes after round 1"),
+    "the first round is missing": ((event(2),), "event 1: round 2 comes after round 0"),
+    "fewer rounds joined than before": ((event(1), event(2), event(3, 1, 1, sampling="visible")), "event 3: a client cannot have joined 2"),
+    "a thousand billion clients": ((event(1, 10**12, population=10**12),), "more than 1e9 clients"),
+    "an epsilon of nothing": ((RoundEvent(1, PureRelease("a", 1e-320, 1, "vector"), 5, 5, 1),), "a parameter below 1e-15"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_what_no_run_writes_down_is_refused(case: str) -> None:
+    events, named = IMPOSSIBLE[case]
+    assert named in refusal(Ledger(events).to_json())
+
+
+def test_rounds_of_secret_participation_that_nobody_joined_may_be_left_out() -> None:
+    events = (event(2, 3, 1, sampling="secret", rate=0.05), event(7, 0, 1, sampling="secret", rate=0.05))
+    assert Ledger.from_json(Ledger(events).to_json()).events == events
+
+
+@pytest.mark.parametrize("change", ["a figure", "one left out", "one twice", "in another order"])
+def test_events_are_chained(change: str) -> None:
+    tree = json.loads(example(4).to_json())
+    events = tree["events"]
+    match change:
+        case "a figure":
+            events[1]["release"]["epsilon"] = 0.9
+        case "one left out":
+            for later in events[2:]:
+                later["round"] -= 1
+                later["joined"] -= 1
+            del events[1]
+        case "one twice":
+            events.insert(2, {**events[1], "round": 3, "joined": 3})
+            for later in events[3:]:
+                later["round"] += 1
+                later["joined"] += 1
+        case "in another order":
+            events[1]["release"], events[2]["release"] = {**events[2]["release"], "units": 5}, events[1]["release"]
+    assert "event 2: it was changed" in refusal(json.dumps(tree)) or change == "one twice"
+    assert "it was changed, or one before it was changed, left out or put in" in refusal(json.dumps(tree))

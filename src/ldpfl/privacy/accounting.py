@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -80,10 +80,10 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     Which rounds it joined is not in the ledger. If all are alike but for the cohort, those with the smallest cohorts are
     the costliest, and among rounds of Gaussian noise those with the largest mu; otherwise it is charged for every one.
     """
-    smallest = min(event.cohort for event in events)
+    smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
     if not 0 <= colluding < smallest:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
-    groups = sorted((_group(event, smallest, colluding) for event in events), key=lambda group: group.cohort)
+    groups = sorted((_group(event, smallest, colluding) for event in _with_unseen(events)), key=lambda group: group.cohort)
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
@@ -92,6 +92,17 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     elif all(group.release.by_round for group in groups):
         groups = sorted(groups, key=lambda group: -group.release.parameter)[:most]
     return [replace(group, rounds=count) for group, count in Counter(groups).items()]
+
+
+def _with_unseen(events: Sequence[RoundEvent]) -> Iterator[RoundEvent]:
+    """Yield the events, those of secret participation once more for each round before that is not there.
+
+    Nobody joined those. That this happened is an outcome like any other: its probability is part of the guarantee of a round.
+    """
+    before = 0
+    for event in events:
+        yield from [event] * (event.round - before if event.sampling == "secret" else 1)
+        before = event.round
 
 
 def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:

@@ -5,13 +5,15 @@ A saved ledger can be accounted again later, by a better accountant or for anoth
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from scipy.special import bdtrc
 
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import write_text
@@ -19,7 +21,14 @@ from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Re
 from ldpfl.suggestions import did_you_mean
 
 FORMAT = "ldpfl-ledger"
-VERSION = 2
+VERSION = 3
+_CHAINED = 3
+"""From this version on each event carries a hash of itself and of all before it: that finds accidents, and no forger."""
+
+_MOST_CLIENTS = 10**9
+_SMALLEST_PARAMETER = 1e-15
+_IMPOSSIBLE = 1e-15
+"""Probability below which a number of clients is not one that came about by their own coins."""
 
 _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
     "duchi": "LDP-FL, section 4: shuffling hides who sent a bit, but a client's bits are many, and they add up",
@@ -57,7 +66,11 @@ class Ledger:
 
     def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
         """Return the ledger as JSON text, an event a line; ``accounted`` is kept beside it for people, and not read back."""
-        lines = ",\n".join(f"  {json.dumps(_to_tree(event))}" for event in self.events)
+        link, trees = "", []
+        for event in self.events:
+            link = _next_link(link, event)
+            trees.append({**_to_tree(event), "chain": link})
+        lines = ",\n".join(f"  {json.dumps(tree)}" for tree in trees)
         extra = f',\n "accounted": {json.dumps(accounted)}' if accounted is not None else ""
         return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{lines}\n ]{extra}\n}}\n'
 
@@ -82,12 +95,16 @@ class Ledger:
             raise DataError(f"{origin} has an unknown part {_short(unknown[0])}")
         if not isinstance(tree.get("events"), list):
             raise DataError(f"{origin} has no list of events")
-        ledger = cls()
+        ledger, links = cls(), []
         for index, entry in enumerate(tree["events"], start=1):
             try:
+                links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _CHAINED else None)
                 ledger = ledger.charge(_from_tree(entry, version))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
+        _require_possible(ledger.events, origin)
+        if version >= _CHAINED:
+            _require_chained(ledger.events, links, origin)
         return ledger
 
     def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
@@ -102,6 +119,53 @@ class Ledger:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"ledger {path} cannot be read: {error}") from None
         return cls.from_json(text, str(path))
+
+
+def _next_link(link: str, event: RoundEvent) -> str:
+    return hashlib.sha256(f"{link}{json.dumps(_to_tree(event), sort_keys=True)}".encode()).hexdigest()[:16]
+
+
+def _require_chained(events: Sequence[RoundEvent], links: Sequence[object], origin: str) -> None:
+    link = ""
+    for index, (event, told) in enumerate(zip(events, links, strict=True), start=1):
+        link = _next_link(link, event)
+        if told != link:
+            raise DataError(f"{origin}, event {index}: it was changed, or one before it was changed, left out or put in")
+
+
+def _require_possible(events: Sequence[RoundEvent], origin: str) -> None:
+    """Refuse what no run writes down: the client that is charged would not be the one that took part most often.
+
+    Raises:
+        DataError: an event contradicts itself, or those before it.
+    """
+    before, reports, most = None, 0, 0
+    for index, event in enumerate(events, start=1):
+        reports, most = reports + event.cohort, max(most, event.population)
+        why = _impossible(event, before) or (
+            f"{reports:,} reports of {most:,} clients: some client joined more than {event.joined} rounds"
+            if event.joined * most < reports
+            else ""
+        )
+        if why:
+            raise DataError(f"{origin}, event {index}: {why}")
+        before = event
+
+
+def _impossible(event: RoundEvent, before: RoundEvent | None) -> str:
+    """Say why no run has such a round after the one ``before``; empty if one may."""
+    last, joined = (before.round, before.joined) if before else (0, 0)
+    if event.population > _MOST_CLIENTS or event.release.parameter < _SMALLEST_PARAMETER:
+        return "more than 1e9 clients, or a parameter below 1e-15, are not accounted"
+    if event.sampling == "everyone" and event.cohort < event.population:
+        return f"everyone took part, and only {event.cohort:,} of {event.population:,} clients did"
+    if event.sampling == "secret" and bdtrc(event.cohort - 1, event.population, event.rate) < _IMPOSSIBLE:
+        return f"{event.cohort:,} of {event.population:,} clients do not join by coins of probability {event.rate:g}"
+    if event.sampling != "secret" and event.round != last + 1:
+        return f"round {event.round} comes after round {last}: what others released is missing"
+    if not joined <= event.joined <= joined + event.round - last:
+        return f"a client cannot have joined {joined} rounds before and {event.joined} now"
+    return ""
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +32,23 @@ def simulate(
     while checkpoint.state.round < rounds:
         cohort = federation.cohort(checkpoint.state.round + 1)
         if cohort.size == 0:
-            checkpoint = close_idle_round(federation.rules, checkpoint)
+            checkpoint = _idle_round(federation, checkpoint, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
             checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done)
         joined[cohort] += 1
         yield checkpoint
+
+
+def _idle_round(federation: Federation, before: Checkpoint, joined: NDArray[np.int64]) -> Checkpoint:
+    """Return what follows ``before`` when each client has decided, in secret, not to take part: that is charged like any other round."""
+    number, ranges = before.state.round + 1, before.state.ranges
+    release = federation.mechanism.in_round(before.state.public()).release(ranges)
+    after = close_idle_round(federation.rules, before)
+    if federation.channel != "ideal-shuffler":  # then who takes part is seen, and nobody did
+        return after
+    event = round_event(number, release, 0, joined, federation.channel, federation.self_sampling)
+    return replace(after, ledger=before.ledger.charge(event))
 
 
 def _round(
