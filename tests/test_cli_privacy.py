@@ -112,7 +112,7 @@ def test_a_delta_that_is_not_below_one_over_n_is_warned_of(ldpfl: CommandLine) -
 
 
 BAD_LEDGERS: dict[str, tuple[Callable[[str], str], str]] = {
-    "another version": (lambda text: text.replace('"version": 2', '"version": 3'), "version 3, and this ldpfl reads versions up to 2"),
+    "another version": (lambda text: text.replace('"version": 3', '"version": 4'), "version 4, and this ldpfl reads versions up to 3"),
     "an unknown event": (lambda text: text.replace('"binary"', '"binari"'), "unknown kind of release 'binari': did you mean 'binary'?"),
     "another file": (lambda text: '{"accuracy": 0.9}', "is not a ledger"),
     "half of it": (lambda text: text[:100], "is not valid JSON"),

@@ -34,8 +34,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.accounting import DELTA
-from ldpfl.privacy.accounting import account as account_ledger
+from ldpfl.privacy.accounting import DELTA, account_together
 from ldpfl.privacy.statement import Statement
 from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.noise_plot import draw_noise
@@ -184,12 +183,17 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
 
 
 def account(
-    what: Ledger | RunResult | RunConfig | str | Path, *, settings: Settings = (), delta: float | None = None, colluding: int = 0
+    what: Ledger | RunResult | RunConfig | str | Path,
+    *others: Ledger | RunResult | RunConfig | str | Path,
+    settings: Settings = (),
+    delta: float | None = None,
+    colluding: int = 0,
 ) -> Statement:
     """Return what a ledger guarantees to the client that took part most often.
 
     Args:
         what: a ledger, its file, a run's folder, or a result; or a recipe or config, for what it would release.
+        others: more of them, on the same clients' data: what a client sent in all of them adds up.
         settings: changes of a recipe or config.
         delta: failure probability; by default that of the run, or 1e-5.
         colluding: clients that tell the adversary what they sent.
@@ -198,8 +202,9 @@ def account(
         ConfigError: delta or colluding is out of range, there is no such run, or what a recipe releases depends on how it goes.
         DataError: a file is damaged.
     """
-    ledger, chosen = released(what, settings)
-    return account_ledger(ledger, chosen if delta is None else delta, colluding)
+    found = [released(one, settings) for one in (what, *others)]
+    ledgers, chosen = [ledger for ledger, _ in found], max(own for _, own in found)
+    return account_together(ledgers, chosen if delta is None else delta, colluding)
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:

@@ -68,6 +68,17 @@ def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text:
     assert list(run_at_import(app)) == found
 
 
+def test_what_may_run_in_place_of_the_sources_is_named(tmp_path: Path) -> None:
+    """Bytecode whose header says that nobody need compare it with its source; a package that says where else its modules lie."""
+    app = app_in(tmp_path)
+    cache = app / "mine" / "__pycache__"
+    cache.mkdir()
+    (cache / "client_app.cpython-311.pyc").write_bytes(b"")
+    (app / "mine" / "__init__.py").write_text('__version__ = "1"\n__path__ = ["elsewhere"]\n', encoding="utf-8")
+    bytecode = "mine/__pycache__/client_app.cpython-311.pyc, which Python may run in place of its source: delete it"
+    assert list(run_at_import(app)) == [bytecode, "mine/__init__.py:2"]
+
+
 def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapper_is_none(tmp_path: Path) -> None:
     app = app_in(tmp_path, 'from ldpfl.models import import_module as LdpClientApp\napp = LdpClientApp("mine.training")\n')
     assert list(run_at_import(app)) == ["mine/client_app.py:1"]

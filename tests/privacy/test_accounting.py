@@ -101,20 +101,18 @@ def test_the_lines_come_in_the_order_of_a_table(mnist: Statement) -> None:
         ("proved", "client", "local", "run", False, True),
         ("proved", "client", "shuffled", "run", False, False),
         ("proved", "client", "shuffled", "run", False, True),
-        ("estimate", "client", "shuffled", "run", False, True),
     ]
 
 
 def test_the_estimate_of_the_central_limit_theorem_bounds_nothing_and_says_so(mnist: Statement) -> None:
-    """Here it lies below what a data set attains: whoever quotes it as a guarantee is wrong."""
-    (row,) = (row for row in mnist.rows if row.status == "estimate")
-    assert row.epsilon == mnist.figures()["shuffled_estimate"]
+    """At the paper's setting it lies below what a data set attains, and is not shown: whoever quotes it as a guarantee is wrong."""
     lower = mnist.figures()["shuffled_lower"]
     assert isinstance(lower, float)
-    assert row.epsilon < lower
-    assert "bounds nothing" in row.source
-    assert mnist.find("shuffled", "run") is not row
-    assert mnist.find("shuffled", "run", adaptive=False) is not row
+    assert central_limit_epsilon(1.0, 100, 218_400, DELTA) < lower
+    assert not [row for row in mnist.rows if row.status == "estimate"]
+    assert mnist.figures()["shuffled_estimate"] is None
+    for found in (figures(ledger_of(replace(BIT, epsilon=epsilon))) for epsilon in (0.01, 0.1, 1.0)):
+        assert found["shuffled_estimate"] is None or found["shuffled_lower"] <= found["shuffled_estimate"]
 
 
 def test_what_a_shuffler_must_be_is_an_assumption_of_its_lines_only(mnist: Statement) -> None:
@@ -447,7 +445,7 @@ def test_any_budget_of_a_bit_is_accounted(epsilon: float) -> None:
     if epsilon > 3:  # a hundred clients, and the rarer answer is too rare for the central limit theorem
         assert found["shuffled_estimate"] is None
     else:
-        assert 0 <= found["shuffled_estimate"] <= epsilon
+        assert found["shuffled_estimate"] is None or found["shuffled_lower"] <= found["shuffled_estimate"] <= epsilon
 
 
 @pytest.mark.parametrize("epsilon", [60.0, 67.6, 100.0, 300.0, 700.0, 800.0])

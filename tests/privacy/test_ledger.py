@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +19,7 @@ from ldpfl.errors import DataError
 from ldpfl.files import WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accounting import account
+from ldpfl.privacy.events import Channel, Sampling
 
 COUNTS = st.integers(1, 10**12)
 PARAMETERS = st.floats(min_value=1e-15, allow_infinity=False)
@@ -41,11 +42,11 @@ RELEASES = st.one_of(
 def ledgers(draw: st.DrawFn) -> Ledger:
     ledger, population, reports = Ledger(), draw(PEOPLE), 0
     for number, release in enumerate(draw(st.lists(RELEASES, max_size=4)), start=1):
-        sampling = draw(st.sampled_from(["everyone", "visible"]))
+        sampling: Sampling = draw(st.sampled_from(get_args(Sampling)[:2]))
         cohort = population if sampling == "everyone" else draw(st.integers(1, population))
         reports += cohort
         rate = draw(st.floats(0, 1, exclude_min=True))
-        channel = draw(st.sampled_from(["ideal-shuffler", "random-delay", "direct"]))
+        channel: Channel = draw(st.sampled_from(get_args(Channel)))
         ledger = ledger.charge(RoundEvent(number, release, cohort, population, number, sampling, rate, channel, draw(COUNTS)))
     return ledger
 

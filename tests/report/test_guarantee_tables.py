@@ -51,14 +51,14 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
 
 
-def test_the_table_has_a_line_for_each_trust_model_with_the_claim_first() -> None:
+def test_the_table_has_what_holds_of_the_run_first_and_the_claim_last() -> None:
     assert cells(printed(guarantee_table(statement().to_dict()))) == [
-        ["one client, whole run", "shuffler", "1", "paper's claim"],
-        ["one weight, one round", "nobody", "1 (pure)", "proved"],
         ["one client, whole run", "nobody", "102,690 (218,400 pure)", "proved"],
         ["one client, whole run", "shuffler", "1,405.4 .. 1,406.2", "fixed inputs"],
-        ["one client, whole run", "shuffler", "1,405.4 .. 1,411.9", "proved"],
+        ["one client, whole run", "shuffler", "1,405.4 .. 1,412.0", "proved"],
         ["one client, whole run", "shuffler", "~ 1,392.9", "estimate"],
+        ["one weight, one round", "nobody", "1 (pure)", "proved"],
+        ["one client, whole run", "shuffler", "1", "paper's claim"],
     ]
 
 
@@ -110,11 +110,11 @@ def test_a_plan_without_noise_names_no_budget() -> None:
     ("value", "text"),
     [
         (0.0, "0"),
-        (0.40781789, "0.4078"),
+        (0.40781789, "0.4079"),
         (1.0, "1"),
-        (99.994, "99.99"),
-        (185.12, "185.1"),
-        (1405.44, "1,405.4"),
+        (99.982, "99.99"),
+        (185.12, "185.2"),
+        (1405.44, "1,405.5"),
         (10_647.8, "10,648"),
         (218_400.0, "218,400"),
         (9999.97, "10,000"),
@@ -128,7 +128,10 @@ def test_figures_are_short_and_thousands_apart(value: float | str, text: str) ->
 
 def test_an_interval_whose_ends_read_the_same_is_one_number() -> None:
     assert interval(None, 3.0) == "3"
-    assert interval(2.99999, 3.0) == "3"
+    assert interval(3.0, 3.0) == "3"
+    assert interval(2.99999, 3.0) == "2.999 .. 3"
+    assert interval(185.0976, 185.0976) == "185.0 .. 185.1"  # outward, both
+    assert number(0.1 + 0.2) == "0.3"
     assert interval(2.9, 3.0) == "2.9 .. 3"
     assert interval(2.9, "infinity") == "2.9 .. infinity"
 

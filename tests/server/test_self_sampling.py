@@ -15,6 +15,8 @@ from ldpfl.data import load
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import account
 from ldpfl.server import Checkpoint, round_event, self_sampled_cohort
 from ldpfl.simulation import Federation, simulate
 
@@ -56,13 +58,18 @@ def test_a_round_is_recorded_as_secret_only_behind_a_shuffler(tiny_data: Path) -
     assert (seen.sampling, seen.rate) == ("visible", 1.0)
 
 
-def test_a_round_that_nobody_joins_changes_nothing_and_costs_nothing(tiny_data: Path) -> None:
+def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1])
     rounds = list(simulate(lonely, start, 12))
     joined = [self_sampled_cohort(0, number, 1, 0.0).size for number in range(1, 13)]
     assert set(joined) == {0, 1}  # this seed has both
-    assert [event.round for event in rounds[-1].ledger.events] == [number for number, size in enumerate(joined, 1) if size]
+    assert [event.cohort for event in rounds[-1].ledger.events] == joined
+    events = rounds[-1].ledger.events
+    # Left out, as earlier versions did, they count all the same: that nobody joins is an outcome too.
+    left_out = Ledger(tuple(event for event in events if event.cohort))
+    charged = Ledger(tuple(replace(event, cohort=1, joined=event.round) for event in events[: left_out.events[-1].round]))
+    assert account(left_out).figures()["shuffled_upper"] == account(charged).figures()["shuffled_upper"]
     before = start
     for size, after in zip(joined, rounds, strict=True):
         same = torch.equal(before.state.weights, after.state.weights)
@@ -72,12 +79,13 @@ def test_a_round_that_nobody_joins_changes_nothing_and_costs_nothing(tiny_data: 
         before = after
 
 
-def test_a_run_of_idle_rounds_alone_ends_in_an_empty_ledger(tiny_data: Path) -> None:
+def test_idle_rounds_alone_are_charged(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     idle = next(seed for seed in range(100) if self_sampled_cohort(seed, 1, 1, 0.0).size == 0)
     lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1], seed=idle)
     (only,) = simulate(lonely, start, 1)
-    assert only.ledger.events == ()
+    assert [(event.round, event.cohort) for event in only.ledger.events] == [(1, 0)]
+    assert account(only.ledger).figures()["local"] != 0
 
 
 def test_the_forecast_is_the_ledger_of_the_run(tiny_data: Path) -> None:

@@ -28,22 +28,31 @@ AUDIT_FAILED = 3
 
 
 def ledger(
-    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run's folder, a ledger file, a recipe's name, or a config file.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|RECIPE...",
+            help="A run's folder, a ledger file, a recipe's name, or a config file. Several on the same data are added up.",
+        ),
+    ],
     delta: Annotated[float | None, typer.Option(help="Failure probability.", show_default="the run's")] = None,
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of a recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Account what a run released, or what a recipe would release, and print what holds."""
-    events, chosen = api.released(what, set_ or ())
-    if not events.events:
-        raise ConfigError(f"{what}: the ledger is empty, nothing was released yet")
-    statement = api.account(events, delta=chosen if delta is None else delta, colluding=colluding)
+    found = [api.released(one, set_ or ()) for one in what]
+    for one, (events, _) in zip(what, found, strict=True):
+        if not events.events:
+            raise ConfigError(f"{one}: the ledger is empty, nothing was released yet")
+    chosen = max(own for _, own in found) if delta is None else delta
+    statement = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
+    name, rounds = " + ".join(what), sum(len(events.events) for events, _ in found)
     if as_json:
-        print(json.dumps({"name": what, "rounds": len(events.events), "colluding": colluding, **statement.to_dict()}, indent=2))
+        print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
         return
     console = Console()
-    console.print(Text(f"{what}: {len(events.events)} rounds"), soft_wrap=True)
+    console.print(Text(f"{name}: {rounds} rounds"), soft_wrap=True)
     print_guarantees(console, statement.to_dict())
 
 

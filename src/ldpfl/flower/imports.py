@@ -16,6 +16,7 @@ from ldpfl.errors import ConfigError
 _QUIET = ("__future__", "ldpfl", "flwr", "typing")
 """Packages that touch no data when they are imported."""
 
+_PLAIN = ("__all__", "__author__", "__license__", "__version__")
 _WRAPPER = "LdpClientApp"
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
@@ -36,6 +37,7 @@ def run_at_import(app: Path) -> Iterator[str]:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
     own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
     yield from _in_place_of_others(app, module.partition(".")[0])
+    yield from _in_place_of_sources(app)
     for name, spec in _imported(app, module):
         if spec is None:
             yield f"{name}, which is not in this folder and cannot be checked here"
@@ -72,6 +74,12 @@ def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
             yield f"{entry.name}, which is imported in place of the module {name} that others mean"
 
 
+def _in_place_of_sources(app: Path) -> Iterator[str]:
+    """Yield what Python may run instead of the sources that are read here: bytecode can say that it need not be compared with them."""
+    for file in sorted(app.rglob("*.py[co]")):
+        yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"
+
+
 def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
     try:
         body = ast.parse(file.read_text(encoding="utf-8")).body
@@ -88,7 +96,9 @@ def _is_quiet(node: ast.stmt, own: frozenset[str]) -> bool:
         others = [alias for alias in node.names if (alias.asname or alias.name) == _WRAPPER and (alias.name, node.module) not in _WRAPPERS]
         return node.level == 0 and not others and _touches_nothing(node.module or "", own)
     if isinstance(node, ast.Assign):
-        return all(isinstance(target, ast.Name) for target in node.targets) and (_is_constant(node.value) or _is_wrapper(node.value))
+        names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        moving = any(name.startswith("__") and name not in _PLAIN for name in names)  # such as __path__, which says where modules lie
+        return len(names) == len(node.targets) and not moving and (_is_constant(node.value) or _is_wrapper(node.value))
     return isinstance(node, ast.Expr) and _is_constant(node.value)
 
 

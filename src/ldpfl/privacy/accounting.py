@@ -45,6 +45,19 @@ def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Stateme
     return account_groups(_groups(ledger.events, colluding), delta)
 
 
+def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding: int = 0) -> Statement:
+    """Return what several runs together guarantee to a client that gave the same data to all of them, and to each most often.
+
+    Raises:
+        ConfigError: as :func:`account`.
+    """
+    rounds: Counter[RoundGroup] = Counter()
+    for group in (group for ledger in ledgers if ledger.events for group in _groups(ledger.events, colluding)):
+        rounds[replace(group, rounds=1)] += group.rounds
+    groups = [replace(group, rounds=count) for group, count in rounds.items()]
+    return account_groups(groups, delta) if groups else account(Ledger(), delta)
+
+
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
     check_delta(delta)
@@ -210,7 +223,8 @@ def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope) -> 
     normal = cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
     if scope == "run" and bounds.attained is not None and len(groups) == 1 and normal:
         estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)
-        rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
+        if estimate >= bounds.attained:  # else it is known to be too small
+            rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
     return rows
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, exp
 from typing import Any
 
 from ldpfl.privacy.events import Channel, Release, Sampling
 from ldpfl.privacy.guarantee import Guarantee, Scope, json_number
+
+_GOOD, _WORTHLESS = 1.0, 10.0
+"""Epsilons of a client's whole run up to which a guess is right three times of four at most, and above which there is nothing to guess."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,25 @@ class Statement:
                 return row
         return None
 
+    @property
+    def verdict(self) -> str:
+        """What the run is worth to a client, in a sentence for who has not read the papers."""
+        best: Guarantee | None = None
+        for row in (self.find("local", "run"), self.find("shuffled", "run")):
+            if row is not None and (best is None or row.epsilon < best.epsilon):
+                best = row
+        if best is None:
+            return ""
+        trusted = "trusting nobody" if best.trust_model == "local" else "if the shuffler is what it is said to be"
+        if best.epsilon > _WORTHLESS:
+            return f"This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}."
+        right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
+        kept = "protected" if best.epsilon <= _GOOD else "protected a little"
+        return (
+            f"A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
+            f"with probability {ceil(1000 * right) / 10:g} % at most ({trusted}; chance is 50 %)."
+        )
+
     def figures(self) -> dict[str, float | str | None]:
         """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
         claim = next((row.epsilon for row in self.rows if row.status == "claimed"), None)
@@ -79,6 +102,7 @@ class Statement:
         """Return everything, for JSON."""
         return {
             **self.figures(),
+            "verdict": self.verdict,
             "guarantees": [row.to_dict() for row in self.rows],
             "notes": list(self.notes),
             "warnings": list(self.warnings),

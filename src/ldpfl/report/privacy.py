@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from math import isfinite
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +20,13 @@ _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
 _FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
 
+_SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
+
 
 def print_guarantees(console: Console, privacy: dict[str, Any]) -> None:
     """Print the table of guarantees and what has to be said beside it."""
+    if privacy.get("verdict"):
+        console.print(Text(privacy["verdict"], style="bold"), soft_wrap=True)
     console.print(guarantee_table(privacy))
     for note in privacy["notes"]:
         console.print(Text(note), soft_wrap=True)
@@ -35,19 +41,30 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
     table.add_column("trusted")
     table.add_column("epsilon", justify="right")
     table.add_column("status")
-    for row in _rows(privacy["guarantees"]):
+    for row in _rows(sorted(privacy["guarantees"], key=_place)):
         table.add_row(*row)
     table.caption = "\n".join(_legend(privacy["guarantees"]))
     table.caption_justify = "left"
     return table
 
 
+def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Return where a line stands: what holds of the whole run first, the paper's claim last."""
+    return row["status"] == "claimed", row["scope"] != "run", row["unit"] != "client"
+
+
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
+    if any(row["delta"] == 0 and row["status"] == "proved" for row in guarantees):
+        yield "pure: with delta = 0; nobody: against a server that sees who sent what"
     shuffled = [row for row in guarantees if row["trust_model"] == "shuffled" and row["status"] == "proved"]
     if shuffled:
         yield f"{_SHUFFLER}; {shuffled[0]['assumptions'][-1]}"
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED
+    if any(row["status"] == "proved" and row["scope"] == "run" for row in guarantees):
+        yield _SCHEDULE
+    for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
+        yield f"paper's claim, which does not hold: {claim}"
 
 
 def plan_table(plan: dict[str, Any]) -> Table:
@@ -96,7 +113,9 @@ def canary_table(audit: RunAudit) -> Table:
             f"{row.epsilon_lower:.3g}",
             f"{row.best_possible_if_claim_held:.1%}",
         )
+    told = max(audit.rows, key=lambda row: row.accuracy)
     table.caption = (
+        f"An adversary guesses right in {told.accuracy:.0%} of trials where the claim allows {told.best_possible_if_claim_held:.0%}. "
         f"{audit.trials} trials; the canary holds one of two known patterns, the server knows what all others hold. "
         "The last column is the most that anyone could guess right if all that a client sends in a round cost the claimed epsilon."
     )
@@ -122,7 +141,7 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
         trusted = _TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
             at = f" at delta {row['delta']:g}" if row["delta"] else ""
-            yield what, trusted, number(row["epsilon"]) + at, "[red]paper's claim[/red]"
+            yield what, trusted, f"[strike]{number(row['epsilon'])}{at}[/strike]", "[red]paper's claim[/red]"
         elif row["status"] == "estimate":
             yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] == "client":
@@ -142,17 +161,20 @@ def _proved(row: dict[str, Any], pure: str | None) -> str:
 
 def interval(lower: float | None, upper: float | str) -> str:
     """Return ``lower .. upper``, or one number where both read the same."""
-    if lower is None or number(lower) == number(upper):
-        return number(upper)
-    return f"{number(lower)} .. {number(upper)}"
+    below = number(lower, ROUND_FLOOR) if lower is not None else ""
+    return f"{below} .. {number(upper)}" if below and below != number(upper) else number(upper)
 
 
-def number(value: float | str) -> str:
-    """Return a figure with four digits or so, and thousands apart."""
+def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
+    """Return a figure with four digits or so, and thousands apart; rounded up, as befits a bound from above, unless told otherwise.
+
+    What binary fractions add to a figure of few digits, less than a part in 1e12 of it, is not rounded up.
+    """
     if isinstance(value, str):
         return value
-    if value >= 1e9:
-        return f"{value:.4g}"
-    if value >= 9_999.95:  # what would read 10,000.0
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if value >= 100 else f"{value:.4g}"
+    if value == 0 or not isfinite(value):
+        return f"{value:g}"
+    exact = Decimal(f"{value:.12e}")
+    digits = 3 - exact.adjusted() if exact < 100 or exact >= 10**9 else 1 if exact < Decimal("9999.9") else 0
+    shown = exact.quantize(Decimal(1).scaleb(-digits), rounding)
+    return f"{float(shown):.4g}" if exact < 100 or exact >= 10**9 else f"{shown:,}"

@@ -35,7 +35,7 @@ def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float
     """delta(``epsilon``) of the pair above for one report of each of ``clients``."""
     if epsilon0 > _HIDES_NOTHING:
         return report_delta(epsilon0, epsilon)
-    return float(_deltas(epsilon0, np.array([epsilon]), *_coins(clients, coin_share))[0])
+    return float(_deltas(epsilon0, np.array([float(epsilon)]), *_coins(clients, coin_share))[0])
 
 
 def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float) -> float:
@@ -45,7 +45,7 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
     counts, weights = _coins(clients, coin_share)
 
     def excess(epsilon: float) -> float:
-        return float(_deltas(epsilon0, np.array([epsilon]), counts, weights)[0]) - delta
+        return float(_deltas(epsilon0, np.array([float(epsilon)]), counts, weights)[0]) - delta
 
     if delta <= 0 or excess(0.0) <= 0:
         return epsilon0 if delta <= 0 else 0.0
