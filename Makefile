@@ -39,6 +39,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/mechanism.py
+	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/harmony.py

@@ -37,7 +37,10 @@ from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import BitReports, DenseReports, Identity, Mechanism
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
+from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.reports import COORDINATE_BLOCK, packed_size
+from ldpfl.mechanisms.scalar import Laplace
 from ldpfl.privacy import Release
 from ldpfl.randomness import Purpose, RandomSource, as_source, draw, stream
 
@@ -584,3 +587,135 @@ def test_the_best_threshold_is_the_best_by_trying_all() -> None:
         high, low = np.floor(generator.uniform(1, 9, 9)), np.floor(generator.uniform(0, 8, 7))
         found, *others = ((high > t).sum() + (low <= t).sum() for t in (best_threshold(high, low), *np.arange(-1.5, 10)))
         assert found == max(others)
+
+
+# --- faults that only unequal inputs, single weights or raw bits show -----------------------------------------------------
+
+
+class Tampered(Laplace):
+    """Laplace noise on every weight, with a place for each fault, in estimates t* (K, d) of values t (K, d) in [-1, 1]."""
+
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        return sent
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        reports = super().encode(values, ranges, generator)
+        assert isinstance(reports, DenseReports)
+        center, radius = ranges.expand()
+        t = ((values - center) / radius).clamp(-1, 1)
+        return DenseReports(self.tampered(reports.values.clone(), t, ranges).float())
+
+
+class FirstOpen(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        sent[:, 0] = t[:, 0].float()
+        return sent
+
+
+class LastThousandthOpen(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        sent[:, -max(1, ranges.dimension // 1000) :] = t[:, -max(1, ranges.dimension // 1000) :].float()
+        return sent
+
+
+class TwoShareNoise(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        sent[:, 5] = t[:, 5] + sent[:, 17] - t[:, 17]
+        return sent
+
+
+class SignInTheLowestBit(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        bits = sent.contiguous().view(torch.int32)
+        return ((bits & ~1) | (t > 0).int()).view(torch.float32)
+
+
+class SignInTheLowestBitOfOneWeight(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        bits = sent.contiguous().view(torch.int32)
+        bits[:, 40] = (bits[:, 40] & ~1) | (t[:, 40] > 0).int()
+        return bits.view(torch.float32)
+
+
+class LargestOpen(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        return torch.where(t == 1, t.double(), sent.double())
+
+
+class LessNoiseInTheMiddle(Tampered):
+    """A weight of one layer gets a fifth of its noise."""
+
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        place = ranges.dimension // 2
+        sent[:, place] = t[:, place] + (sent[:, place] - t[:, place]) / 5
+        return sent
+
+
+class NoClampInTheSixthLayer(OwnEncoder):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        center, radius = ranges.expand()
+        words = torch.stack([draw(as_source(generator), row, ranges.dimension) for row in range(len(values))])
+        distance = ((values - center) / radius).double()
+        sizes = torch.arange(len(ranges.sizes)).repeat_interleave(torch.tensor(ranges.sizes))
+        distance = torch.where(sizes == 5, distance, distance.clamp(-1, 1))
+        bits = (words.double() + 2**31) / 2**32 < 0.5 + distance / (2 * self.gain)
+        return BitReports(np.packbits(bits.numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+class PlaceBySize(Harmony):
+    """Sends the largest weight of each layer in place of one that is drawn without looking."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
+        center, radius = ranges.expand()
+        sizes, start = ((values - center) / radius).abs(), 0
+        reports = super().encode(values, ranges, generator)
+        index = np.array(reports.index)
+        for layer, size in enumerate(ranges.sizes):
+            index[:, layer] = sizes[:, start : start + size].argmax(dim=1).numpy()
+            start += size
+        return replace(reports, index=index)
+
+
+class ClosedHalfSpace(DuchiVector):
+    """For an even number of weights, ties belong to both halves: ln(1 + e) is spent at epsilon 1, which is 1.313."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorBitReports:
+        values = require_finite(values, ranges)
+        center, radius = ranges.expand()
+        chosen = torch.Generator().manual_seed(int(draw(as_source(generator), 0, 1)[0]) & 0xFFFF)
+        t = ((values - center) / radius).double().clamp(-1, 1)
+        signs = torch.where(torch.rand(t.shape, generator=chosen) < 0.5 + t / 2, 1.0, -1.0)
+        want = torch.where(torch.rand(len(t), generator=chosen) < math.e**self.epsilon / (1 + math.e**self.epsilon), 1.0, -1.0)
+        found = torch.zeros_like(signs)
+        left = torch.ones(len(t), dtype=torch.bool)
+        while bool(left.any()):
+            tried = 2.0 * torch.randint(0, 2, signs.shape, generator=chosen) - 1
+            fits = left & ((tried * signs).sum(dim=1) * want >= 0)
+            found[fits], left = tried[fits], left & ~fits
+        return VectorBitReports(np.packbits((found > 0).numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+FAULTS: list[tuple[Mechanism, str]] = [
+    (FirstOpen(1.0), "epsilon of bits"),
+    (LastThousandthOpen(1.0), "epsilon of bits"),
+    (TwoShareNoise(1.0), "noise of each weight"),
+    (SignInTheLowestBit(1.0), "epsilon of bits"),
+    (SignInTheLowestBitOfOneWeight(1.0), "epsilon of bits"),
+    (LargestOpen(1.0), "epsilon of bits"),
+    (LessNoiseInTheMiddle(1.0), "epsilon of bits"),
+    (NoClampInTheSixthLayer(1.0), "epsilon of bits"),
+    (PlaceBySize(1.0), "epsilon of bits"),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "found"), FAULTS, ids=lambda value: type(value).__name__ if isinstance(value, Mechanism) else "")
+def test_a_fault_of_few_weights_or_of_raw_bits_is_found(mechanism: Mechanism, found: str) -> None:
+    assert found in failures(audited(mechanism, trials=20_000 if isinstance(mechanism, Harmony) else 100_000))
+
+
+def test_ties_that_belong_to_both_halves_are_found() -> None:
+    audit = audited(ClosedHalfSpace(1.0), trials=40_000)
+    (check,) = [check for check in audit.checks if check.name == "epsilon, one sign turned"]
+    assert check.passed is False
+    assert 1 < check.figure < 1.3133
+    assert audited(DuchiVector(1.0), trials=40_000).passed

@@ -289,7 +289,7 @@ def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
     torch.testing.assert_close(long, short, rtol=1e-5, atol=1e-3)  # a step of the lattice at most
     assert "biased" in mechanism.caveats[0]
     assert PrivUnitG(2.0, 0.5, 0.2).caveats == ()
-    assert "less is spent" in PrivUnitG(120.0, 0.5).caveats[0]
+    assert "more than 32 random bits express" in PrivUnitG(120.0, 0.5, 0.2).caveats[0]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])

@@ -157,7 +157,7 @@ def test_hybrid_keeps_epsilon_in_both_parts(epsilon: float) -> None:
     law = HybridLaw(epsilon)
     plus = law.plus(torch.tensor(HALVES, dtype=torch.float64))
     for part in (plus, 1 - plus):
-        assert float((part.amax() / part.amin()).log()) == pytest.approx(epsilon, abs=1e-9)
+        assert epsilon - 1e-5 < float((part.amax() / part.amin()).log()) < epsilon + 1e-12  # of 32-bit thresholds
     inside = torch.linspace(-1, 1, 20_001, dtype=torch.float64) * PiecewiseLaw(epsilon).bound * (1 - 1e-12)
     if law.piecewise_share:
         assert loss(law, inside) == pytest.approx(epsilon, abs=1e-9)
@@ -198,14 +198,14 @@ def test_hybrid_takes_one_part_or_the_other(epsilon: float) -> None:
 
 
 class Scripted:
-    """A source that gives some words first, and zeros from then on."""
+    """A source that gives some words first, and another one from then on."""
 
-    def __init__(self, *words: int) -> None:
-        self._words = list(words)
+    def __init__(self, *words: int, then: int = 0) -> None:
+        self._words, self._then = list(words), then
 
     def int32(self, row: int, count: int) -> Tensor:
         taken, self._words = self._words[:count], self._words[count:]
-        return torch.from_numpy(np.array(taken + [0] * (count - len(taken)), dtype=np.uint32).view(np.int32))
+        return torch.from_numpy(np.array(taken + [self._then] * (count - len(taken)), dtype=np.uint32).view(np.int32))
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 40.0])
@@ -265,24 +265,14 @@ def test_a_tiny_epsilon_is_still_unbiased(kind: type[ScalarLaw]) -> None:
 def test_no_epsilon_overflows(kind: type[ScalarLaw], epsilon: float) -> None:
     law = kind(epsilon)
     assert all(math.isfinite(figure) for figure in (law.offset, law.slope))
-    largest = {LaplaceLaw: 1 + 72.3 / epsilon, PiecewiseLaw: PiecewiseLaw(epsilon).bound, HybridLaw: PiecewiseLaw(epsilon).bound}[kind]
+    largest = {LaplaceLaw: 1 + 72.3 / epsilon, PiecewiseLaw: PiecewiseLaw(epsilon).bound, HybridLaw: HybridLaw(epsilon).bound}[kind]
     for t in POINTS:
         values = torch.full((2000,), t, dtype=torch.float64)
-        ends = [law.sample(values[:1], Constant(word), 0) for word in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
+        ends = [law.sample(values[:1], Scripted(*[word] * 5, then=7), 0) for word in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
         found = law.sample(values, SeededStreams.for_clients(8, 0, [0]), 0)
         assert bool((torch.cat([*ends, found]).abs() <= largest * (1 + 1e-12)).all())
         if epsilon >= 700:  # no noise is left
             assert float((found - t).abs().median()) < 0.03 or kind is HybridLaw
-
-
-class Constant:
-    """A source that repeats one word."""
-
-    def __init__(self, word: int) -> None:
-        self._word = word
-
-    def int32(self, row: int, count: int) -> Tensor:
-        return torch.from_numpy(np.full(count, self._word, dtype=np.uint32).view(np.int32))
 
 
 @pytest.mark.parametrize("kind", LAWS)

@@ -55,7 +55,7 @@ def test_the_table_has_what_holds_of_the_run_first_and_the_claim_last() -> None:
     assert cells(printed(guarantee_table(statement().to_dict()))) == [
         ["one client, whole run", "nobody", "102,690 (218,400 pure)", "proved"],
         ["one client, whole run", "shuffler", "1,405.4 .. 1,406.2", "fixed inputs"],
-        ["one client, whole run", "shuffler", "1,405.4 .. 1,412.0", "proved"],
+        ["one client, whole run", "shuffler", "1,405.4 .. 1,411.9", "proved"],
         ["one client, whole run", "shuffler", "~ 1,392.9", "estimate"],
         ["one weight, one round", "nobody", "1 (pure)", "proved"],
         ["one client, whole run", "shuffler", "1", "paper's claim"],

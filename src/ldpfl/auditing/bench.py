@@ -73,6 +73,19 @@ class Bench:
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
+    def neighbour(self, *, turned: bool) -> Floats:
+        """Return the projections (n,) of rows at the ends of their ranges, or of rows whose first weight is ``turned``, on the signs.
+
+        The first weight counts half: so that one row's ties lie elsewhere than the other's.
+        """
+        signs, half = self._signs.clone(), self._signs.clone()
+        half[0] /= 2
+        if turned:
+            signs[0] *= -1
+        values = (self._center + self._radius * signs).float().repeat(self.rows, 1)
+        estimates = self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double()
+        return np.asarray(((estimates - self._center) / self._radius @ half).numpy())
+
     def report(self, position: float) -> Any:
         """Return the clients' reports as the server reads them off the wire."""
         return self.receive(*self.send(position))

@@ -10,6 +10,8 @@ from math import ceil, inf, isinf
 import numpy as np
 
 from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
+from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
+from ldpfl.auditing.raw import RawBench, epsilon_of_bits, worst_correlation
 from ldpfl.auditing.statistics import (
     Bins,
     Correlation,
@@ -41,6 +43,9 @@ _WIDE = 3 * COORDINATE_BLOCK // 2
 
 _TALL_ROWS = 256
 _VECTOR_ROWS = 1 << 13
+_RAW_ROWS = 1 << 10
+_NEIGHBOUR_DRAWS = 6
+"""Calls of ``encode`` for each of two rows: one to order events by, one to choose by, the others to judge by."""
 _VECTOR_WIDTH = 4
 
 _LEVELS = 512
@@ -77,6 +82,10 @@ class Check:
     sentence: str
 
 
+def _raw_clients(trials: int) -> int:
+    return max(1000, min(20_000, trials // 50))
+
+
 def _source(seed: int | None, rows: int) -> RandomSource:
     if seed is None:
         return SecureSource()
@@ -100,7 +109,9 @@ class Examination:
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
         # Without a claim there is nothing that clamping would protect, so nobody promises to clamp.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
-        self.share = error_rate / (len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2))
+        raw = len(RAW_PAIRS) + 1
+        self.share = error_rate / (len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2) + raw)
+        self.raw = RawBench(mechanism, _raw_clients(trials), _source(seed, _RAW_ROWS), STREAM_KEY)
         if probe.by_weight:
             self._source = _source(seed, _TALL_ROWS)
             self.blocks = ceil(self.half / _BLOCK)
@@ -135,7 +146,7 @@ class Examination:
     def checks(self) -> tuple[Check, ...]:
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        return (*privacy, *estimates, self._agreement_check(), *self._wire_checks())
+        return (*privacy, *self._raw_checks(), *estimates, self._agreement_check(), *self._wire_checks())
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
@@ -190,6 +201,41 @@ class Examination:
                 trials = int(one[2].sum()), int(other[2].sum())
                 best = max(best, epsilon_lower_bound(hits, trials, self.delta, error))
         return best
+
+    # --- what bytes are -----------------------------------------------------------------------------------------------
+
+    def _raw_checks(self) -> Iterator[Check]:
+        clients, first = self.raw.clients, self.raw.ones("first")
+        for pair in RAW_PAIRS:
+            other = self.raw.ones(pair)
+            lower = epsilon_of_bits(first, other, clients, self.delta, self.share)
+            passed = None if isinf(self.epsilon) else lower <= self.epsilon
+            claim = "nothing is protected" if passed is None else f"{self.epsilon:g} is claimed"
+            sentence = f"{claim}: the odds of one bit of the wire, {pair}, show epsilon {lower:.4g} at least"
+            yield Check(f"epsilon of bits, {pair}", lower, self.epsilon, self.share, passed, sentence)
+        if not self.bench.by_weight:
+            yield self._neighbour_check()
+        else:
+            noise = self.raw.noise()
+            figure, bound = worst_correlation(noise, self.share)
+            silent = not bool(noise.std(axis=0).all())
+            passed = None if isinf(self.epsilon) else figure <= bound and not silent
+            sentence = f"the noise of two weights is correlated by {figure:.3g} standard errors at most, and chance explains {bound:.3g}"
+            yield Check("noise of each weight", figure, bound, self.share, passed, "a weight has no noise" if silent else sentence)
+
+    def _neighbour_check(self) -> Check:
+        """Tell a row from one that differs in the sign of one weight, by a projection that gives ties of either a place of their own."""
+        rows = [[self.bench.neighbour(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
+        bins, error, lower = Bins.covering([drawn[0] for drawn in rows], _LEVELS), self.share / 2, 0.0
+        counts = [[bins.histogram(drawn[0]), bins.histogram(drawn[1]), bins.histogram(np.concatenate(drawn[2:]))] for drawn in rows]
+        for one, other in (counts, counts[::-1]):
+            event = telling_bins((one[0], other[0]), (one[1], other[1]), error)
+            hits, trials = (int(one[2][event].sum()), int(other[2][event].sum())), (int(one[2].sum()), int(other[2].sum()))
+            lower = max(lower, epsilon_lower_bound(hits, trials, self.delta, error))
+        passed = None if isinf(self.epsilon) else lower <= self.epsilon
+        claim = "nothing is protected" if passed is None else f"{self.epsilon:g} is claimed"
+        sentence = f"{claim}: a row against one of which one sign is turned shows epsilon {lower:.4g} at least"
+        return Check("epsilon, one sign turned", lower, self.epsilon, self.share, passed, sentence)
 
     # --- what the estimates are ---------------------------------------------------------------------------------------
 

@@ -66,13 +66,6 @@ class DirectionLaw:
         return float(self.threshold / 2**WORD)
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        """What a user should be told."""
-        if self.threshold < 2**WORD - 1:
-            return ()
-        return (f"so large an epsilon needs a rarer wrong side than {WORD} random bits express: less is spent than counted",)
-
-    @property
     def second_moment(self) -> float:
         """E[alpha^2] = 1 + gamma m.
 

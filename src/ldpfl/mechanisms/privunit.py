@@ -72,10 +72,9 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        rare = self.law.caveats
         if not self.magnitude_share:
-            return (*rare, f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)")
-        return (*rare, *Duchi(self._length_epsilon).caveats)
+            return (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
+        return Duchi(self._length_epsilon).caveats
 
     def bound(self, ranges: LayerRanges) -> float:
         """Return what no honest value exceeds in size: that of Z times the longest length, norm (1 + A) / 2 if it is sent."""

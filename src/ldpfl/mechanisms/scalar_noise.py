@@ -116,7 +116,7 @@ class LaplaceLaw(ScalarLaw):
     @property
     def unit(self) -> int:
         """Lattice points to a unit of t: 2^20, or fewer where the noise is many times that wide."""
-        return int(2 ** min(_FINEST, floor(log2(MOST_STEPS / 2 * self.epsilon * (1 - 1e-9)))))
+        return int(2 ** min(_FINEST, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
     def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
         unit, farthest = self.unit, floor(self.bound * self.unit)

@@ -64,7 +64,7 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(row["status"] == "proved" and row["scope"] == "run" for row in guarantees):
         yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
-        yield f"paper's claim, which does not hold: {claim}"
+        yield f"struck out, for it does not hold: {claim}"
 
 
 def plan_table(plan: dict[str, Any]) -> Table:
