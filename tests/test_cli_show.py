@@ -18,6 +18,7 @@ from ldpfl import ConfigError, DataError, LayerRanges
 from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.privacy import BinaryRelease, Ledger
 from ldpfl.report.plots import draw_accuracy_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
 from test_cli import StopAfterFirst, content
@@ -180,6 +181,27 @@ def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_fi
     assert shown["accuracy"] is None
     draw_accuracy_curve(Path("curve.svg"), shown)
     assert "<svg" in Path("curve.svg").read_text(encoding="utf-8")
+
+
+def test_what_is_shown_of_privacy_is_computed_from_a_ledger_that_fits_the_checkpoint(
+    ldpfl: CommandLine, config_file: Path, tiny_data: Path
+) -> None:
+    result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline", "--json").out)
+    folder, told = RunFolder(Path("run")), result["privacy"]["local"]
+    result["privacy"]["local"] = 0.001
+    folder.result_path.write_text(json.dumps(result), encoding="utf-8")
+    assert json.loads(ldpfl("show", "run", "--json").out)["privacy"]["local"] == told
+    # A ledger of its own that is well formed, with every round at a thousandth.
+    events = folder.ledger().events
+    Ledger(tuple(replace(event, release=BinaryRelease("duchi", 1e-3, event.release.units)) for event in events)).save(folder.ledger_path)
+    for command in (("show", "run"), ("ledger", "run")):
+        assert "is not the ledger of this run's checkpoint" in ldpfl.refused(*command)
+
+
+def test_several_runs_on_the_same_data_add_up(ldpfl: CommandLine) -> None:
+    one, two = (json.loads(ldpfl("ledger", *["quickstart"] * times, "--json").out) for times in (1, 2))
+    assert (two["rounds"], two["local_pure"]) == (2 * one["rounds"], 2 * one["local_pure"])
+    assert one["shuffled_upper_adaptive"] < two["shuffled_upper_adaptive"] < 2 * one["shuffled_upper_adaptive"]
 
 
 @pytest.mark.slow

@@ -714,8 +714,8 @@ def test_a_fault_of_few_weights_or_of_raw_bits_is_found(mechanism: Mechanism, fo
 
 
 def test_ties_that_belong_to_both_halves_are_found() -> None:
-    audit = audited(ClosedHalfSpace(1.0), trials=40_000)
+    audit = audited(ClosedHalfSpace(1.0), trials=20_000)
     (check,) = [check for check in audit.checks if check.name == "epsilon, one sign turned"]
     assert check.passed is False
     assert 1 < check.figure < 1.3133
-    assert audited(DuchiVector(1.0), trials=40_000).passed
+    assert audited(DuchiVector(1.0), trials=20_000).passed

@@ -25,6 +25,7 @@ from ldpfl.experiments.shipped import DEFAULT, sweep_names
 from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import WriteError, to_json
+from ldpfl.privacy.accounting import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.server import Checkpoint
@@ -148,6 +149,8 @@ def show(
     run_folder = RunFolder(folder)
     config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is not None:
+        # Computed from what was released, not repeated from what a file says of it.
+        result["privacy"] = account(run_folder.ledger(), config.privacy.delta).to_dict()
         print(to_json(result, indent=2)) if as_json else _print_result(run_folder, result)
         if kind.on_flower and not as_json:
             print(f"kind: {kind}")

@@ -209,6 +209,22 @@ class RunFolder:
         """Return the last checkpoint, if a round was finished."""
         return Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
 
+    def ledger(self) -> Ledger:
+        """Return what the run released, as ledger and checkpoint say alike; but one of them may be a round ahead.
+
+        Raises:
+            ConfigError: nothing was released yet.
+            DataError: a file is damaged, or they contradict each other.
+        """
+        if not self.ledger_path.exists():
+            raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
+        ledger, last = Ledger.load(self.ledger_path), self.checkpoint()
+        kept = ledger if last is None else last.ledger
+        shorter, longer = sorted((ledger, kept), key=lambda one: len(one.events))
+        if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
+            raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
+        return longer
+
     def result(self) -> dict[str, Any] | None:
         """Return the figures of a finished run, if it is finished; None stands for a figure that is not a finite number.
 
