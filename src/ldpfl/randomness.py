@@ -132,9 +132,3 @@ def uniform(source: RandomSource, row: int, count: int) -> Tensor:
     words = draw(source, row, 2 * count).to(torch.int64) & 0xFFFFFFFF
     high, low = words[0::2] >> 6, words[1::2] >> 6  # 26 bits each
     return ((high << 26) + low).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
-
-
-def normal(source: RandomSource, row: int, count: int) -> Tensor:
-    """Return ``count`` float64 standard normal values for ``row``, by inverting the distribution function; at most 8.21 in size."""
-    values = uniform(source, row, count)
-    return torch.where(values < 0.5, torch.special.ndtri(values), -torch.special.ndtri(1.0 - values))

@@ -2,7 +2,7 @@
 
 Composition theorems that pick the best of several bounds afterwards need figures that were fixed beforehand. A server chooses the
 next epsilon by what it saw, and so may always go on where chance was on its side: of 30 reports at 0.5, accounted exactly, it can
-replace the second half by two of 1.8 and four of 0.5 where that fits, and stay within the budget's epsilon at one and a half times its
+replace the second half by two of 1.8 and four of 0.5 where that fits, and stay within the budget's epsilon at 1.6 times its
 delta.
 
 The rule here: a report may leave if, with it, at least one of two sums stays within the budget's epsilon. One is that of the pure costs.
