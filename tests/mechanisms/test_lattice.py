@@ -171,3 +171,20 @@ def test_a_direction_is_also_drawn_from_the_rarest_bits(word: int) -> None:
     found = randomised_direction(law, u, Scripted(0, word, word, 2**62, then=7), 0)
     assert np.isfinite(found).all()
     assert np.abs(found).max() <= law.bound(2)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("distance", [24, 21, 18.01, 17.9, 10])
+def test_a_share_of_almost_all_of_its_side_is_as_exact(epsilon: float, distance: float) -> None:
+    """Next to 1 a float64 has few digits of what is left of a share: there floating point must not decide."""
+    law, u = direction_law(epsilon), np.array([1.0, 0.0])
+    with mpmath.workprec(200):
+        for step in range(8):
+            word = 2**64 - int(2 ** (64 - distance)) - step * 12_345
+            draws = directions._Draws(law, u, False, word, np.array([2**62, 2**61]), Scripted(), 0)
+            share = (mpmath.mpf(word) + 0.5) / 2**64
+            below_all = (1 - share) * (1 - mpmath.ncdf(-law.gamma))
+            alpha = mpmath.findroot(lambda size, p=below_all: mpmath.log(mpmath.ncdf(size) / p), mpmath.mpf(law.alpha(False, float(share))))
+            values, errors = draws._estimate()
+            assert not np.isfinite(errors[0]) or abs(values[0] - alpha) < errors[0] / 4
+            assert draws.points()[0] == mpmath.floor(alpha * directions.STEPS + 0.5)

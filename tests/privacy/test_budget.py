@@ -580,3 +580,12 @@ def test_thousands_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypa
     set_limit(path, 1e9)
     Budget(path, POLICY).charge(request(3001))
     assert [times for releases in seen for _, times in releases] == [3001, 3001]  # for the policy and for the file
+
+
+def test_a_budget_of_nothing_does_not_fix_the_rule_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "own.sqlite"
+    set_limit(path, 0.0, 1e-5)
+    set_limit(path, 50.0, 1e-5)
+    assert read_books(path).order == filter_order(50.0, 1e-5)
+    set_limit(path, 80.0, 1e-5)
+    assert read_books(path).order == filter_order(50.0, 1e-5)

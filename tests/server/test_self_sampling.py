@@ -98,3 +98,14 @@ def test_the_forecast_is_the_ledger_of_the_run(tiny_data: Path) -> None:
 def test_clients_and_server_do_not_both_decide(tiny_data: Path) -> None:
     with pytest.raises(ConfigError, match=r"self_sampling.*fraction"):
         federation(tiny_data, "clients.self_sampling=plain", "clients.fraction=0.5")
+
+
+def test_a_round_that_nobody_joins_where_that_is_seen_costs_nothing_and_can_be_read_again(tiny_data: Path) -> None:
+    _, everyone, start = federation(tiny_data)
+    lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1], channel="random-delay")
+    *_, last = simulate(lonely, start, 12)
+    joined = [self_sampled_cohort(0, number, 1, 0.0).size for number in range(1, 13)]
+    assert [(event.cohort, event.sampling == "secret") for event in last.ledger.events] == [(size, False) for size in joined]
+    assert Ledger.from_json(last.ledger.to_json()) == last.ledger
+    only = Ledger(tuple(event for event in last.ledger.events if event.cohort))
+    assert account(last.ledger).figures() == account(only).figures()

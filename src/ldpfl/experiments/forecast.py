@@ -35,7 +35,7 @@ def planned_ledger(config: RunConfig) -> Ledger:
     for number in range(1, config.training.rounds + 1):
         cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
         joined[cohort] += 1
-        if cohort.size or (self_sampling is not None and config.shuffling.channel == "ideal-shuffler"):
+        if cohort.size or self_sampling is not None:
             release = mechanism.in_round(PublicState(number, weights, None, ranges.sizes)).release(ranges)
             ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, self_sampling))
     return ledger

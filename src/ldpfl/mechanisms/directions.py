@@ -41,8 +41,9 @@ _LARGEST_NORMAL = float(-ndtri(_SMALLEST_TAIL))
 _SUMMED = 2.0**-46
 """Part of the sum of sizes by which NumPy's pairwise sums, of products of two floats, may be wrong."""
 
-_ALPHA = 2.0**-36
-"""Part of 1 + |alpha| by which :meth:`DirectionLaw.alpha` may be wrong."""
+_ALPHA, _RARE = 2.0**-36, 2.0**-18
+"""Part of 1 + |alpha| by which :meth:`DirectionLaw.alpha` may be wrong, for shares that far from 0 and 1: next to 1 a float64 has
+few digits of what is left, 2^-36 of it at that distance."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class _Draws:
         covered = float((sizes * (g + error)).sum())
         g[negative] *= -1
         share = (self.alpha_word + 0.5) * 2.0**-WORD
-        if not 2.0**-24 < share < 1 - 2.0**-24 or float(tail.min()) < 2.0**-40:
+        if not _RARE < share < 1 - _RARE or float(tail.min()) < 2.0**-40:
             return g, np.full_like(g, np.inf)
         alpha = self.law.alpha(self.above, share)
         along = alpha - float((g * u).sum())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import floor, sqrt
+from fractions import Fraction
+from math import floor, nextafter, sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -299,6 +300,9 @@ def _scaled(values: Tensor, center: Tensor, radius: Tensor) -> Tensor:
 def _share(epsilon: float, taken: int | None) -> float:
     """Return the budget of one reported value."""
     try:
-        return epsilon if taken is None else epsilon / taken
+        if taken is None:
+            return epsilon
+        share = epsilon / taken
+        return share if Fraction(share) * taken <= Fraction(epsilon) else nextafter(share, 0.0)  # so that k of them are no more
     except OverflowError:  # more coordinates than a float can hold
         return 0.0

@@ -39,10 +39,7 @@ def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Stateme
     Raises:
         ConfigError: delta not between 0 and 1, or as many colluding clients as there are in some round.
     """
-    if not ledger.events:
-        check_delta(delta)
-        return Statement(delta, (), ("nothing was released",))
-    return account_groups(_groups(ledger.events, colluding), delta)
+    return account_together([ledger], delta, colluding)
 
 
 def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding: int = 0) -> Statement:
@@ -55,7 +52,10 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     for group in (group for ledger in ledgers if ledger.events for group in _groups(ledger.events, colluding)):
         rounds[replace(group, rounds=1)] += group.rounds
     groups = [replace(group, rounds=count) for group, count in rounds.items()]
-    return account_groups(groups, delta) if groups else account(Ledger(), delta)
+    if not groups:
+        check_delta(delta)
+        return Statement(delta, (), ("nothing was released",))
+    return account_groups(groups, delta)
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
@@ -108,13 +108,16 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
 
 
 def _with_unseen(events: Sequence[RoundEvent]) -> Iterator[RoundEvent]:
-    """Yield the events, those of secret participation once more for each round before that is not there.
+    """Yield the rounds that released something, those of secret participation once more for each round before that is not there.
 
     Nobody joined those. That this happened is an outcome like any other: its probability is part of the guarantee of a round.
     """
     before = 0
     for event in events:
-        yield from [event] * (event.round - before if event.sampling == "secret" else 1)
+        if event.sampling == "secret":
+            yield from [event] * (event.round - before)
+        elif event.cohort > 0:  # that nobody did is seen, and released nothing
+            yield event
         before = event.round
 
 

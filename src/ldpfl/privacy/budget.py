@@ -20,8 +20,8 @@ class Budget:
     that were being made. No clock is relied on. Where the file is missing, damaged, newer, readable by others, or cannot be
     written, nothing may leave.
 
-    Guarantee: all that ever leaves is epsilon-LDP at delta as the file says, and as the policy says, for each of them as long as it
-    stands, whatever a server chooses by what it saw: see :mod:`ldpfl.privacy.accountants.adaptive`.
+    Guarantee: all that ever leaves is epsilon-LDP at delta as the file says, and as the policy says, for all that left under
+    it, whatever a server chooses by what it saw: see :mod:`ldpfl.privacy.accountants.adaptive`.
     """
 
     path: Path

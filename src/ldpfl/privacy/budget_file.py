@@ -105,7 +105,8 @@ class Books:
     @property
     def order(self) -> float:
         """Of the rule that the budget is kept by: fixed by the first one that was set with a delta, whatever is granted later."""
-        return next((filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted if grant.limit.delta > 0), inf)
+        orders = (filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted)
+        return next((order for order in orders if order < inf), inf)
 
     def spent(self, delta: float, new: Release | None = None, *, order: float | None = None) -> float:
         """Return epsilon at ``delta`` of all that was charged, and of one ``new`` release, however each of them was chosen.

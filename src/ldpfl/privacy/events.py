@@ -186,7 +186,7 @@ class RoundEvent:
     Attributes:
         round: its number, from 1.
         release: what one client sent.
-        cohort: clients whose reports were pooled. Dropped clients are not among them. 0 where each decides in secret, and none did.
+        cohort: clients whose reports were pooled. Dropped clients are not among them. 0 where each decides for itself, and none did.
         population: clients that could have taken part.
         joined: the largest number of rounds that any one client has taken part in so far, this one included.
         sampling: how the cohort came about.
@@ -209,7 +209,7 @@ class RoundEvent:
     linked: int = 1
 
     def __post_init__(self) -> None:
-        nobody = self.cohort == 0 and self.sampling == "secret"
+        nobody = self.cohort == 0 and self.sampling != "everyone"
         if not (1 <= self.cohort <= self.population or (nobody and self.population >= 1)):
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if nobody else 1) <= self.joined <= self.round:

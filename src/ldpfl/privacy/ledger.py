@@ -102,7 +102,7 @@ class Ledger:
                 ledger = ledger.charge(_from_tree(entry, version))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
-        _require_possible(ledger.events, origin)
+        _require_possible(ledger.events, origin, gaps=version < _CHAINED)
         if version >= _CHAINED:
             _require_chained(ledger.events, links, origin)
         return ledger
@@ -133,8 +133,10 @@ def _require_chained(events: Sequence[RoundEvent], links: Sequence[object], orig
             raise DataError(f"{origin}, event {index}: it was changed, or one before it was changed, left out or put in")
 
 
-def _require_possible(events: Sequence[RoundEvent], origin: str) -> None:
+def _require_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) -> None:
     """Refuse what no run writes down: the client that is charged would not be the one that took part most often.
+
+    With ``gaps``, rounds may be missing that each client decided not to join: earlier versions left them out.
 
     Raises:
         DataError: an event contradicts itself, or those before it.
@@ -142,7 +144,7 @@ def _require_possible(events: Sequence[RoundEvent], origin: str) -> None:
     before, reports, most = None, 0, 0
     for index, event in enumerate(events, start=1):
         reports, most = reports + event.cohort, max(most, event.population)
-        why = _impossible(event, before) or (
+        why = _impossible(event, before, gaps=gaps) or (
             f"{reports:,} reports of {most:,} clients: some client joined more than {event.joined} rounds"
             if event.joined * most < reports
             else ""
@@ -152,7 +154,7 @@ def _require_possible(events: Sequence[RoundEvent], origin: str) -> None:
         before = event
 
 
-def _impossible(event: RoundEvent, before: RoundEvent | None) -> str:
+def _impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:
     """Say why no run has such a round after the one ``before``; empty if one may."""
     last, joined = (before.round, before.joined) if before else (0, 0)
     if event.population > _MOST_CLIENTS or event.release.parameter < _SMALLEST_PARAMETER:
@@ -161,7 +163,7 @@ def _impossible(event: RoundEvent, before: RoundEvent | None) -> str:
         return f"everyone took part, and only {event.cohort:,} of {event.population:,} clients did"
     if event.sampling == "secret" and bdtrc(event.cohort - 1, event.population, event.rate) < _IMPOSSIBLE:
         return f"{event.cohort:,} of {event.population:,} clients do not join by coins of probability {event.rate:g}"
-    if event.sampling != "secret" and event.round != last + 1:
+    if event.round != last + 1 and not (event.sampling == "secret" or (gaps and event.sampling == "visible")):
         return f"round {event.round} comes after round {last}: what others released is missing"
     if not joined <= event.joined <= joined + event.round - last:
         return f"a client cannot have joined {joined} rounds before and {event.joined} now"

@@ -75,7 +75,7 @@ class Statement:
         kept = "protected" if best.epsilon <= _GOOD else "protected a little"
         return (
             f"A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
-            f"with probability {ceil(1000 * right) / 10:g} % at most ({trusted}; chance is 50 %)."
+            f"with probability {ceil(100_000 * right) / 1000:g} % at most ({trusted}; chance is 50 %)."
         )
 
     def figures(self) -> dict[str, float | str | None]:

@@ -45,7 +45,7 @@ def _idle_round(federation: Federation, before: Checkpoint, joined: NDArray[np.i
     number, ranges = before.state.round + 1, before.state.ranges
     release = federation.mechanism.in_round(before.state.public()).release(ranges)
     after = close_idle_round(federation.rules, before)
-    if federation.self_sampling is None or federation.channel != "ideal-shuffler":  # who takes part is seen, and nobody did
+    if federation.self_sampling is None:
         return after
     event = round_event(number, release, 0, joined, federation.channel, federation.self_sampling)
     return replace(after, ledger=before.ledger.charge(event))

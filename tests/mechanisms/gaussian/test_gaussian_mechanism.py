@@ -127,6 +127,12 @@ def test_what_is_noised_is_never_longer_than_the_norm(length: float) -> None:
         _noised(points.fill_(0.5), torch.zeros(DIMENSION), torch.full((len(SIZES),), sigma * 2.0**-20), SIZES, torch.tensor([0.5]))
 
 
+@pytest.mark.parametrize("length", [0.0, 0.5])
+def test_an_epsilon_without_room_on_the_lattice_is_refused_whatever_the_update(length: float) -> None:
+    with pytest.raises(PrivacyError, match="no room on the noise's lattice"):
+        Gaussian(FullDP(1e7, 1e-5, CLIPPED)).encode(updates(1, length), RANGES, streams(1))
+
+
 @pytest.mark.parametrize("length", [0.51, 5.0, 1e20])
 def test_longer_vectors_are_clipped_to_the_norm(length: float) -> None:
     values = updates(3, length)

@@ -95,6 +95,8 @@ class Gaussian(VectorMechanism):
             raise PrivacyError(f"{self.name} gave noise of no usable size; nothing was sent")
         norms = torch.empty(len(sent), dtype=torch.float64)
         limits = None if self.schedule.mu(public) is None else self.schedule.limits(public)
+        if limits is not None and not bool((limits < _MOST_STEPS * sigma.amin(dim=0) / STEPS).all()):
+            raise PrivacyError("epsilon is so large that updates have no room on the noise's lattice; nothing was sent")
         for row in range(len(sent)):
             noise = torch.from_numpy(rounded(NORMAL, STEPS, source, row, ranges.dimension))
             norms[row] = _noised(sent[row], noise, sigma[row] / STEPS, ranges.sizes, limits)
@@ -179,8 +181,6 @@ def _noised(values: Tensor, noise: Tensor, steps: Tensor, sizes: tuple[int, ...]
             continue
         points = (values[part].double() / step).trunc_()
         if limits is not None:
-            if not float(points.abs().max()) < _MOST_STEPS or not float(points.square().sum()) < _MOST_STEPS**2:
-                raise PrivacyError("epsilon is so large that the update has no room on the noise's lattice; nothing was sent")
             squares.append(int(points.to(torch.int64).square().sum()))
         added = noise[part].double()
         total += float(added.square().sum()) * step**2

@@ -29,8 +29,8 @@ from ldpfl.privacy.accountants.moments import renyi_factor
 from ldpfl.privacy.accountants.randomized_response import log_moment
 from ldpfl.privacy.events import Release
 
-_UP = 1 + 1e-12
-"""More than what sums of some thousand terms lose by rounding."""
+_UP = 1 + 1e-7
+"""More than what divergences of reports at 1e-9 lose by rounding, and sums of thousands of them."""
 
 _ORDERS = 10.0 ** np.linspace(-8, 6, 2801)
 """Of which one is fixed: by how much an order exceeds 1."""
