@@ -529,6 +529,12 @@ def test_rounds_of_secret_participation_that_nobody_joined_may_be_left_out() -> 
     assert Ledger.from_json(Ledger(events).to_json()).events == events
 
 
+def test_a_gap_of_a_thousand_billion_rounds_takes_no_memory() -> None:
+    events = (event(1, 3, 1, sampling="secret", rate=0.05), event(10**12, 3, 2, sampling="secret", rate=0.05))
+    local = account(Ledger(events)).figures()["local_pure"]
+    assert local == pytest.approx(21_840e12)
+
+
 @pytest.mark.parametrize("change", ["a figure", "one left out", "one twice", "in another order"])
 def test_events_are_chained(change: str) -> None:
     tree = json.loads(example(4).to_json())

@@ -11,7 +11,7 @@ import numpy as np
 
 from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
 from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
-from ldpfl.auditing.raw import RawBench, epsilon_of_bits, worst_correlation
+from ldpfl.auditing.raw import RawBench, epsilon_of_bits
 from ldpfl.auditing.statistics import (
     Bins,
     Correlation,
@@ -191,7 +191,7 @@ class Examination:
 
     def _epsilon_lower(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
         """Return the best bound over both directions, every group, and all groups together."""
-        groups = self.bench.groups
+        groups = counts[pair[0]].shape[1]
         error = self.share / (2 * (groups + (groups > 1)))
         best = 0.0
         for first, second in (pair, pair[::-1]):
@@ -209,33 +209,35 @@ class Examination:
         for pair in RAW_PAIRS:
             other = self.raw.ones(pair)
             lower = epsilon_of_bits(first, other, clients, self.delta, self.share)
-            passed = None if isinf(self.epsilon) else lower <= self.epsilon
-            claim = "nothing is protected" if passed is None else f"{self.epsilon:g} is claimed"
-            sentence = f"{claim}: the odds of one bit of the wire, {pair}, show epsilon {lower:.4g} at least"
-            yield Check(f"epsilon of bits, {pair}", lower, self.epsilon, self.share, passed, sentence)
+            yield self._loss(f"epsilon of bits, {pair}", lower, f"the odds of one bit of the wire, {pair}, show")
         if not self.bench.by_weight:
             yield self._neighbour_check()
         else:
-            noise = self.raw.noise()
-            figure, bound = worst_correlation(noise, self.share)
-            silent = not bool(noise.std(axis=0).all())
-            passed = None if isinf(self.epsilon) else figure <= bound and not silent
-            sentence = f"the noise of two weights is correlated by {figure:.3g} standard errors at most, and chance explains {bound:.3g}"
-            yield Check("noise of each weight", figure, bound, self.share, passed, "a weight has no noise" if silent else sentence)
+            yield self._shared_noise_check()
+
+    def _shared_noise_check(self) -> Check:
+        noise = self.raw.noise()
+        deviation = noise.std(axis=0)
+        if not deviation.all():
+            return Check("noise of each weight", 0.0, 0.0, self.share, None if isinf(self.epsilon) else False, "a weight has no noise")
+        found = worst_pair((noise / deviation).T, None, self.share)
+        return self._correlation("noise of each weight", found, "the noise of two weights")
 
     def _neighbour_check(self) -> Check:
         """Tell a row from one that differs in the sign of one weight, by a projection that gives ties of either a place of their own."""
         rows = [[self.bench.neighbour(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
-        bins, error, lower = Bins.covering([drawn[0] for drawn in rows], _LEVELS), self.share / 2, 0.0
-        counts = [[bins.histogram(drawn[0]), bins.histogram(drawn[1]), bins.histogram(np.concatenate(drawn[2:]))] for drawn in rows]
-        for one, other in (counts, counts[::-1]):
-            event = telling_bins((one[0], other[0]), (one[1], other[1]), error)
-            hits, trials = (int(one[2][event].sum()), int(other[2][event].sum())), (int(one[2].sum()), int(other[2].sum()))
-            lower = max(lower, epsilon_lower_bound(hits, trials, self.delta, error))
+        bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
+        counts = {
+            float(turned): np.stack([bins.histogram(part)[None] for part in (drawn[0], drawn[1], np.concatenate(drawn[2:]))])
+            for turned, drawn in enumerate(rows)
+        }
+        lower = self._epsilon_lower(counts, (0.0, 1.0))
+        return self._loss("epsilon, one sign turned", lower, "a row against one of which one sign is turned shows")
+
+    def _loss(self, name: str, lower: float, shown: str) -> Check:
         passed = None if isinf(self.epsilon) else lower <= self.epsilon
         claim = "nothing is protected" if passed is None else f"{self.epsilon:g} is claimed"
-        sentence = f"{claim}: a row against one of which one sign is turned shows epsilon {lower:.4g} at least"
-        return Check("epsilon, one sign turned", lower, self.epsilon, self.share, passed, sentence)
+        return Check(name, lower, self.epsilon, self.share, passed, f"{claim}: {shown} epsilon {lower:.4g} at least")
 
     # --- what the estimates are ---------------------------------------------------------------------------------------
 

@@ -6,11 +6,10 @@ of what is protected as a unit, so between any two inputs its odds change by e^e
 
 from __future__ import annotations
 
-from math import inf, sqrt
+from math import inf
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from ldpfl.auditing.statistics import Floats, epsilon_lower_bound
@@ -63,12 +62,14 @@ class RawBench:
         return total
 
     def noise(self) -> Floats:
-        """Return the clients' estimates (K, d) of the centers."""
+        """Return the noise (K, d) in the clients' estimates of the centers, about its mean."""
         center, step, rows = self.ranges.expand()[0].float(), max(1, _BLOCK // self.ranges.dimension), []
         for start in range(0, self.clients, step):
             values = center.repeat(min(step, self.clients - start), 1)
             rows.append(self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double().numpy())
-        return np.concatenate(rows)
+        found: Floats = np.concatenate(rows)
+        found -= found.mean(axis=0)
+        return found
 
 
 def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, error: float) -> float:
@@ -81,17 +82,3 @@ def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, e
             hits = int(one[place]), int(other[place])
             best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, share))
     return max(0.0, best)
-
-
-def worst_correlation(noise: Floats, error: float) -> tuple[float, float]:
-    """Return the largest correlation of any two columns, in standard errors, and what chance explains but with probability ``error``."""
-    clients, dimension = noise.shape
-    centered = noise - noise.mean(axis=0)
-    standard = (centered / np.maximum(np.sqrt((centered**2).sum(axis=0)), 1e-300)).astype(np.float32)
-    found = 0.0
-    for start in range(0, dimension, 256):
-        together = standard[:, start : start + 256].T @ standard
-        together[np.arange(together.shape[0]), start + np.arange(together.shape[0])] = 0
-        found = max(found, float(np.abs(together).max()))
-    pairs = dimension * (dimension - 1) / 2
-    return found * sqrt(clients), float(stats.norm.isf(error / (2 * pairs))) * 1.3  # a third more, for tails heavier than normal ones

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -96,28 +96,41 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
     if not 0 <= colluding < smallest:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
-    groups = sorted((_group(event, smallest, colluding) for event in _with_unseen(events)), key=lambda group: group.cohort)
+    counts: Counter[RoundGroup] = Counter()
+    for event, times in _with_unseen(events):
+        counts[_group(event, smallest, colluding)] += times
+    groups = sorted(counts, key=lambda group: group.cohort)
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        groups = groups[:most]
-    elif all(group.release.by_round for group in groups):
-        groups = sorted(groups, key=lambda group: -group.release.parameter)[:most]
-    return [replace(group, rounds=count) for group, count in Counter(groups).items()]
+        return _first_rounds(groups, counts, most)
+    if all(group.release.by_round for group in groups):
+        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
+    return [replace(group, rounds=counts[group]) for group in groups]
 
 
-def _with_unseen(events: Sequence[RoundEvent]) -> Iterator[RoundEvent]:
-    """Yield the rounds that released something, those of secret participation once more for each round before that is not there.
+def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], most: int) -> list[RoundGroup]:
+    """Return the first ``most`` rounds of ``groups``, of which there are as many as ``counts`` says."""
+    taken: list[RoundGroup] = []
+    for group in groups:
+        rounds = min(counts[group], most - sum(before.rounds for before in taken))
+        if rounds > 0:
+            taken.append(replace(group, rounds=rounds))
+    return taken
+
+
+def _with_unseen(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEvent, int]]:
+    """Yield rounds that released something, and how often: one of secret participation also for those before that are not there.
 
     Nobody joined those. That this happened is an outcome like any other: its probability is part of the guarantee of a round.
     """
     before = 0
     for event in events:
         if event.sampling == "secret":
-            yield from [event] * (event.round - before)
+            yield event, event.round - before
         elif event.cohort > 0:  # that nobody did is seen, and released nothing
-            yield event
+            yield event, 1
         before = event.round
 
 
