@@ -44,7 +44,7 @@ class Timed:
         return trained
 
 
-def federation_of(name: str, options: argparse.Namespace, task: data.ImageTask) -> tuple[Federation, Checkpoint]:
+def federation_of(name: str, options: argparse.Namespace, task: data.Dataset) -> tuple[Federation, Checkpoint]:
     settings = {
         "model.name": options.model,
         "clients.count": options.clients,
@@ -63,7 +63,7 @@ def federation_of(name: str, options: argparse.Namespace, task: data.ImageTask) 
     return replace(federation, trainer=Timed(federation.trainer), chunk_size=cohort), start
 
 
-def measure(options: argparse.Namespace, task: data.ImageTask) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def measure(options: argparse.Namespace, task: data.Dataset) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return by schedule the seconds of each round, and of what in it is not local training."""
     names = ["none", *SCHEDULES]
     federations = {name: federation_of(name, options, task) for name in names}

@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from ldpfl.cli import main
-from ldpfl.data import Images, ImageTask
+from ldpfl.data import Dataset, Samples
 
 Pixels = NDArray[np.uint8]
 
@@ -97,14 +97,14 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_task() -> ImageTask:
+def tiny_task() -> Dataset:
     """The same images as ``tiny_data``, already decoded."""
-    return ImageTask("mnist", _decoded(200, seed=1), _decoded(50, seed=2), CLASSES, (0.1307,), (0.3081,), "tiny")
+    return Dataset("mnist", _decoded(200, seed=1), _decoded(50, seed=2), CLASSES, (0.1307,), (0.3081,), "tiny")
 
 
-def _decoded(count: int, *, seed: int) -> Images:
+def _decoded(count: int, *, seed: int) -> Samples:
     images, labels = digits(count, seed=seed)
-    return Images(torch.from_numpy(images)[:, None], torch.tensor(labels))
+    return Samples(torch.from_numpy(images)[:, None], torch.tensor(labels))
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from ldpfl import LayerRanges, ParameterLayout, mechanisms, models
-from ldpfl.data import ImageTask, partition
+from ldpfl.data import Dataset, partition
 from ldpfl.ranges import Denoised
-from ldpfl.server import Checkpoint, initial_checkpoint
+from ldpfl.server import Checkpoint, ServerOptimiser, initial_checkpoint
 from ldpfl.simulation import Federation, LocalTask, VectorizedTrainer
 
 CLIENTS = 9
 
 
 def federation_of(
-    data: ImageTask,
+    data: Dataset,
     *,
     model: str = "logistic-regression",
     mechanism: str = "duchi",
@@ -39,7 +39,7 @@ def federation_of(
         mechanism=mechanisms.create(mechanism, **parameters),
         perturbed="update",
         rule=Denoised(floor=0.005),
-        server_learning_rate=1.0,
+        optimiser=ServerOptimiser(),
         fraction=1.0,
         epochs=1,
         batch_size=batch_size,

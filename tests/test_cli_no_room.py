@@ -193,7 +193,7 @@ def test_data_are_loaded_without_a_cache(tiny_data: Path, cache: Path) -> None:
     unusable(cache)
     warnings: list[str] = []
     found = load("mnist", tiny_data, warnings.append)
-    assert torch.equal(found.train.pixels, expected.train.pixels)
+    assert torch.equal(found.train.inputs, expected.train.inputs)
     assert len(warnings) == 1
 
 

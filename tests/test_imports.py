@@ -36,7 +36,7 @@ FLOORS = (
     ("errors", "suggestions", "lazy"),
     ("files", "layout", "models", "permissions", "randomness", "ranges"),
     ("data", "privacy", "relay"),
-    ("mechanisms",),
+    ("features", "mechanisms"),
     ("auditing", "planning", "shuffling"),
     ("server",),
     ("simulation",),

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from ldpfl.errors import ConfigError
 from ldpfl.suggestions import did_you_mean
 
-ImageShape = tuple[int, int, int]
-"""Channels, height, width."""
+InputShape = tuple[int, ...]
+"""Of one sample; of an image: channels, height, width."""
 
 
 class TwoLayerCNN(nn.Module):
@@ -24,7 +24,7 @@ class TwoLayerCNN(nn.Module):
     the paper does not spell out.
     """
 
-    def __init__(self, shape: ImageShape, classes: int) -> None:
+    def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__()
         channels, height, width = shape
         after = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
@@ -48,7 +48,7 @@ class SmallVGG(nn.Sequential):
     Source: LDP-FL, section 5 ("a small VGG" for CIFAR-10); the paper gives no layout.
     """
 
-    def __init__(self, shape: ImageShape, classes: int) -> None:
+    def __init__(self, shape: InputShape, classes: int) -> None:
         channels, height, width = shape
         if min(height, width) < 8:
             raise ConfigError(f"images of {height}x{width} are too small for the small VGG, which needs 8x8")
@@ -64,7 +64,7 @@ class SmallVGG(nn.Sequential):
 class LogisticRegression(nn.Sequential):
     """One linear layer on the raw pixels."""
 
-    def __init__(self, shape: ImageShape, classes: int) -> None:
+    def __init__(self, shape: InputShape, classes: int) -> None:
         channels, height, width = shape
         super().__init__(nn.Flatten(), nn.Linear(channels * height * width, classes))
 
@@ -91,7 +91,7 @@ class ResNet18GN(nn.Module):
     GroupNorm (Wu and He 2018) keeps no running statistics of the private data.
     """
 
-    def __init__(self, shape: ImageShape, classes: int) -> None:
+    def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         self.norm = _group_norm(64)
@@ -112,7 +112,7 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(min(32, channels // 4), channels)
 
 
-_REGISTRY: dict[str, Callable[[ImageShape, int], nn.Module]] = {
+_REGISTRY: dict[str, Callable[[InputShape, int], nn.Module]] = {
     "two-layer-cnn": TwoLayerCNN,
     "small-vgg": SmallVGG,
     "resnet18-gn": ResNet18GN,
@@ -125,7 +125,7 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def create(name: str, shape: ImageShape, classes: int, *, seed: int, options: Mapping[str, Any] | None = None) -> nn.Module:
+def create(name: str, shape: InputShape, classes: int, *, seed: int, options: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a model with weights that ``seed`` decides, leaving the global random state as it was.
 
     ``name`` is one of :func:`names`, built for ``shape`` and ``classes``; or ``"package.module:Class"``, called

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -48,16 +48,33 @@ class RandomSource(Protocol):
         ...
 
 
+class _Streams(Sequence[np.random.Generator]):
+    """The streams of clients in a round, each made when it is drawn from for the first time."""
+
+    def __init__(self, seed: int, round_number: int, clients: Sequence[int]) -> None:
+        self._key, self._clients = (seed, round_number), tuple(clients)
+        self._made: dict[int, np.random.Generator] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, row: Any) -> Any:
+        if row not in self._made:
+            seed, round_number = self._key
+            self._made[row] = stream(seed, Purpose.MECHANISM, round_number, int(self._clients[row]))
+        return self._made[row]
+
+
 class SeededStreams:
     """Reproducible bits for simulated clients: row i draws from its own stream. Not for deployment."""
 
     def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        self._generators = tuple(generators)
+        self._generators: Sequence[np.random.Generator] = generators
 
     @classmethod
     def for_clients(cls, seed: int, round_number: int, clients: Sequence[int]) -> SeededStreams:
         """One stream for each of ``clients`` in ``round_number``, whatever the order they come in."""
-        return cls([stream(seed, Purpose.MECHANISM, round_number, int(client)) for client in clients])
+        return cls(_Streams(seed, round_number, clients))
 
     def int32(self, row: int, count: int) -> Tensor:
         words = self._generators[row].bit_generator.random_raw((count + 1) // 2)

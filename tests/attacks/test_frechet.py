@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ldpfl.attacks import extractor as extractors
 from ldpfl.attacks.extractor import ClassifierConfig, Extractor, inception, trained_classifier
 from ldpfl.attacks.frechet import Distance, frechet_distance, require_one_extractor
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, DataError
 
 QUICK = ClassifierConfig(epochs=3)
@@ -87,7 +87,7 @@ def files(cache: Path) -> list[Path]:
     return sorted((cache / "extractors").iterdir())
 
 
-def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny_task: ImageTask, cache: Path) -> None:
+def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny_task: Dataset, cache: Path) -> None:
     steps: list[int] = []
     torch.manual_seed(1)
     first = trained_classifier(tiny_task, QUICK, lambda done, total: steps.append(total))
@@ -103,11 +103,11 @@ def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny
     assert path.read_bytes() == written
     for other in (again, anew):
         assert (other.name, other.accuracy) == (first.name, first.accuracy)
-        assert torch.equal(other.extractor().module(tiny_task.test.pixels), first.extractor().module(tiny_task.test.pixels))
+        assert torch.equal(other.extractor().module(tiny_task.test.inputs), first.extractor().module(tiny_task.test.inputs))
 
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "text", "wrong tensors"])
-def test_a_damaged_file_is_replaced(tiny_task: ImageTask, cache: Path, damage: str) -> None:
+def test_a_damaged_file_is_replaced(tiny_task: Dataset, cache: Path, damage: str) -> None:
     trained_classifier(tiny_task, QUICK)
     (path,) = files(cache)
     sound = path.read_bytes()
@@ -121,21 +121,21 @@ def test_a_damaged_file_is_replaced(tiny_task: ImageTask, cache: Path, damage: s
     assert path.read_bytes() == sound
 
 
-def test_settings_and_data_make_another_name(tiny_task: ImageTask, cache: Path) -> None:
+def test_settings_and_data_make_another_name(tiny_task: Dataset, cache: Path) -> None:
     first = trained_classifier(tiny_task, QUICK)
     assert trained_classifier(tiny_task, ClassifierConfig(epochs=3, seed=1)).name != first.name
-    changed = ImageTask(tiny_task.name, tiny_task.train, tiny_task.test, 10, tiny_task.mean, tiny_task.std, "another")
+    changed = Dataset(tiny_task.name, tiny_task.train, tiny_task.test, 10, tiny_task.mean, tiny_task.std, "another")
     assert trained_classifier(changed, QUICK).name != first.name
     assert len(files(cache)) == 3
 
 
-def test_the_classifier_recognises_and_its_features_separate(tiny_task: ImageTask) -> None:
+def test_the_classifier_recognises_and_its_features_separate(tiny_task: Dataset) -> None:
     classifier = trained_classifier(tiny_task)
     assert classifier.accuracy > 0.95
-    of_one = tiny_task.test.pixels[tiny_task.test.labels == 3]
+    of_one = tiny_task.test.inputs[tiny_task.test.labels == 3]
     assert classifier.share(of_one, 3) > 0.9
     assert classifier.share(of_one, 4) < 0.1
-    train = {label: tiny_task.train.pixels[tiny_task.train.labels == label] for label in (3, 7)}
+    train = {label: tiny_task.train.inputs[tiny_task.train.labels == label] for label in (3, 7)}
     near, far = (frechet_distance(classifier.extractor(), of_one, train[label]).value for label in (3, 7))
     assert near < far / 5
 

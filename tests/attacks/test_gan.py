@@ -13,15 +13,15 @@ from conftest import CLASSES
 from ldpfl import ParameterLayout, models
 from ldpfl.attacks import GanConfig, Generator, Target, attack, generate, train_generator
 from ldpfl.attacks.gan import shifted
-from ldpfl.data import Images, ImageTask
+from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.models import ImageShape
+from ldpfl.models import InputShape
 
 QUICK = GanConfig(steps=3, batch_size=8, latent=4, width=8)
 LABEL = 3
 
 
-def target_of(task: ImageTask, *, steps: int = 0) -> Target:
+def target_of(task: Dataset, *, steps: int = 0) -> Target:
     """A two-layer CNN for the bars of ``task``, trained for some steps."""
     module = models.create("two-layer-cnn", task.shape, CLASSES, seed=1)
     layout = ParameterLayout.from_module(module)
@@ -30,27 +30,27 @@ def target_of(task: ImageTask, *, steps: int = 0) -> Target:
     optimiser = torch.optim.Adam(parameters.values(), 3e-3)
     for _ in range(steps):
         optimiser.zero_grad()
-        F.cross_entropy(target.logits(parameters, task.train.pixels.float() / 255), task.train.labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(target.logits(parameters, task.train.inputs.float() / 255), task.train.labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return replace(target, weights=layout.flatten({name: p.detach() for name, p in parameters.items()}))
 
 
-def without(images: Images, label: int) -> Images:
+def without(images: Samples, label: int) -> Samples:
     return images.take((images.labels != label).nonzero()[:, 0])
 
 
 @pytest.fixture(scope="module")
-def own(tiny_task: ImageTask) -> Images:
+def own(tiny_task: Dataset) -> Samples:
     return without(tiny_task.train, LABEL).take(torch.arange(60))
 
 
 @pytest.fixture(scope="module")
-def target(tiny_task: ImageTask) -> Target:
+def target(tiny_task: Dataset) -> Target:
     return target_of(tiny_task)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 20, 20), (2, 17, 30)])
-def test_a_generator_gives_images_of_the_shape_in_the_unit_range(shape: ImageShape) -> None:
+def test_a_generator_gives_images_of_the_shape_in_the_unit_range(shape: InputShape) -> None:
     generator = Generator(shape, 7, latent=5, width=8)
     images = generator(torch.randn(6, 5, generator=torch.Generator().manual_seed(1)), torch.arange(6))
     assert images.shape == (6, *shape)
@@ -58,7 +58,7 @@ def test_a_generator_gives_images_of_the_shape_in_the_unit_range(shape: ImageSha
     assert images.max() <= 1
 
 
-def test_equal_arguments_give_equal_images_whatever_the_global_state(target: Target, own: Images) -> None:
+def test_equal_arguments_give_equal_images_whatever_the_global_state(target: Target, own: Samples) -> None:
     torch.manual_seed(1)
     _, first = attack(target, own, LABEL, 5, QUICK, 7)
     torch.manual_seed(2)
@@ -70,22 +70,22 @@ def test_equal_arguments_give_equal_images_whatever_the_global_state(target: Tar
     assert (first.shape, first.dtype) == ((5, 1, 20, 20), torch.uint8)
 
 
-def test_the_global_model_and_the_images_are_left_as_they_were(target: Target, own: Images) -> None:
+def test_the_global_model_and_the_images_are_left_as_they_were(target: Target, own: Samples) -> None:
     weights, module = target.weights.clone(), {name: p.detach().clone() for name, p in target.module.named_parameters()}
-    pixels = own.pixels.clone()
+    pixels = own.inputs.clone()
     train_generator(target, own, LABEL, QUICK, 0)
     assert torch.equal(weights, target.weights)
-    assert torch.equal(pixels, own.pixels)
+    assert torch.equal(pixels, own.inputs)
     assert all(torch.equal(module[name], p) for name, p in target.module.named_parameters())
     assert all(p.grad is None for p in target.module.parameters())
 
 
-def test_weights_come_from_the_broadcast_not_from_the_module(target: Target, own: Images) -> None:
+def test_weights_come_from_the_broadcast_not_from_the_module(target: Target, own: Samples) -> None:
     other = replace(target, weights=target.weights + 0.1)
     assert not torch.equal(attack(target, own, LABEL, 5, QUICK, 7)[1], attack(other, own, LABEL, 5, QUICK, 7)[1])
 
 
-def test_more_images_than_are_made_at_once(target: Target, own: Images) -> None:
+def test_more_images_than_are_made_at_once(target: Target, own: Samples) -> None:
     generator = train_generator(target, own, LABEL, QUICK, 0)
     many = generate(generator, LABEL, 300, 1)
     assert many.shape == (300, 1, 20, 20)
@@ -94,7 +94,7 @@ def test_more_images_than_are_made_at_once(target: Target, own: Images) -> None:
 
 
 @pytest.mark.slow
-def test_an_unprotected_model_gives_its_class_away_and_an_untrained_one_does_not(tiny_task: ImageTask, own: Images) -> None:
+def test_an_unprotected_model_gives_its_class_away_and_an_untrained_one_does_not(tiny_task: Dataset, own: Samples) -> None:
     """A bar marks the label by its rows; no image of the attacker has one in these rows, so only the model can tell.
 
     No chance is involved: seeds are fixed.
@@ -110,7 +110,7 @@ def test_an_unprotected_model_gives_its_class_away_and_an_untrained_one_does_not
     assert untrained < trained / 2
 
 
-def test_progress_counts_every_step_and_may_stop_the_attack(target: Target, own: Images) -> None:
+def test_progress_counts_every_step_and_may_stop_the_attack(target: Target, own: Samples) -> None:
     seen: list[tuple[int, int]] = []
     train_generator(target, own, LABEL, QUICK, 0, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
@@ -122,7 +122,7 @@ def test_progress_counts_every_step_and_may_stop_the_attack(target: Target, own:
         train_generator(target, own, LABEL, QUICK, 0, stop)
 
 
-def test_a_client_that_holds_the_label_alone_can_attack_too(target: Target, tiny_task: ImageTask) -> None:
+def test_a_client_that_holds_the_label_alone_can_attack_too(target: Target, tiny_task: Dataset) -> None:
     only = tiny_task.train.take((tiny_task.train.labels == LABEL).nonzero()[:1, 0])
     assert attack(target, only, LABEL, 2, QUICK, 0)[1].shape == (2, 1, 20, 20)
 
@@ -146,14 +146,14 @@ def test_each_image_has_its_own_shift_for_all_its_channels() -> None:
 
 
 @pytest.mark.parametrize("label", [-1, CLASSES])
-def test_a_label_outside_the_classes_is_refused(target: Target, own: Images, label: int) -> None:
+def test_a_label_outside_the_classes_is_refused(target: Target, own: Samples, label: int) -> None:
     with pytest.raises(ConfigError, match="0 to 9"):
         train_generator(target, own, label, QUICK, 0)
     with pytest.raises(ConfigError, match="label below 10"):
         generate(Generator((1, 20, 20), CLASSES), label, 1, 0)
 
 
-def test_nothing_to_learn_from_is_refused(target: Target, own: Images) -> None:
+def test_nothing_to_learn_from_is_refused(target: Target, own: Samples) -> None:
     with pytest.raises(DataError, match="holds no image"):
         train_generator(target, own.take(torch.arange(0)), LABEL, QUICK, 0)
     with pytest.raises(DataError, match="not finite"):

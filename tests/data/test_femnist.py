@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from conftest import Pixels, digits, write_split
-from ldpfl.data import ImageTask, load
+from ldpfl.data import Dataset, load
 from ldpfl.data.loading import image_shape
 from ldpfl.errors import DataError
 
@@ -62,30 +62,30 @@ def rows_of(part: torch.Tensor) -> list[int]:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> ImageTask:
+def task(tmp_path: Path) -> Dataset:
     write(tmp_path)
     return load("femnist", tmp_path)
 
 
-def test_femnist_is_read_as_grey_28x28_of_62_classes(task: ImageTask) -> None:
+def test_femnist_is_read_as_grey_28x28_of_62_classes(task: Dataset) -> None:
     assert (task.name, task.shape, task.classes) == ("femnist", (1, 28, 28), 62)
     assert image_shape("femnist") == ((1, 28, 28), 62)
-    assert task.train.pixels.dtype == torch.uint8
+    assert task.train.inputs.dtype == torch.uint8
     assert len(task.mean) == len(task.std) == 1
     for part in (task.train, task.test):
-        assert part.labels.tolist() == [LABELS[row] for row in rows_of(part.pixels)]
+        assert part.labels.tolist() == [LABELS[row] for row in rows_of(part.inputs)]
 
 
-def test_every_image_is_in_train_or_in_test_and_each_writer_gives_a_tenth(task: ImageTask) -> None:
-    train, test = rows_of(task.train.pixels), rows_of(task.test.pixels)
+def test_every_image_is_in_train_or_in_test_and_each_writer_gives_a_tenth(task: Dataset) -> None:
+    train, test = rows_of(task.train.inputs), rows_of(task.test.inputs)
     assert sorted(train + test) == list(range(len(WRITERS)))
     assert Counter(WRITERS[row] for row in test) == {"f0000_14": 4, "f0001_41": 2}
 
 
-def test_the_order_of_the_files_does_not_decide_what_is_tested(task: ImageTask, tmp_path: Path) -> None:
+def test_the_order_of_the_files_does_not_decide_what_is_tested(task: Dataset, tmp_path: Path) -> None:
     write(tmp_path / "other", np.random.default_rng(0).permutation(len(WRITERS)).tolist())
     shuffled = load("femnist", tmp_path / "other")
-    assert sorted(rows_of(shuffled.test.pixels)) == sorted(rows_of(task.test.pixels))
+    assert sorted(rows_of(shuffled.test.inputs)) == sorted(rows_of(task.test.inputs))
 
 
 def test_a_form_that_asks_for_ten_characters_in_turn_is_not_tested_on_one_of_them(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_form_that_asks_for_ten_characters_in_turn_is_not_tested_on_one_of_the
     assert set(task.test.labels.tolist()) == set(range(10))
 
 
-def test_the_cache_keeps_the_division(task: ImageTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_keeps_the_division(task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def forbidden(*_: object) -> None:
@@ -109,11 +109,11 @@ def test_the_cache_keeps_the_division(task: ImageTask, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(datasets, "load_dataset", forbidden)
     again = load("femnist", tmp_path)
-    assert torch.equal(again.test.pixels, task.test.pixels)
+    assert torch.equal(again.test.inputs, task.test.inputs)
     assert torch.equal(again.train.labels, task.train.labels)
 
 
-def test_the_hub_is_asked_for_the_name_it_has_there(task: ImageTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_for_the_name_it_has_there(task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     asked: list[str] = []
@@ -124,7 +124,7 @@ def test_the_hub_is_asked_for_the_name_it_has_there(task: ImageTask, tmp_path: P
         return original(str(tmp_path / "femnist"))
 
     monkeypatch.setattr(datasets, "load_dataset", from_hub)
-    assert torch.equal(load("femnist").test.pixels, task.test.pixels)
+    assert torch.equal(load("femnist").test.inputs, task.test.inputs)
     assert asked == ["flwrlabs/femnist"]
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import digits, write_split
-from ldpfl.data import ImageTask, load, names
+from ldpfl.data import Dataset, load, names
 from ldpfl.errors import ConfigError, DataError
 
 LAYOUTS = {
@@ -51,11 +51,11 @@ def test_a_folder_gives_back_the_pixels_and_labels_that_were_written(name: str, 
 
     assert (task.name, task.classes, task.shape) == (name, classes, shape)
     assert len(task.mean) == len(task.std) == shape[0]
-    assert task.train.pixels.dtype == torch.uint8
+    assert task.train.inputs.dtype == torch.uint8
     assert task.train.labels.tolist() == labels
     assert task.test.labels.tolist() == labels[:5]
     expected = train[:, None] if train.ndim == 3 else train.transpose(0, 3, 1, 2)
-    np.testing.assert_array_equal(task.train.pixels.numpy(), expected)
+    np.testing.assert_array_equal(task.train.inputs.numpy(), expected)
 
 
 def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_without_a_folder_the_hub_id_is_loaded(tmp_path: Path, monkeypatch: pyte
     task = load("mnist")
     monkeypatch.undo()
     assert asked == ["ylecun/mnist"]
-    assert torch.equal(task.train.pixels, load("mnist", tmp_path).train.pixels)
+    assert torch.equal(task.train.inputs, load("mnist", tmp_path).train.inputs)
 
 
 def test_an_unreachable_hub_tells_of_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +122,10 @@ def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
     assert (len(task.train), len(task.test)) == (4000, 1000)
     assert torch.bincount(task.train.labels).tolist() == [400] * 10
     assert torch.bincount(task.test.labels).tolist() == [100] * 10
-    train, test = ({image.tobytes() for image in part.pixels.numpy()} for part in (task.train, task.test))
+    train, test = ({image.tobytes() for image in part.inputs.numpy()} for part in (task.train, task.test))
     assert not train & test
-    assert task.train.pixels.max() == 255
-    ink = [float(task.train.pixels[task.train.labels == label].float().mean()) for label in (0, 1)]
+    assert task.train.inputs.max() == 255
+    ink = [float(task.train.inputs[task.train.labels == label].float().mean()) for label in (0, 1)]
     assert ink[0] > 1.5 * ink[1]  # a 0 takes more ink than a 1, in real digits
 
 
@@ -133,7 +133,7 @@ def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
 def test_mnist_5k_is_the_same_every_time() -> None:
     first, second = load("mnist-5k"), load("mnist-5k")
     assert first.fingerprint == second.fingerprint
-    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert torch.equal(first.train.inputs, second.train.inputs)
 
 
 def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(datasets, "load_dataset", forbidden)
     second = load("mnist", tmp_path)
     assert second.fingerprint == first.fingerprint
-    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert torch.equal(first.train.inputs, second.train.inputs)
     assert torch.equal(first.test.labels, second.test.labels)
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_cache_is_decoded_again_and_replaced(damage: str, tmp_path: Pa
     whole = entry.read_bytes()
     entry.write_bytes({"truncated": whole[: len(whole) // 2], "emptied": b"", "foreign": b"not tensors at all"}[damage])
     second = load("mnist", tmp_path)
-    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert torch.equal(first.train.inputs, second.train.inputs)
     assert entry.read_bytes() == whole
 
 
@@ -303,10 +303,10 @@ def test_labels_that_are_no_numbers_are_refused(labels: list[int | str | None], 
     assert str(tmp_path / "mnist") in refused(tmp_path, cache)
 
 
-def test_taking_images_keeps_pixels_and_labels_together(tiny_task: ImageTask) -> None:
+def test_taking_images_keeps_pixels_and_labels_together(tiny_task: Dataset) -> None:
     taken = tiny_task.train.take(torch.tensor([7, 3]))
     assert taken.labels.tolist() == [7, 3]
-    assert torch.equal(taken.pixels[0], tiny_task.train.pixels[7])
+    assert torch.equal(taken.inputs[0], tiny_task.train.inputs[7])
 
 
 def test_what_is_kept_of_the_data_is_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

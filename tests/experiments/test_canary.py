@@ -17,7 +17,7 @@ from torch import Tensor
 
 from conftest import TINY_TOML
 from ldpfl import LayerRanges
-from ldpfl.data import ImageTask, load
+from ldpfl.data import Dataset, load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import canary
 from ldpfl.experiments.build import build
@@ -242,7 +242,7 @@ def test_a_folder_without_a_finished_round_is_refused(tmp_path: Path, tiny_data:
 
 
 def test_other_data_than_the_run_s_are_refused(finished: RunFolder, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_data(name: str, data_dir: Path | None) -> ImageTask:
+    def other_data(name: str, data_dir: Path | None) -> Dataset:
         return replace(load(name, data_dir), fingerprint="something else")
 
     monkeypatch.setattr(canary, "load", other_data)
@@ -263,7 +263,7 @@ def test_a_run_from_another_device_can_be_audited(finished: RunFolder, tiny_data
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, None])
-def test_a_cohort_s_values_are_those_that_the_next_round_would_send(chunk_size: int | None, tiny_task: ImageTask) -> None:
+def test_a_cohort_s_values_are_those_that_the_next_round_would_send(chunk_size: int | None, tiny_task: Dataset) -> None:
     """Quantity skew puts the clients in another order while they train; a row must still belong to its client."""
     overrides = ["mechanism.name='none'", "data.partition='quantity'", "clients.count=6"]
     federation, start = build(parse_config(TINY_TOML, overrides, origin="test"), tiny_task, CPU)

@@ -71,7 +71,7 @@ def test_counts_are_whole_and_at_least_one(key: str, value: str) -> None:
         "training.momentum=1.0",
         "training.momentum=-0.1",
         "mechanism.name=laplacian",
-        "mechanism.perturbed=gradient",
+        "mechanism.perturbed=gradients",
         "data.partition=random",
         "data.evaluate_on=train",
         "ranges.rule=free",

@@ -37,7 +37,7 @@ def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -
     config = parse_config("", [*base, *overrides], origin="test")
 
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
-    assert mechanism_of(config, start.state.ranges, 1) == federation.mechanism == expected
+    assert mechanism_of(config, start.state.ranges) == federation.mechanism == expected
     *_, last = simulate(federation, start, 2)
     assert bool(torch.isfinite(last.state.weights).all())
     assert not torch.equal(last.state.weights, start.state.weights)
@@ -54,7 +54,7 @@ def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -
 def test_every_registered_mechanism_can_be_configured_planned_and_named() -> None:
     for name in mechanisms.names(alone=True):
         config = RunConfig(mechanism=mechanisms.read_settings({"name": name, "perturbed": "update"}))
-        assert mechanism_of(config, RANGES, 1).name == name
+        assert mechanism_of(config, RANGES).name == name
         assert mechanisms.with_defaults(name, 1.0).name == name
 
 
@@ -69,7 +69,7 @@ def test_a_clients_budget_is_what_the_ledger_says_a_round_costs(name: str, tiny_
     figures = account(last.ledger).figures()
     assert figures["local_pure_round"] == pytest.approx(2.5, rel=1e-12)
     assert figures["local_pure"] == pytest.approx(5.0, rel=1e-12)
-    assert mechanism_of(config, start.state.ranges, 1) == federation.mechanism
+    assert mechanism_of(config, start.state.ranges) == federation.mechanism
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_a_clients_budget_is_what_the_ledger_says_a_round_costs(name: str, tiny_
 )
 def test_a_clients_budget_is_divided_evenly_over_its_units(settings: dict[str, object], units: int) -> None:
     config = RunConfig(mechanism=mechanisms.read_settings({**settings, "epsilon": 18.0, "budget": "client"}))
-    release = mechanism_of(config, RANGES, 1).release(RANGES)
+    release = mechanism_of(config, RANGES).release(RANGES)
     assert isinstance(release, BinaryRelease | PureRelease)
     assert (release.units, release.epsilon) == (units, 18.0 / units)
 
 
 def test_a_clients_budget_too_small_to_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="too small"):
-        mechanism_of(RunConfig(mechanism=mechanisms.read_settings({"epsilon": 1e-8, "budget": "client"})), RANGES, 1)
+        mechanism_of(RunConfig(mechanism=mechanisms.read_settings({"epsilon": 1e-8, "budget": "client"})), RANGES)
 
 
 def test_a_group_larger_than_every_layer_is_refused_before_a_run(tiny_data: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import TINY_TOML
-from ldpfl.data import CURIOUS_CLIENT, ImageTask, Isolation
+from ldpfl.data import CURIOUS_CLIENT, Dataset, Isolation
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build
@@ -54,14 +54,14 @@ def test_its_alpha_is_positive_and_finite(value: str) -> None:
         ["data.evaluate_on=holdout"],
     ],
 )
-def test_a_federation_keeps_the_label_from_client_0_only(overrides: list[str], tiny_task: ImageTask) -> None:
+def test_a_federation_keeps_the_label_from_client_0_only(overrides: list[str], tiny_task: Dataset) -> None:
     federation, _ = build(parse("data.private_label=3", *overrides), tiny_task, torch.device("cpu"))
     holds = [bool((federation.task.images.labels[torch.from_numpy(part)] == 3).any()) for part in federation.samples]
     assert not holds[CURIOUS_CLIENT]
     assert any(holds[1:])
 
 
-def test_both_concentrations_reach_the_division(tiny_task: ImageTask) -> None:
+def test_both_concentrations_reach_the_division(tiny_task: Dataset) -> None:
     """20 private samples over 7 clients: all with one of them, or two to four each."""
     for private_alpha, most in (("1e-9", 20), ("1e9", 3)):
         config = parse("data.private_label=3", "data.partition=dirichlet", f"data.private_alpha={private_alpha}")
@@ -78,7 +78,7 @@ def test_both_concentrations_reach_the_division(tiny_task: ImageTask) -> None:
         (["data.private_label=3", "data.partition=labels", "data.labels_per_client=1"], "labels_per_client"),
     ],
 )
-def test_a_label_that_cannot_be_private_is_refused_in_one_line(overrides: list[str], told: str, tiny_task: ImageTask) -> None:
+def test_a_label_that_cannot_be_private_is_refused_in_one_line(overrides: list[str], told: str, tiny_task: Dataset) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         build(parse(*overrides), tiny_task, torch.device("cpu"))
     assert len(str(caught.value).splitlines()) == 1

@@ -126,14 +126,14 @@ def test_metrics_have_a_line_a_round(tiny_data: Path, tmp_path: Path) -> None:
 
 def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Path, tmp_path: Path) -> None:
     from ldpfl.data import load
-    from ldpfl.data.images import normalise
+    from ldpfl.data.samples import normalise
 
     folder = RunFolder(tmp_path / "run")
     result = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     task = load("mnist", tiny_data)
     module = models.create("logistic-regression", task.shape, task.classes, seed=0)
     module.load_state_dict(load_file(folder.model_path))
-    predicted = module(normalise(task.test.pixels, task.mean, task.std)).argmax(dim=1)
+    predicted = module(normalise(task.test.inputs, task.mean, task.std)).argmax(dim=1)
     assert float((predicted == task.test.labels).float().mean()) == pytest.approx(result["accuracy"])
 
 

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context, UserConfig
 
 from conftest import TINY_TOML
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
@@ -38,7 +38,7 @@ CASES = {
 }
 
 
-def simulated(config: RunConfig, task: ImageTask) -> Checkpoint:
+def simulated(config: RunConfig, task: Dataset) -> Checkpoint:
     """One client at a time."""
     federation, start = build(config, task, torch.device("cpu"))
     *_, last = simulate(replace(federation, chunk_size=1), start, config.training.rounds)
@@ -79,7 +79,7 @@ def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_config_and_seed_give_the_same_model(
-    case: str, tiny_data: Path, tiny_task: ImageTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tiny_data: Path, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = parse_config(TINY_TOML, CASES[case], origin="test")
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))

@@ -19,7 +19,7 @@ SMALL = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1
 
 
 def build_mechanism(config: RunConfig) -> mechanisms.Mechanism:
-    return mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (5,)), smallest=1)
+    return mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (5,)))
 
 
 def config_of(*overrides: str) -> RunConfig:

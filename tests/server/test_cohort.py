@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.errors import DataError
 from ldpfl.privacy import BinaryRelease, UnprotectedRelease
 from ldpfl.server import Checkpoint, round_event, sample_cohort
@@ -25,7 +25,7 @@ def joined_by_hand(seed: int, clients: int, fraction: float) -> list[int]:
 
 
 @pytest.mark.parametrize(("fraction", "cohort"), [(1.0, 9), (0.3, 3), (0.01, 1)])
-def test_each_round_is_charged_with_its_cohort_and_who_came_most_often(fraction: float, cohort: int, tiny_task: ImageTask) -> None:
+def test_each_round_is_charged_with_its_cohort_and_who_came_most_often(fraction: float, cohort: int, tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     *_, last = simulate(replace(federation, fraction=fraction), start, ROUNDS)
     events = last.ledger.events
@@ -38,7 +38,7 @@ def test_each_round_is_charged_with_its_cohort_and_who_came_most_often(fraction:
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5])
-def test_after_a_resume_the_ledger_goes_on_as_if_nothing_had_happened(stop: int, tiny_task: ImageTask, tmp_path: Path) -> None:
+def test_after_a_resume_the_ledger_goes_on_as_if_nothing_had_happened(stop: int, tiny_task: Dataset, tmp_path: Path) -> None:
     """How often each client joined is not saved: it is counted anew from the seed."""
     federation, start = federation_of(tiny_task)
     federation = replace(federation, fraction=0.3)
@@ -52,7 +52,7 @@ def test_after_a_resume_the_ledger_goes_on_as_if_nothing_had_happened(stop: int,
     assert resumed.ledger == whole.ledger
 
 
-def test_the_channel_reaches_the_ledger_and_changes_nothing_else(tiny_task: ImageTask) -> None:
+def test_the_channel_reaches_the_ledger_and_changes_nothing_else(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     *_, shuffled = simulate(federation, start, 1)
     *_, delayed = simulate(replace(federation, channel="random-delay"), start, 1)
@@ -61,7 +61,7 @@ def test_the_channel_reaches_the_ledger_and_changes_nothing_else(tiny_task: Imag
     assert delayed.state.weights.equal(shuffled.state.weights)
 
 
-def test_a_run_without_noise_confesses_it(tiny_task: ImageTask) -> None:
+def test_a_run_without_noise_confesses_it(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, mechanism="none")
     *_, last = simulate(federation, start, 1)
     assert isinstance(last.ledger.events[0].release, UnprotectedRelease)
@@ -76,7 +76,7 @@ def test_a_cohort_that_is_smaller_than_the_population_is_visible() -> None:
 
 
 @pytest.mark.parametrize("damage", ['"version": 3', '"kind": "binary"', '"round": 2'])
-def test_a_checkpoint_with_a_damaged_ledger_is_refused_by_name(damage: str, tiny_task: ImageTask, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_damaged_ledger_is_refused_by_name(damage: str, tiny_task: Dataset, tmp_path: Path) -> None:
     federation, start = federation_of(tiny_task)
     *_, last = simulate(federation, start, 2)
     path = tmp_path / "checkpoint.safetensors"

@@ -13,7 +13,7 @@ import ldpfl
 from ldpfl import LayerRanges, PrivacyError, SeededStreams
 from ldpfl.mechanisms import BitReports, DenseReports, Perturbed, Reports
 from ldpfl.ranges import Denoised, Fixed, NoisyMinMax, RangeRule
-from ldpfl.server import ServerState, advance, client_values
+from ldpfl.server import ServerOptimiser, ServerState, advance, client_values
 from ldpfl.shuffling import PartialPool, ReportPool, mix
 from ldpfl.shuffling.partial import Part
 
@@ -82,9 +82,10 @@ def test_perturbed_weights_replace_the_model_and_updates_are_added() -> None:
     assert torch.equal(weights.weights, torch.full((DIMENSION,), 0.75))
     update = advance(state, pool, NONE, perturbed="update", rule=Fixed())
     torch.testing.assert_close(update.weights, state.weights + 0.75)
-    slow = advance(state, pool, NONE, perturbed="update", rule=Fixed(), learning_rate=0.1)
+    slow = advance(state, pool, NONE, perturbed="update", rule=Fixed(), optimiser=ServerOptimiser(0.1))
     torch.testing.assert_close(slow.weights, state.weights + 0.075)
-    assert torch.equal(advance(state, pool, NONE, perturbed="weights", rule=Fixed(), learning_rate=0.1).weights, weights.weights)
+    same = advance(state, pool, NONE, perturbed="weights", rule=Fixed(), optimiser=ServerOptimiser(0.1))
+    assert torch.equal(same.weights, weights.weights)
 
 
 def test_client_values_are_what_the_transition_undoes() -> None:
@@ -157,10 +158,15 @@ def test_weights_move_by_the_reports_that_arrived_about_them(perturbed: Perturbe
     state, reports = start(), one_bit_reports()
     many, few = some(*range(0, 30), 41, 42), some(*range(30, 35), 43)
     pool = partial(part_of(reports, many, CLIENTS), part_of(reports, few, 20))
-    after = advance(state, pool, DUCHI, perturbed=perturbed, rule=Fixed(), learning_rate=0.5)
-    whole = advance(state, ReportPool(reports), DUCHI, perturbed=perturbed, rule=Fixed(), learning_rate=0.5)
+    after = advance(state, pool, DUCHI, perturbed=perturbed, rule=Fixed(), optimiser=ServerOptimiser(0.5))
+    whole = advance(state, ReportPool(reports), DUCHI, perturbed=perturbed, rule=Fixed(), optimiser=ServerOptimiser(0.5))
     first = advance(
-        state, ReportPool(replace(reports, packed=reports.packed[:20])), DUCHI, perturbed=perturbed, rule=Fixed(), learning_rate=0.5
+        state,
+        ReportPool(replace(reports, packed=reports.packed[:20])),
+        DUCHI,
+        perturbed=perturbed,
+        rule=Fixed(),
+        optimiser=ServerOptimiser(0.5),
     )
     assert torch.equal(after.weights[many], whole.weights[many])
     assert torch.equal(after.weights[few], first.weights[few])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ldpfl import ParameterLayout, models
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 
@@ -42,7 +42,7 @@ class Recorder:
 
 
 @pytest.fixture
-def probed(tiny_task: ImageTask) -> tuple[Recorder, Tensor, BatchSchedule]:
+def probed(tiny_task: Dataset) -> tuple[Recorder, Tensor, BatchSchedule]:
     module = models.create("logistic-regression", tiny_task.shape, 10, seed=0)
     layout = ParameterLayout.from_module(module)
     task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, 0.1)

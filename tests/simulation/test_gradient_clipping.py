@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from conftest import TINY_TOML
 from ldpfl import ParameterLayout
-from ldpfl.data import Images, ImageTask
+from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build
@@ -113,7 +113,7 @@ def test_a_zero_gradient_stays_zero(trainer: AnyTrainer) -> None:
     labels = torch.tensor([3, 3, 5, 5])
     certain = torch.zeros_like(weights)
     certain[task.layout.slices["1.bias"]][3] = 1000.0
-    clipping = replace(task, images=Images(task.images.pixels, labels), clip_norm=0.1)
+    clipping = replace(task, images=Samples(task.images.inputs, labels), clip_norm=0.1)
     trained = trainer(clipping).train(certain, schedule_of((2, 2), epochs=1, batch_size=2))
     assert torch.equal(trained[0], certain)
     moved = trained[1] - certain
@@ -148,7 +148,7 @@ def test_a_gradient_that_is_not_finite_becomes_nan_as_a_whole_and_no_one_elses_d
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
     pixels = torch.full((6, 1, 4, 4), 100, dtype=torch.uint8)
     pixels[2:4] = 0
-    task = LocalTask(module, layout, Images(pixels, torch.arange(6)), (0.0,), (1.0,), 0.05, clip_norm=0.1)
+    task = LocalTask(module, layout, Samples(pixels, torch.arange(6)), (0.0,), (1.0,), 0.05, clip_norm=0.1)
     unclipped = trainer(replace(task, clip_norm=None)).train(weights, schedule_of((2, 2, 2), epochs=1, batch_size=2))
     assert (~unclipped.isfinite()).sum(dim=1).tolist() == [0, 1, 0]
     trained = trainer(task).train(weights, schedule_of((2, 2, 2), epochs=1, batch_size=2))
@@ -172,7 +172,7 @@ class TwinBiases(nn.Module):
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_weights_that_share_a_gradient_are_clipped_once(trainer: AnyTrainer) -> None:
     module = TwinBiases()
-    images = Images(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 1, 1]))
+    images = Samples(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 1, 1]))
     task = LocalTask(module, ParameterLayout.from_module(module), images, (0.0,), (1.0,), 0.05, clip_norm=0.01)
     trained = trainer(task).train(torch.zeros(20), schedule_of((2, 2), epochs=1, batch_size=2))
     torch.testing.assert_close(trained.norm(dim=1), torch.full((2,), 0.05 * 0.01), rtol=1e-5, atol=0)
@@ -198,7 +198,7 @@ def test_a_config_gives_a_positive_norm_or_off(value: str) -> None:
 
 @pytest.mark.parametrize(("overrides", "clip_norm"), [([], None), (["training.clip_norm=off"], None), (["training.clip_norm=2"], 2.0)])
 def test_the_norm_reaches_training_and_that_of_the_noise_free_baseline(
-    overrides: list[str], clip_norm: float | None, tiny_task: ImageTask
+    overrides: list[str], clip_norm: float | None, tiny_task: Dataset
 ) -> None:
     """Clipping belongs to training, not to the noise: without it the baseline would not show what the noise costs."""
     config = parse(*overrides)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl import ParameterLayout, models
-from ldpfl.data import Images, ImageTask
+from ldpfl.data import Dataset, Samples
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.local_training import accuracy
 
@@ -22,7 +22,7 @@ def task_of(model: str, shape: tuple[int, int, int], samples: int, *, momentum: 
     """Random images are enough: what counts is that two ways of training agree on them."""
     generator = np.random.default_rng(0)
     pixels = torch.from_numpy(generator.integers(0, 256, (samples, *shape), dtype=np.uint8))
-    images = Images(pixels, torch.from_numpy(generator.integers(0, 10, samples)))
+    images = Samples(pixels, torch.from_numpy(generator.integers(0, 10, samples)))
     module = models.create(model, shape, 10, seed=1)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
@@ -116,7 +116,7 @@ def test_training_changes_neither_the_model_nor_the_broadcast_weights() -> None:
     assert all(torch.equal(p, before[name]) for name, p in task.module.named_parameters())
 
 
-def test_accuracy_counts_what_the_model_gets_right(tiny_task: ImageTask) -> None:
+def test_accuracy_counts_what_the_model_gets_right(tiny_task: Dataset) -> None:
     """A model that always answers 3 is right on the 3s, whatever the batch size."""
     module = models.create("logistic-regression", tiny_task.shape, 10, seed=0)
     layout = ParameterLayout.from_module(module)

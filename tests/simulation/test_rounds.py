@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl import LayerRanges
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.errors import PrivacyError
 from ldpfl.server import Checkpoint, initial_checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, LoopTrainer, simulate
@@ -29,27 +29,27 @@ def outcome(federation: Federation, start: Checkpoint, rounds: int = 2) -> tuple
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 7, None])
 @pytest.mark.parametrize("mechanism", ["duchi", "none"])
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
-def test_chunking_changes_no_bit(chunk_size: int | None, mechanism: str, scheme: str, tiny_task: ImageTask) -> None:
+def test_chunking_changes_no_bit(chunk_size: int | None, mechanism: str, scheme: str, tiny_task: Dataset) -> None:
     """``None`` lets the timing probe choose; batches are larger than the smallest client of ``quantity``."""
     federation, start = federation_of(tiny_task, mechanism=mechanism, scheme=scheme, batch_size=12)
     reference = outcome(replace(federation, chunk_size=CLIENTS), start)
     assert outcome(replace(federation, chunk_size=chunk_size), start) == reference
 
 
-def test_chunking_changes_no_bit_of_a_convolutional_model(tiny_task: ImageTask) -> None:
+def test_chunking_changes_no_bit_of_a_convolutional_model(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, model="two-layer-cnn")
     outcomes = [outcome(replace(federation, chunk_size=size), start, 1) for size in (1, 2, CLIENTS)]
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_the_seed_decides_the_outcome(tiny_task: ImageTask) -> None:
+def test_the_seed_decides_the_outcome(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     first = outcome(federation, start)
     assert outcome(federation, start) == first
     assert outcome(replace(federation, seed=6), start)[0] != first[0]
 
 
-def test_global_random_state_has_no_influence_and_is_left_alone(tiny_task: ImageTask) -> None:
+def test_global_random_state_has_no_influence_and_is_left_alone(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     first = outcome(federation, start)
     torch.manual_seed(99)
@@ -58,20 +58,20 @@ def test_global_random_state_has_no_influence_and_is_left_alone(tiny_task: Image
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(tiny_task: ImageTask, tmp_path: Path) -> None:
+def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(tiny_task: Dataset, tmp_path: Path) -> None:
     federation, start = federation_of(tiny_task)
     *_, halfway = simulate(federation, start, 2)
     halfway.save(tmp_path / "checkpoint")
     assert outcome(federation, Checkpoint.load(tmp_path / "checkpoint"), 4) == outcome(federation, start, 4)
 
 
-def test_a_finished_checkpoint_trains_nothing_more(tiny_task: ImageTask) -> None:
+def test_a_finished_checkpoint_trains_nothing_more(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     *_, last = simulate(federation, start, 1)
     assert list(simulate(federation, last, 1)) == []
 
 
-def test_the_order_in_which_the_cohort_comes_changes_no_bit(tiny_task: ImageTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_in_which_the_cohort_comes_changes_no_bit(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """After shuffling nobody can tell who came first, so neither can the model."""
     federation, start = federation_of(tiny_task)
     straight = outcome(federation, start)
@@ -84,7 +84,7 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(tiny_task: ImageTask
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 9), (0.5, 5), (1 / 3, 3), (0.01, 1)])
-def test_a_fraction_of_the_clients_takes_part(fraction: float, expected: int, tiny_task: ImageTask) -> None:
+def test_a_fraction_of_the_clients_takes_part(fraction: float, expected: int, tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     *_, last = simulate(replace(federation, fraction=fraction), start, 1)
     assert last.history[0].clients == expected
@@ -110,7 +110,7 @@ def test_every_client_is_sampled_about_equally_often() -> None:
     assert np.abs(counts - 80).max() < 6 * 8
 
 
-def test_progress_reaches_the_whole_cohort(tiny_task: ImageTask) -> None:
+def test_progress_reaches_the_whole_cohort(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     seen: list[tuple[int, int]] = []
     list(simulate(federation, start, 1, lambda done, total: seen.append((done, total))))
@@ -118,7 +118,7 @@ def test_progress_reaches_the_whole_cohort(tiny_task: ImageTask) -> None:
     assert seen[-1] == (CLIENTS, CLIENTS)
 
 
-def test_a_round_s_figures_are_those_of_the_mechanism(tiny_task: ImageTask) -> None:
+def test_a_round_s_figures_are_those_of_the_mechanism(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     *_, last = simulate(federation, start, 1)
     metrics = last.history[0]
@@ -131,7 +131,7 @@ def test_a_round_s_figures_are_those_of_the_mechanism(tiny_task: ImageTask) -> N
     assert "seconds" not in metrics.reproducible()
 
 
-def test_the_clipped_fraction_counts_values_outside_the_range(tiny_task: ImageTask) -> None:
+def test_the_clipped_fraction_counts_values_outside_the_range(tiny_task: Dataset) -> None:
     """With ranges nobody leaves it is 0, with ranges nobody keeps it is nearly 1."""
 
     def clipped(radius: float) -> float:
@@ -144,7 +144,7 @@ def test_the_clipped_fraction_counts_values_outside_the_range(tiny_task: ImageTa
     assert clipped(1e-7) > 0.95
 
 
-def test_without_noise_a_round_is_the_mean_of_what_clients_trained(tiny_task: ImageTask) -> None:
+def test_without_noise_a_round_is_the_mean_of_what_clients_trained(tiny_task: Dataset) -> None:
     """Federated averaging, written out with the plain loop."""
     federation, start = federation_of(tiny_task, mechanism="none")
     *_, vectorised = simulate(federation, start, 1)
@@ -153,7 +153,7 @@ def test_without_noise_a_round_is_the_mean_of_what_clients_trained(tiny_task: Im
     assert not torch.equal(vectorised.state.weights, start.state.weights)
 
 
-def test_nan_in_a_client_stops_the_round_by_number_and_keeps_the_rounds_before(tiny_task: ImageTask) -> None:
+def test_nan_in_a_client_stops_the_round_by_number_and_keeps_the_rounds_before(tiny_task: Dataset) -> None:
     """Nothing un-noised or meaningless leaves; what was reached stays resumable."""
     healthy, start = federation_of(tiny_task, model="two-layer-cnn")
     (first,) = simulate(healthy, start, 1)
@@ -164,7 +164,7 @@ def test_nan_in_a_client_stops_the_round_by_number_and_keeps_the_rounds_before(t
     assert outcome(healthy, first, 2) == outcome(healthy, start, 2)
 
 
-def test_training_learns(tiny_task: ImageTask) -> None:
+def test_training_learns(tiny_task: Dataset) -> None:
     """Ten easy classes under noise: chance is 10 %, and half of them right is a low bar."""
     federation, start = federation_of(tiny_task)
     accuracies: Sequence[float] = [checkpoint.history[-1].accuracy for checkpoint in simulate(federation, start, 6)]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Gaussian, Mechanism
 from ldpfl.mechanisms.base import PublicState
@@ -67,9 +67,7 @@ SOUND = ("full-dp", "nbafl", "time-varying", "dpa", "ladp-sound")
 GUESSED = FullDP(2.0, DELTA, ASSUMED)
 
 
-def scheduled(
-    data: ImageTask, schedule: NoiseSchedule, *, fraction: float = 0.5, scheme: str = "quantity"
-) -> tuple[Federation, Checkpoint]:
+def scheduled(data: Dataset, schedule: NoiseSchedule, *, fraction: float = 0.5, scheme: str = "quantity") -> tuple[Federation, Checkpoint]:
     federation, start = federation_of(data, mechanism="none", scheme=scheme)
     return replace(federation, mechanism=Gaussian(schedule), rule=Fixed(), fraction=fraction), start
 
@@ -103,7 +101,7 @@ def local(statement: Statement) -> float:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tiny_task: ImageTask, tmp_path: Path) -> None:
+def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tiny_task: Dataset, tmp_path: Path) -> None:
     """Memory and the broadcast before are saved: noise of later rounds depends on them."""
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     whole = trace(federation, start)
@@ -119,7 +117,7 @@ def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tin
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_chunking_changes_no_bit(name: str, tiny_task: ImageTask) -> None:
+def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     reference = trace(replace(federation, chunk_size=CLIENTS), start)
     for size in (1, 2):
@@ -129,7 +127,7 @@ def test_chunking_changes_no_bit(name: str, tiny_task: ImageTask) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
 def test_the_order_in_which_the_cohort_comes_changes_no_bit(
-    name: str, scheme: str, tiny_task: ImageTask, monkeypatch: pytest.MonkeyPatch
+    name: str, scheme: str, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], scheme=scheme)
     straight = trace(federation, start)
@@ -142,13 +140,13 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_seed_decides_the_noise(name: str, tiny_task: ImageTask) -> None:
+def test_the_seed_decides_the_noise(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     assert trace(federation, start, 1)[0] != trace(replace(federation, seed=6), start, 1)[0]
     assert trace(federation, start, 1)[0] != start.state.weights.numpy().tobytes()
 
 
-def test_a_round_beyond_those_that_share_the_budget_is_refused(tiny_task: ImageTask) -> None:
+def test_a_round_beyond_those_that_share_the_budget_is_refused(tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES["time-varying"])
     with pytest.raises(ConfigError, match=f"round {ROUNDS + 1} was not planned"):
         list(simulate(federation, start, ROUNDS + 1))
@@ -158,7 +156,7 @@ def test_a_round_beyond_those_that_share_the_budget_is_refused(tiny_task: ImageT
 
 
 @pytest.mark.parametrize("name", REMEMBERED)
-def test_a_later_round_leaves_the_memory_of_an_earlier_checkpoint_alone(name: str, tiny_task: ImageTask) -> None:
+def test_a_later_round_leaves_the_memory_of_an_earlier_checkpoint_alone(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     checkpoints = [start]
     kept: list[dict[str, bytes]] = [{}]
@@ -171,7 +169,7 @@ def test_a_later_round_leaves_the_memory_of_an_earlier_checkpoint_alone(name: st
 
 
 @pytest.mark.parametrize(("name", "field"), [("sensitive-dp", "moved"), ("adapldp", "sent")])
-def test_clients_that_stay_away_remember_what_they_remembered(name: str, field: str, tiny_task: ImageTask) -> None:
+def test_clients_that_stay_away_remember_what_they_remembered(name: str, field: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=0.3)
     first, second = simulate(federation, start, 2)
     came = np.isin(np.arange(CLIENTS), federation.cohort(2))
@@ -196,7 +194,7 @@ class _Noting(FullDP):
 
 
 @pytest.mark.parametrize("stop", [0, 2])
-def test_schedules_are_told_how_much_a_client_holds_and_how_often_it_joined_before(stop: int, tiny_task: ImageTask, tmp_path: Path) -> None:
+def test_schedules_are_told_how_much_a_client_holds_and_how_often_it_joined_before(stop: int, tiny_task: Dataset, tmp_path: Path) -> None:
     """Also after a resume; counted by hand from the cohorts. Clients are handled in the order of their sizes."""
     schedule = _Noting(2.0, DELTA, CLIPPED)
     federation, start = scheduled(tiny_task, schedule)
@@ -215,7 +213,7 @@ def test_schedules_are_told_how_much_a_client_holds_and_how_often_it_joined_befo
     assert {count for _, _, joined in expected for count in joined} >= {0, 1, 2}
 
 
-def test_the_broadcast_before_is_kept(tiny_task: ImageTask) -> None:
+def test_the_broadcast_before_is_kept(tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES["ladp-sound"])
     assert start.state.previous is None
     before = start.state
@@ -228,7 +226,7 @@ def test_the_broadcast_before_is_kept(tiny_task: ImageTask) -> None:
 
 @pytest.mark.parametrize("name", ["full-dp", "adapldp", "ladp-sound"])
 def test_a_round_that_nobody_joins_is_saved_and_gone_on_from(
-    name: str, tiny_task: ImageTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model and the broadcast before are one and the same then."""
     federation, start = scheduled(tiny_task, SCHEDULES[name])
@@ -251,7 +249,7 @@ def test_a_round_that_nobody_joins_is_saved_and_gone_on_from(
 # --- the noise of a round -------------------------------------------------------------------------------------------------------
 
 
-def test_the_norms_of_the_noise_add_up_to_what_the_deviation_says(tiny_task: ImageTask) -> None:
+def test_the_norms_of_the_noise_add_up_to_what_the_deviation_says(tiny_task: Dataset) -> None:
     """A norm is sigma sqrt(d - 1/2) on average, with a deviation of sigma / sqrt(2). |z| < 4 over all rounds; fixed seed."""
     schedule = FullDP(2.0, DELTA, CLIPPED)
     federation, start = scheduled(tiny_task, schedule)
@@ -268,14 +266,14 @@ def test_the_norms_of_the_noise_add_up_to_what_the_deviation_says(tiny_task: Ima
         assert metrics.noise_std == pytest.approx(dict.fromkeys(federation.task.layout.names, schedule.full_sigma / math.sqrt(5)))
 
 
-def test_time_varying_noise_shrinks_round_by_round(tiny_task: ImageTask) -> None:
+def test_time_varying_noise_shrinks_round_by_round(tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES["time-varying"])
     *_, last = simulate(federation, start, ROUNDS)
     stds = [metrics.noise_std["1.weight"] for metrics in last.history]
     assert [after / before for before, after in pairwise(stds)] == pytest.approx([0.8] * 3)
 
 
-def test_layers_that_are_not_selected_leave_without_noise_and_the_figures_say_so(tiny_task: ImageTask) -> None:
+def test_layers_that_are_not_selected_leave_without_noise_and_the_figures_say_so(tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES["ladp"])
     *_, last = simulate(federation, start, ROUNDS)
     for metrics in last.history:
@@ -287,7 +285,7 @@ def test_layers_that_are_not_selected_leave_without_noise_and_the_figures_say_so
 
 
 @pytest.mark.parametrize("mechanism", ["duchi", "none"])
-def test_other_mechanisms_have_no_such_figures_and_no_memory(mechanism: str, tiny_task: ImageTask) -> None:
+def test_other_mechanisms_have_no_such_figures_and_no_memory(mechanism: str, tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, mechanism=mechanism)
     *_, last = simulate(federation, start, 1)
     assert last.history[0].noise == {}
@@ -306,12 +304,12 @@ def clients_noise(mechanism: Mechanism, federation: Federation, values: Tensor, 
 
 
 @pytest.mark.parametrize(("name", "same"), [("ladp-sound", True), ("ladp", False)])
-def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same: bool, tiny_task: ImageTask) -> None:
+def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same: bool, tiny_task: Dataset) -> None:
     """Two federations with other data get the same broadcast; bit by bit. The paper's form tells them apart."""
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     *_, earlier = simulate(federation, start, 2)
     images = federation.task.images
-    turned = replace(federation, task=replace(federation.task, images=replace(images, pixels=images.pixels.flip(-1))))
+    turned = replace(federation, task=replace(federation.task, images=replace(images, inputs=images.inputs.flip(-1))))
     turned = replace(turned, trainer=type(federation.trainer)(turned.task))  # type: ignore[call-arg]
     (ours,), (theirs,) = simulate(federation, earlier, 3), simulate(turned, earlier, 3)
     assert not torch.equal(ours.state.weights, theirs.state.weights)
@@ -329,7 +327,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: str, tiny_task: ImageTask) -> None:
+def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: str, tiny_task: Dataset) -> None:
     """Whoever joined most often is charged for as many rounds, the dearest ones, in closed form."""
     schedule = SCHEDULES[name]
     federation, start = scheduled(tiny_task, schedule, fraction=0.3)
@@ -346,7 +344,7 @@ def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: s
 
 
 @pytest.mark.parametrize("name", ["full-dp", "ladp-sound"])
-def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: ImageTask) -> None:
+def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     _, statement = statement_of(federation, start)
     assert local(statement) == pytest.approx(gaussian_epsilon(math.sqrt(ROUNDS) * gaussian_mu(2.0, DELTA), DELTA), rel=1e-9)
@@ -356,14 +354,14 @@ def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Im
 
 
 @pytest.mark.parametrize("name", ["time-varying", "dpa"])
-def test_a_budget_shared_over_rounds_is_spent_exactly(name: str, tiny_task: ImageTask) -> None:
+def test_a_budget_shared_over_rounds_is_spent_exactly(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     last, statement = statement_of(federation, start)
     assert local(statement) == pytest.approx(4.0, rel=1e-9)
     assert len({event.release for event in last.ledger.events}) == ROUNDS
 
 
-def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one_that_joins_most(tiny_task: ImageTask) -> None:
+def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one_that_joins_most(tiny_task: Dataset) -> None:
     """By no more than the whole budget, and by all of it where the dearest rounds are charged."""
     schedule = TimeVarying(4.0, DELTA, CLIPPED, rounds=ROUNDS, ratio=0.8, participations=most_joined(6))
     federation, start = scheduled(tiny_task, schedule, fraction=0.3)
@@ -372,7 +370,7 @@ def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one
 
 
 @pytest.mark.parametrize("schedule", [*(SCHEDULES[name] for name in SCHEDULES if name not in SOUND), GUESSED], ids=lambda own: own.name)
-def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(schedule: NoiseSchedule, tiny_task: ImageTask) -> None:
+def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(schedule: NoiseSchedule, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, schedule)
     last, statement = statement_of(federation, start)
     expected = UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", schedule.epsilon, DELTA)
@@ -387,9 +385,7 @@ def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(sche
 
 
 @pytest.mark.parametrize("variant", ["paper", "equal_budget"])
-def test_a_budget_that_is_shared_over_the_run_is_no_claim_of_a_round(
-    variant: Literal["paper", "equal_budget"], tiny_task: ImageTask
-) -> None:
+def test_a_budget_that_is_shared_over_the_run_is_no_claim_of_a_round(variant: Literal["paper", "equal_budget"], tiny_task: Dataset) -> None:
     schedule = TimeVarying(2.0, DELTA, ASSUMED, rounds=ROUNDS, ratio=0.8, variant=variant)
     federation, start = scheduled(tiny_task, schedule)
     _, statement = statement_of(federation, start)
@@ -398,7 +394,7 @@ def test_a_budget_that_is_shared_over_the_run_is_no_claim_of_a_round(
     assert claimed == ([(2.0, "round")] if variant == "paper" else [])
 
 
-def test_what_nbafl_guarantees_rests_on_a_public_number_of_samples(tiny_task: ImageTask) -> None:
+def test_what_nbafl_guarantees_rests_on_a_public_number_of_samples(tiny_task: Dataset) -> None:
     for name in SOUND:
         federation, start = scheduled(tiny_task, SCHEDULES[name])
         assumptions = " ".join(federation.mechanism.guarantee(start.state.ranges).assumptions)

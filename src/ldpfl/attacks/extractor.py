@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ldpfl
-from ldpfl.data import ImageTask
-from ldpfl.data.images import normalise
+from ldpfl.data import Dataset
 from ldpfl.data.loading import cache_dir
+from ldpfl.data.samples import normalise
 from ldpfl.files import replace_atomically
 
 _INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
@@ -64,7 +64,7 @@ class Classifier(nn.Module):
     Few features on purpose: the covariance of 64 can be estimated from some hundred images, that of Inception's 2,048 not.
     """
 
-    def __init__(self, task: ImageTask) -> None:
+    def __init__(self, task: Dataset) -> None:
         super().__init__()
         channels, height, width = task.shape
         self._mean, self._std = task.mean, task.std
@@ -117,7 +117,7 @@ class TrainedClassifier:
 
 
 def trained_classifier(
-    task: ImageTask, config: ClassifierConfig | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+    task: Dataset, config: ClassifierConfig | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> TrainedClassifier:
     """Return the classifier of ``task``, from the cache or trained on the public train split and put there.
 
@@ -141,7 +141,7 @@ def trained_classifier(
     accuracy = _read(path, classifier)
     if accuracy is None:
         classifier = _train(_new_classifier(task, config), task, config, progress)
-        accuracy = float((classifier.predict(task.test.pixels) == task.test.labels).float().mean())
+        accuracy = float((classifier.predict(task.test.inputs) == task.test.labels).float().mean())
         _write(path, classifier, accuracy)
     return TrainedClassifier(name, classifier.eval(), accuracy)
 
@@ -184,13 +184,13 @@ class _Colour(nn.Module):
         return torch.as_tensor(self._network(pixels.expand(-1, 3, -1, -1)))
 
 
-def _new_classifier(task: ImageTask, config: ClassifierConfig) -> Classifier:
+def _new_classifier(task: Dataset, config: ClassifierConfig) -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Classifier(task)
 
 
-def _train(classifier: Classifier, task: ImageTask, config: ClassifierConfig, progress: Callable[[int, int], None]) -> Classifier:
+def _train(classifier: Classifier, task: Dataset, config: ClassifierConfig, progress: Callable[[int, int], None]) -> Classifier:
     random = torch.Generator().manual_seed(config.seed)
     optimiser = torch.optim.Adam(classifier.parameters(), config.learning_rate)
     per_epoch = -(-len(task.train) // config.batch_size)
@@ -201,7 +201,7 @@ def _train(classifier: Classifier, task: ImageTask, config: ClassifierConfig, pr
             order = torch.randperm(len(task.train), generator=random)
         batch, order = task.train.take(order[: config.batch_size]), order[config.batch_size :]
         optimiser.zero_grad()
-        F.cross_entropy(classifier(batch.pixels), batch.labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(classifier(batch.inputs), batch.labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         progress(step + 1, steps)
     return classifier

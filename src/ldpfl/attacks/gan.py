@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from ldpfl.data import Images
+from ldpfl.data import Samples
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.layout import ParameterLayout
-from ldpfl.models import ImageShape
+from ldpfl.models import InputShape
 
 Progress = Callable[[int, int], None]
 
@@ -112,7 +112,7 @@ class Target:
 class Generator(nn.Module):
     """Noise and a class to an image, by two deconvolutions that double height and width (after DCGAN, Radford et al. 2016)."""
 
-    def __init__(self, shape: ImageShape, classes: int, *, latent: int = GanConfig.latent, width: int = GanConfig.width) -> None:
+    def __init__(self, shape: InputShape, classes: int, *, latent: int = GanConfig.latent, width: int = GanConfig.width) -> None:
         super().__init__()
         channels, self.height, self.width = shape
         self.latent, self.classes = latent, classes
@@ -141,7 +141,7 @@ class Generator(nn.Module):
 
 
 def attack(
-    target: Target, own: Images, label: int, count: int, config: GanConfig, seed: int, progress: Progress = lambda done, total: None
+    target: Target, own: Samples, label: int, count: int, config: GanConfig, seed: int, progress: Progress = lambda done, total: None
 ) -> tuple[Generator, Tensor]:
     """Train a generator on ``target`` and return it with ``count`` images (count, C, H, W) uint8 of class ``label``.
 
@@ -153,7 +153,7 @@ def attack(
 
 
 def train_generator(
-    target: Target, own: Images, label: int, config: GanConfig, seed: int, progress: Progress = lambda done, total: None
+    target: Target, own: Samples, label: int, config: GanConfig, seed: int, progress: Progress = lambda done, total: None
 ) -> Generator:
     """Train a generator on the global model and the client's own images; all randomness comes from ``seed``.
 
@@ -194,7 +194,7 @@ def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
     return torch.cat(images).mul(255).round().to(torch.uint8)
 
 
-def _check(target: Target, own: Images, label: int) -> None:
+def _check(target: Target, own: Samples, label: int) -> None:
     if not 0 <= label < target.classes:
         raise ConfigError(f"label {label} is no class of the model: expected 0 to {target.classes - 1}")
     if len(own) == 0:
@@ -206,10 +206,10 @@ def _check(target: Target, own: Images, label: int) -> None:
 class _Game:
     """The two players, and one step of each."""
 
-    def __init__(self, target: Target, own: Images, label: int, config: GanConfig, random: torch.Generator) -> None:
+    def __init__(self, target: Target, own: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
         self._target, self._label, self._config, self._random = target, label, config, random
-        self._device = own.pixels.device
-        self._real = own.pixels.float() / 255
+        self._device = own.inputs.device
+        self._real = own.inputs.float() / 255
         self._held = torch.unique(own.labels.cpu())
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
@@ -217,7 +217,7 @@ class _Game:
             # The score's zero lies at the real images' mean, so that the first steps do not saturate.
             scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _BATCH)]
         self._zero = torch.cat(scores).mean()
-        self.generator = _new_generator(target, tuple(own.pixels.shape[1:]), config, random).to(self._device)
+        self.generator = _new_generator(target, tuple(own.inputs.shape[1:]), config, random).to(self._device)
         betas = (0.5, 0.999)
         self._generator_optimiser = torch.optim.Adam(self.generator.parameters(), config.generator_learning_rate, betas)
         self._discriminator_optimiser = torch.optim.Adam(self._discriminator.values(), config.discriminator_learning_rate, betas)

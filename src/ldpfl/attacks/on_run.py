@@ -23,7 +23,7 @@ import ldpfl
 from ldpfl.attacks.extractor import Extractor, TrainedClassifier, inception, trained_classifier
 from ldpfl.attacks.frechet import FEWEST_IMAGES, Distance, frechet_distance
 from ldpfl.attacks.gan import GanConfig, Target, attack
-from ldpfl.data import Images, ImageTask, load
+from ldpfl.data import Dataset, Samples, load
 from ldpfl.data.loading import cache_dir
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError, DataError
@@ -185,7 +185,7 @@ class Attacker:
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")
         return result, pictures
 
-    def _warn_of_own(self, own: Images, label: int) -> None:
+    def _warn_of_own(self, own: Samples, label: int) -> None:
         if int((own.labels == label).sum()) > 0:
             self.observer.warn(
                 f"client {CURIOUS_CLIENT} holds images of label {label} itself, so the label is not private to the others and the "
@@ -193,7 +193,7 @@ class Attacker:
             )
 
     def _measure(
-        self, config: RunConfig, task: ImageTask, own: Images, label: int, plan: AttackPlan, real: Tensor, sets: dict[Kind, _Set]
+        self, config: RunConfig, task: Dataset, own: Samples, label: int, plan: AttackPlan, real: Tensor, sets: dict[Kind, _Set]
     ) -> RunAttack:
         classifier = trained_classifier(task, progress=_reporting(self.progress, "classifier to measure with"))
         extractor = inception() or classifier.extractor()
@@ -220,7 +220,9 @@ class Attacker:
         _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).baseline(config))
         return weights, accuracy
 
-    def _generate(self, kind: Kind, target: Target, own: Images, label: int, plan: AttackPlan, count: int, out: Path) -> tuple[Tensor, ...]:
+    def _generate(
+        self, kind: Kind, target: Target, own: Samples, label: int, plan: AttackPlan, count: int, out: Path
+    ) -> tuple[Tensor, ...]:
         """Return ``count`` images for each seed, made anew only where none are stored."""
         images = []
         for seed in plan.seeds:
@@ -261,7 +263,7 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
             f"{folder.path} is not finished, {done} of {config.training.rounds} rounds done: "
             f"go on with ldpfl run --resume --out {folder.path}, then attack it"
         )
-    return config, last.state.weights, float(result["accuracy"])
+    return config, last.state.model, float(result["accuracy"])
 
 
 def config_of(folder: RunFolder) -> RunConfig:
@@ -297,12 +299,12 @@ def label_of(plan: AttackPlan, config: RunConfig) -> int:
     return config.data.private_label
 
 
-def _check_class(label: int, task: ImageTask) -> None:
+def _check_class(label: int, task: Dataset) -> None:
     if not 0 <= label < task.classes:
         raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.classes - 1}")
 
 
-def _federation(folder: RunFolder, config: RunConfig, task: ImageTask, device: torch.device) -> Federation:
+def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
     federation, start = build(config, task, device)
     last = folder.checkpoint()
     begun = last.origin if last else ""
@@ -312,28 +314,28 @@ def _federation(folder: RunFolder, config: RunConfig, task: ImageTask, device: t
     return federation
 
 
-def _own_images(federation: Federation) -> Images:
+def _own_images(federation: Federation) -> Samples:
     """Return what the attacking client holds; no other client's samples are looked at."""
     images = federation.task.images
-    return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.pixels.device))
+    return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.inputs.device))
 
 
-def _target(federation: Federation, task: ImageTask, weights: Tensor) -> Target:
+def _target(federation: Federation, task: Dataset, weights: Tensor) -> Target:
     return Target(federation.task.module, federation.task.layout, weights, task.classes, task.mean, task.std)
 
 
-def _public_images(task: ImageTask, label: int, most: int) -> tuple[Tensor, Tensor]:
+def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor]:
     """Return equally many real images of ``label``: of the test split to compare with, of the train split as the floor."""
-    real, others = (split.pixels[split.labels == label] for split in (task.test, task.train))
+    real, others = (split.inputs[split.labels == label] for split in (task.test, task.train))
     count = min(most, len(real), len(others))
     if count < FEWEST_IMAGES:
         raise DataError(f"{task.name} holds {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
     return real[:count], others[:count]
 
 
-def _foreign(own: Images, label: int, most: int) -> tuple[Tensor, ...]:
+def _foreign(own: Samples, label: int, most: int) -> tuple[Tensor, ...]:
     """Return the attacking client's images of other classes, evenly taken from what it holds; nothing if it holds too few."""
-    pixels = own.pixels[own.labels != label].cpu()
+    pixels = own.inputs[own.labels != label].cpu()
     index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
 
@@ -355,12 +357,12 @@ def _reporting(progress: PhaseProgress, phase: str) -> Callable[[int, int], None
     return lambda done, total: progress(phase, done, total)
 
 
-def _key(target: Target, own: Images, label: int, config: GanConfig, seed: int, count: int) -> str:
+def _key(target: Target, own: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
     """Name all that the images depend on, except a model's code that is named by import path."""
     digest = hashlib.sha256()
-    for tensor in (target.weights, own.pixels, own.labels):
+    for tensor in (target.weights, own.inputs, own.labels):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.pixels.device.type)
+    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.inputs.device.type)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
 

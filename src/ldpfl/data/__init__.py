@@ -1,7 +1,7 @@
-"""Images from the Hugging Face layout, and their division over clients."""
+"""Data from the Hugging Face layout, and their division over clients."""
 
-from ldpfl.data.images import Images, ImageTask
 from ldpfl.data.loading import load, names
 from ldpfl.data.partition import CURIOUS_CLIENT, Isolation, partition
+from ldpfl.data.samples import Dataset, Samples
 
-__all__ = ["CURIOUS_CLIENT", "ImageTask", "Images", "Isolation", "load", "names", "partition"]
+__all__ = ["CURIOUS_CLIENT", "Dataset", "Isolation", "Samples", "load", "names", "partition"]

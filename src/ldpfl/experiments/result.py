@@ -11,7 +11,7 @@ import numpy
 import torch
 
 import ldpfl
-from ldpfl.data import ImageTask
+from ldpfl.data import Dataset
 from ldpfl.experiments.config import RunConfig
 from ldpfl.files import finite
 from ldpfl.privacy.accounting import account
@@ -20,7 +20,7 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 
 
-def summarise(config: RunConfig, federation: Federation, task: ImageTask, last: Checkpoint, baseline: list[float] | None) -> dict[str, Any]:
+def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: list[float] | None) -> dict[str, Any]:
     """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (accuracy per round).
 
     None stands for a figure that is not a finite number.

@@ -300,7 +300,7 @@ class RunFolder:
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # The whole module, cloned by name: a shared parameter has more than one.
-        whole = task.module_with(checkpoint.state.weights).state_dict()
+        whole = task.module_with(checkpoint.state.model).state_dict()
         tensors = {name: value.detach().clone() for name, value in whole.items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 import ldpfl
-from ldpfl.data import ImageTask, load
+from ldpfl.data import Dataset, load
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
@@ -19,7 +19,6 @@ from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, Shu
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import WriteError, writing
-from ldpfl.mechanisms import Perturbed
 from ldpfl.mechanisms.identity import IdentitySettings
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
@@ -119,7 +118,7 @@ class Runner:
             raise WriteError(f"{error}: the noise-free baseline is kept in the cache; {hint}", error.reason, error.remedy) from error
         return baseline.folder
 
-    def _baseline_or_none(self, config: RunConfig, task: ImageTask) -> list[float] | None:
+    def _baseline_or_none(self, config: RunConfig, task: Dataset) -> list[float] | None:
         """Return the baseline's accuracy after each round. A baseline that fails must not cost the finished run its result."""
         try:
             return self._baseline_accuracy(self._baseline(config, task))
@@ -135,7 +134,7 @@ class Runner:
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
         return [metrics.accuracy for metrics in last.history]
 
-    def _baseline(self, config: RunConfig, task: ImageTask) -> _Baseline:
+    def _baseline(self, config: RunConfig, task: Dataset) -> _Baseline:
         """Return the baseline, and where it lies.
 
         The key is the config, the data, the device, the versions and the initial model. The code of a model that is
@@ -199,7 +198,7 @@ class _Baseline:
     """The same training without noise, and its folder in the cache."""
 
     config: RunConfig
-    task: ImageTask
+    task: Dataset
     federation: Federation
     start: Checkpoint
     folder: RunFolder
@@ -220,19 +219,23 @@ class _Baseline:
             return self.start
 
 
+_PLAIN = {"server_learning_rate": 1.0, "server_momentum": 0.0, "server_schedule": "constant"}
+
+
 def noise_free(config: RunConfig) -> RunConfig:
     """Return the config without noise, with all that then has no effect put to its default, so that recipes share it."""
-    training = config.training
-    if config.mechanism.perturbed == "weights":
-        training = training.model_copy(update={"server_learning_rate": 1.0})
-    # Without noise, the mean of trained weights is the old vector plus the mean update, at server learning rate 1.
-    perturbed: Perturbed = "weights" if training.server_learning_rate == 1.0 else "update"
+    training, perturbed = config.training, config.mechanism.perturbed
+    if perturbed == "weights":
+        training = training.model_copy(update=_PLAIN)
+    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _PLAIN.items()):
+        # Without noise, the old vector plus the mean update is the mean of trained weights.
+        perturbed = "weights"
     return config.model_copy(
         update={
             "name": "noise-free",
             "description": "",
             "training": training,
-            "mechanism": IdentitySettings(perturbed=perturbed),
+            "mechanism": config.mechanism.nearly_noise_free or IdentitySettings(perturbed=perturbed),
             "ranges": RangesConfig(),
             "shuffling": ShufflingConfig(),
             "privacy": PrivacyConfig(),

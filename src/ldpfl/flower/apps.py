@@ -27,7 +27,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
-from ldpfl.data import ImageTask, load
+from ldpfl.data import Dataset, load
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
@@ -115,7 +115,7 @@ def _changes(text: str) -> list[str]:
 @dataclass(frozen=True)
 class _Prepared:
     config: RunConfig
-    task: ImageTask
+    task: Dataset
     federation: Federation
     start: Checkpoint
 

@@ -215,7 +215,7 @@ class LdpStrategy(Strategy):
             layout.names,
             self.config.mechanism.perturbed,
             range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
-            self.config.training.server_learning_rate,
+            self.config.training.optimiser,
             self._accuracy,
         )
         # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.

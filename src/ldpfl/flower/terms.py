@@ -268,7 +268,7 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
         ConfigError: its noise depends on private data, on what clients remember, or on the size of others' data sets: such
             schedules have no guarantee, and run in the simulator only.
     """
-    mechanism = mechanism_of(config, ranges, smallest=1)
+    mechanism = mechanism_of(config, ranges)
     if not mechanism.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
     return mechanism

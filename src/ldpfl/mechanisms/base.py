@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError, ProtocolError
+from ldpfl.mechanisms.records import RecordClip
 from ldpfl.mechanisms.reports import Reports
 from ldpfl.mechanisms.units import SampledUnits, Units
-from ldpfl.privacy import REPLACE_ONE, Guarantee, Release
+from ldpfl.privacy import REPLACE_ONE, REPLACE_RECORD, Guarantee, Release
 from ldpfl.privacy.accountants.local import unit_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
@@ -55,6 +56,8 @@ _ADJACENCY: Mapping[str, str] = {
     "group": "replace one client's values of one group",
     "layer": "replace one client's values of one layer",
     "vector": "replace one client's vector",
+    "coordinate": "replace one client's value",
+    "record": REPLACE_RECORD,
     "client": REPLACE_ONE,
 }
 
@@ -159,6 +162,11 @@ class Mechanism(ABC):
         """What a user of these parameters should be told, a line each."""
         return ()
 
+    @property
+    def record_clip(self) -> RecordClip | None:
+        """How each record's gradient is bounded before a client adds them up; None where records are not looked at one by one."""
+        return None
+
     def in_round(self, public: PublicState) -> Mechanism:
         """Return the mechanism of this round; the same one, unless its noise follows a schedule."""
         return self
@@ -243,6 +251,15 @@ def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
     """
     if values.dtype != torch.float32:
         raise PrivacyError(f"values have dtype {values.dtype}, expected torch.float32; nothing was sent")
+    return require_shape_of(values, ranges)
+
+
+def require_shape_of(values: Tensor, ranges: LayerRanges) -> Tensor:
+    """Return ``values`` of any dtype detached if their shape fits.
+
+    Raises:
+        PrivacyError: it does not.
+    """
     if values.dim() != 2 or values.shape[1] != ranges.dimension:
         raise PrivacyError(f"values have shape {tuple(values.shape)}, expected (clients, {ranges.dimension}); nothing was sent")
     return values.detach()

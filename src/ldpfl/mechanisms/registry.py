@@ -40,6 +40,8 @@ _BUILT_IN: Mapping[str, str] = {
     "adapldp": "ldpfl.mechanisms.gaussian.history:AdapLDPSettings",
     "ladp": "ldpfl.mechanisms.gaussian.ladp:LadpSettings",
     "ladp-sound": "ldpfl.mechanisms.gaussian.ladp:LadpSoundSettings",
+    "rotated-sign": "ldpfl.mechanisms.rotated_sign:RotatedSignSettings",
+    "dp-sgd": "ldpfl.mechanisms.dp_sgd:DpSgdSettings",
     "none": "ldpfl.mechanisms.identity:IdentitySettings",
 }
 

@@ -95,32 +95,51 @@ class BitReports:
         clients = sum(batch.clients for batch in batches)
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
+    def counted(self) -> BitReports:
+        """Return what mixing keeps of these reports: how many set each bit."""
+        return CountedBits(count_ones([self]).numpy(), self.clients)
+
     def unpack(self, row: int) -> NDArray[np.uint8]:
         """Return the (d,) bits of one row."""
         return np.unpackbits(self.packed[row], count=self.dimension, bitorder="little")
 
 
-class ShuffledBits(BitReports):
+class CountedBits(BitReports):
+    """Bit reports of which nothing but the counts is left, and no order of their own.
+
+    Args:
+        ones: (d,) int32, how many reports set each bit.
+        clients: how many reports there are.
+    """
+
+    def __init__(self, ones: NDArray[np.int32], clients: int) -> None:
+        object.__setattr__(self, "dimension", ones.size)
+        self.ones = ones
+        self._clients = clients
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def bytes_per_client(self) -> int:
+        return packed_size(self.dimension)
+
+
+class ShuffledBits(CountedBits):
     """Bit reports of which nothing but the counts is left: each column's bits stand in a uniformly random arrangement.
 
     It follows from the counts and chance alone, so it is drawn when somebody looks at ``packed`` for the first time; a mean
     needs the counts only.
 
     Args:
-        ones: (d,) int32, how many reports set each bit.
-        clients: how many reports there are.
+        ones, clients: as above.
         generator: what the arrangement is drawn from; nobody else may use it.
     """
 
     def __init__(self, ones: NDArray[np.int32], clients: int, generator: np.random.Generator) -> None:
-        object.__setattr__(self, "dimension", ones.size)
-        self.ones = ones
-        self._clients = clients
+        super().__init__(ones, clients)
         self._generator = generator
-
-    @property
-    def clients(self) -> int:
-        return self._clients
 
     @cached_property
     def packed(self) -> NDArray[np.uint8]:
@@ -204,7 +223,7 @@ def count_ones(reports: Sequence[BitReports]) -> Tensor:
     partial = np.zeros(dimension, dtype=np.uint8)
     pending = 0
     for batch in reports:
-        if isinstance(batch, ShuffledBits):
+        if isinstance(batch, CountedBits):
             total += batch.ones
             continue
         for row in range(batch.clients):

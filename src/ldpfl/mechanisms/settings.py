@@ -18,8 +18,8 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Repeats = Annotated[int, Field(ge=1, le=10**6)]
 """What is gone through one by one."""
 
-Perturbed = Literal["weights", "update"]
-"""What a client puts into the mechanism: its trained weights, or their change since the broadcast."""
+Perturbed = Literal["weights", "update", "gradient"]
+"""What a client puts into the mechanism: its trained weights, their change since the broadcast, or the descent direction there."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,16 @@ class Facts:
         rounds: of training.
         smallest: size of the smallest client's data set, which is taken to be public.
         training: of each client; None where nothing is trained, as in planning.
+        records: mean size of the clients' data sets, which is taken to be public.
+        summed: whether the server learns nothing but sums over clients.
     """
 
     ranges: LayerRanges
     rounds: int = 1
     smallest: int = 1
     training: Training | None = None
+    records: float = 1.0
+    summed: bool = False
 
 
 class MechanismSettings(BaseModel):
@@ -56,7 +60,8 @@ class MechanismSettings(BaseModel):
 
     name: str
     perturbed: Perturbed = "weights"
-    """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast."""
+    """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast. ``gradient``: one step's direction
+    of steepest descent at the broadcast weights, over all samples of the client (FedSGD): nothing is trained locally."""
 
     protects: ClassVar[bool] = True
     """Whether it means to protect anything; if not, it is its own noise-free baseline."""
@@ -74,6 +79,11 @@ class MechanismSettings(BaseModel):
         Raises:
             ConfigError: a setting is out of range, or does not fit the facts.
         """
+
+    @property
+    def nearly_noise_free(self) -> MechanismSettings | None:
+        """The same with next to no noise, where it does more to values than adding noise; None if its baseline is ``none``."""
+        return None
 
     @property
     def budgeted(self) -> tuple[float, str] | None:

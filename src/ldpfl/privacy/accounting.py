@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any
 
@@ -14,8 +14,8 @@ from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import accountant
 from ldpfl.privacy.claims import paper_claim
-from ldpfl.privacy.events import RoundEvent
-from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope
+from ldpfl.privacy.events import BinaryRelease, RoundEvent
+from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup, Statement
 
@@ -61,6 +61,7 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
     check_delta(delta)
+    whole = _whole(groups)
     claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
     costliest = _costliest(groups)
@@ -68,14 +69,32 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     notes: list[str] = []
     scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in costliest]), ("run", [groups]))
     for scope, parts in scopes:
-        found, reasons = _client_rows(parts, delta, scope)
+        found, reasons = _whole_rows(parts, delta, scope, whole)
         rows += found
         notes += [reason for reason in reasons if reason not in notes]
     clients = max(group.population for group in groups)
     warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
+    if whole is _RECORD:
+        notes.append("one record is protected, not the client that holds it: for m records of one client together, mu is m times as large")
     if clients > 1 and delta >= 1 / clients:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What the lines over all that a client sends are about."""
+
+    unit: Unit
+    adjacency: str
+
+
+_CLIENT, _RECORD = _Whole("client", REPLACE_ONE), _Whole("record", REPLACE_RECORD)
+
+
+def _whole(groups: Sequence[RoundGroup]) -> _Whole:
+    """Return what is protected in all rounds: one record, as soon as some round protects no more; what protects a client protects it."""
+    return _RECORD if any(group.release.unit == "record" for group in groups) else _CLIENT
 
 
 def check_delta(delta: float) -> None:
@@ -178,18 +197,19 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
         ones = [CountedBits([replace(group, release=replace(group.release, units=1))]).bounds(delta) for group in rounds]
         worst_one = max(ones, key=lambda bounds: bounds.adaptive)
         hidden, lower = _shuffler(rounds), worst_one.attained
-        rows.append(Guarantee(worst_one.adaptive, delta, trust_model="shuffled", assumptions=hidden, lower=lower, **common))
+        trusted = _hidden_by(worst)
+        rows.append(Guarantee(worst_one.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
     return rows
 
 
-def _client_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope) -> tuple[list[Guarantee], list[str]]:
+def _whole_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _Whole) -> tuple[list[Guarantee], list[str]]:
     """Return the costliest of ``parts`` under each trust model, and why a line is missing."""
-    rows = _largest([_local_rows(part, delta, scope) for part in parts])
+    rows = _largest([_local_rows(part, delta, scope, whole) for part in parts])
     shuffled = [behind_shuffler(part) for part in parts]
     reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
     if reasons:
         return rows, reasons
-    return rows + _largest([_shuffled_rows(found, delta, scope) for found in shuffled if found]), []
+    return rows + _largest([_shuffled_rows(found, delta, scope, whole) for found in shuffled if found]), []
 
 
 def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
@@ -202,12 +222,12 @@ def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
     return list(best.values())
 
 
-def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope) -> list[Guarantee]:
+def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _Whole) -> list[Guarantee]:
     """Return what all that a client sends costs against a server that sees who sent it: pure, and for ``delta``."""
     common: dict[str, Any] = {
-        "unit": "client",
+        "unit": whole.unit,
         "units_per_round": 1,
-        "adjacency": REPLACE_ONE,
+        "adjacency": whole.adjacency,
         "trust_model": "local",
         "status": "proved",
         "scope": scope,
@@ -226,22 +246,32 @@ def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))
 
 
-def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope) -> list[Guarantee]:
+def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _Whole) -> list[Guarantee]:
     """Return what all that a client sends costs against a server behind an ideal shuffler."""
     groups, bounds = shuffled.groups, shuffled.bounds(delta)
-    common: dict[str, Any] = {"unit": "client", "units_per_round": 1, "adjacency": REPLACE_ONE, "trust_model": "shuffled", "scope": scope}
+    common: dict[str, Any] = {
+        "unit": whole.unit,
+        "units_per_round": 1,
+        "adjacency": whole.adjacency,
+        "trust_model": _hidden_by(groups[0]),
+        "scope": scope,
+    }
     rows = []
     if bounds.fixed < bounds.adaptive * (1 - 1e-9):
         fixed = (*_shuffler(groups), "inputs of all rounds are fixed before the first, which training does not do")
         rows.append(Guarantee(bounds.fixed, delta, assumptions=fixed, lower=bounds.attained, adaptive=False, status="proved", **common))
     rows.append(Guarantee(bounds.adaptive, delta, assumptions=_shuffler(groups), lower=bounds.attained, status="proved", **common))
     first, cohort = groups[0], min(group.cohort for group in groups)
-    normal = cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
+    normal = isinstance(first.release, BinaryRelease) and cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
     if scope == "run" and bounds.attained is not None and len(groups) == 1 and normal:
         estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)
         if estimate >= bounds.attained:  # else it is known to be too small
             rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
     return rows
+
+
+def _hidden_by(group: RoundGroup) -> TrustModel:
+    return "summed" if group.channel == "secure-sum" else "shuffled"
 
 
 def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
@@ -251,6 +281,8 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
         why = "a random delay is not a shuffler; whoever watches the network, or sees who is late, can link reports to clients"
     elif "direct" in channels:
         why = "reports reach the server with their sender"
+    elif "secure-sum" in channels:
+        why = "what a sum hides is accounted for bits and for Gaussian noise only; the local figures hold"
     else:
         several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
         reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}
@@ -266,4 +298,7 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
         others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
-    return (*_PUBLIC, "an ideal shuffler shows how often each value was sent for each weight, and nothing else", others)
+    shows = "an ideal shuffler shows how often each value was sent for each weight, and nothing else"
+    if groups[0].channel == "secure-sum":
+        shows = "nobody learns more than the sum over all clients"
+    return (*_PUBLIC, shows, others)

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.guarantee import Scope, TrustModel, Unit
 
-Channel = Literal["ideal-shuffler", "random-delay", "direct"]
-"""What stands between client and server. ``ideal-shuffler``: only how often each value was sent is seen. ``random-delay``: each report
+Channel = Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
+"""What stands between client and server. ``ideal-shuffler``: only how often each value was sent is seen. ``secure-sum``: only
+the sum over all clients is seen, of reports that are integers. ``random-delay``: each report
 comes by itself after a random wait; who watches the network, or sees stragglers, can still link. ``direct``: the server sees senders."""
 
 Sampling = Literal["everyone", "visible", "secret"]
@@ -106,6 +107,8 @@ class PureRelease(_ByUnit):
 @dataclass(frozen=True)
 class GaussianRelease(_Stated):
     """One client's round: one vector with independent Gaussian noise, fixed before the data were looked at.
+
+    With the unit ``record``, mu is that of one of the client's records, and nothing is said of the client as a whole.
 
     Attributes:
         mechanism: its name.

@@ -7,9 +7,12 @@ from typing import Any, Literal
 REPLACE_ONE = "replace one client's data"
 """Adjacency used throughout: anything that one client holds, in all rounds, may be replaced by anything else."""
 
-Unit = Literal["weight", "group", "layer", "vector", "client"]
+REPLACE_RECORD = "replace one record of one client"
+"""Adjacency of what is protected record by record: the number of a client's records is public."""
+
+Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "client"]
 Scope = Literal["round", "run"]
-TrustModel = Literal["local", "shuffled", "central"]
+TrustModel = Literal["local", "shuffled", "summed", "central"]
 Status = Literal["proved", "claimed", "estimate"]
 
 
@@ -20,10 +23,12 @@ class Guarantee:
     Attributes:
         epsilon: privacy loss of one unit, certified from above where ``status`` is proved; infinity where nothing is protected.
         delta: failure probability; 0 for a pure guarantee.
-        unit: what the epsilon protects. ``"weight"``: one scalar of one report; ``"client"``: all that a client sends.
+        unit: what the epsilon protects. ``"weight"``: one scalar of one report; ``"record"``: one record of a
+            client in all that it sends; ``"client"``: all that a client sends.
         units_per_round: how many such units one client releases in one round.
         adjacency: which inputs are to be indistinguishable.
-        trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"central"`` trusts the server.
+        trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"summed"``
+            trusts a sum over clients to hide its terms; ``"central"`` trusts the server.
         status: ``"proved"``; ``"claimed"`` by a paper, and not so; or an ``"estimate"`` that bounds nothing.
         assumptions: what has to be true outside the mechanism.
         scope: whether the unit is counted in one round or over the whole run.

@@ -184,6 +184,8 @@ class Policy(BaseModel):
 
     mechanisms: Names = ()
     """Names of the mechanisms that may be used."""
+    protects: Literal["client", "record"] = "client"
+    """What every epsilon here is of: all that this client holds, or any one of its records, which is much less to ask."""
     allow_unprotected: bool = False
     """Lets a mechanism in ``mechanisms`` send what nothing is guaranteed for, such as ``none``: no epsilon bounds that."""
     epsilon_per_unit: NotNegative = 0.0
@@ -261,6 +263,8 @@ class Policy(BaseModel):
         if not request.protected:
             yield self.allow_unprotected, f"{request.mechanism} sends values without protection, and allow_unprotected is not set"
             return
+        if request.release.unit == "record":
+            yield self.protects == "record", f"{request.mechanism} protects one record at a time, and the policy protects the client"
         unit = unit_epsilon(request.release, self.delta)
         yield unit <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", unit, self.epsilon_per_unit)
         whole = epsilon_of([(request.release, 1)], self.delta)

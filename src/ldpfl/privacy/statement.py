@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, exp
 from typing import Any
 
 from ldpfl.privacy.events import Channel, Release, Sampling
-from ldpfl.privacy.guarantee import Guarantee, Scope, json_number
+from ldpfl.privacy.guarantee import Guarantee, Scope, Unit, json_number
 
 _GOOD, _WORTHLESS = 1.0, 10.0
 """Epsilons of a client's whole run up to which a guess is right three times of four at most, and above which there is nothing to guess."""
+
+_IF_TRUSTED: Mapping[str, str] = {
+    "local": "trusting nobody",
+    "shuffled": "if the shuffler is what it is said to be",
+    "summed": "if nobody learns more than the sum over all clients",
+}
+_WORTHLESS_IS: Mapping[str, str] = {
+    "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
+    "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
+}
+_WORTH: Mapping[str, str] = {
+    "client": (
+        "A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
+        "with probability {percent} at most ({trusted}; chance is 50 %)."
+    ),
+    "record": (
+        "One record of a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two records it "
+        "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -51,11 +72,21 @@ class Statement:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def protected(self) -> Unit:
+        """What the lines over all that a client sends are about: the client, or one of its records."""
+        return "record" if any(row.unit == "record" for row in self.rows) else "client"
+
     def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
-        """Return the proved row of this kind, if there is one; ``client`` asks for all that a client sends, not one unit of it."""
+        """Return the proved row of this kind, if there is one.
+
+        ``client`` asks for all that a client sends, or for one record in it, and not for one unit of a report. ``trust_model``
+        "hidden" is a shuffler or a sum, whichever the run has.
+        """
+        trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)
         for row in self.rows:
-            kind = (row.trust_model, row.scope, row.unit == "client", row.delta == 0, row.adaptive)
-            if row.status == "proved" and kind == (trust_model, scope, client, pure, adaptive):
+            kind = (row.scope, row.unit == self.protected, row.delta == 0, row.adaptive)
+            if row.status == "proved" and row.trust_model in trusted and kind == (scope, client, pure, adaptive):
                 return row
         return None
 
@@ -63,30 +94,28 @@ class Statement:
     def verdict(self) -> str:
         """What the run is worth to a client, in a sentence for who has not read the papers."""
         best: Guarantee | None = None
-        for row in (self.find("local", "run"), self.find("shuffled", "run")):
+        for row in (self.find("local", "run"), self.find("hidden", "run")):
             if row is not None and (best is None or row.epsilon < best.epsilon):
                 best = row
         if best is None:
             return ""
-        trusted = "trusting nobody" if best.trust_model == "local" else "if the shuffler is what it is said to be"
+        trusted = _IF_TRUSTED[best.trust_model]
         if best.epsilon > _WORTHLESS:
-            return f"This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}."
+            return _WORTHLESS_IS[self.protected].format(trusted=trusted)
         right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
         kept = "protected" if best.epsilon <= _GOOD else "protected a little"
-        return (
-            f"A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
-            f"with probability {ceil(100_000 * right) / 1000:g} % at most ({trusted}; chance is 50 %)."
-        )
+        percent = f"{ceil(100_000 * right) / 1000:g} %"
+        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted)
 
     def figures(self) -> dict[str, float | str | None]:
         """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
         claim = next((row.epsilon for row in self.rows if row.status == "claimed"), None)
         estimate = next((row.epsilon for row in self.rows if row.status == "estimate"), None)
-        adaptive, fixed = self.find("shuffled", "run"), self.find("shuffled", "run", adaptive=False)
+        adaptive, fixed = self.find("hidden", "run"), self.find("hidden", "run", adaptive=False)
         values = {
             "paper_claim": claim,
             "per_report": _epsilon(self.find("local", "round", client=False, pure=True)),
-            "per_report_shuffled": _epsilon(self.find("shuffled", "round", client=False)),
+            "per_report_shuffled": _epsilon(self.find("hidden", "round", client=False)),
             "local_pure_round": _epsilon(self.find("local", "round", pure=True)),
             "local_round": _epsilon(self.find("local", "round")),
             "local_pure": _epsilon(self.find("local", "run", pure=True)),
@@ -96,7 +125,7 @@ class Statement:
             "shuffled_upper_adaptive": _epsilon(adaptive),
             "shuffled_estimate": estimate,
         }
-        return {"delta": self.delta, **{name: json_number(value) for name, value in values.items()}}
+        return {"delta": self.delta, "protected": self.protected, **{name: json_number(value) for name, value in values.items()}}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""

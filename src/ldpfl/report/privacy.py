@@ -15,9 +15,10 @@ from ldpfl.auditing import MechanismAudit
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.planning.planner import LARGEST_EPSILON
 
-_TRUSTED = {"local": "nobody", "shuffled": "shuffler", "central": "server"}
+_TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
 _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
+_SUM = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
 _FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
 
 _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
@@ -50,15 +51,15 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
     """Return where a line stands: what holds of the whole run first, the paper's claim last."""
-    return row["status"] == "claimed", row["scope"] != "run", row["unit"] != "client"
+    return row["status"] == "claimed", row["scope"] != "run", row["unit"] not in ("client", "record")
 
 
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(row["delta"] == 0 and row["status"] == "proved" for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
-    shuffled = [row for row in guarantees if row["trust_model"] == "shuffled" and row["status"] == "proved"]
+    shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] == "proved"]
     if shuffled:
-        yield f"{_SHUFFLER}; {shuffled[0]['assumptions'][-1]}"
+        yield f"{_SUM if shuffled[0]['trust_model'] == 'summed' else _SHUFFLER}; {shuffled[0]['assumptions'][-1]}"
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED
     if any(row["status"] == "proved" and row["scope"] == "run" for row in guarantees):
@@ -144,7 +145,7 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
             yield what, trusted, f"[strike]{number(row['epsilon'])}{at}[/strike]", "[red]paper's claim[/red]"
         elif row["status"] == "estimate":
             yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
-        elif row["delta"] == 0 and row["unit"] == "client":
+        elif row["delta"] == 0 and row["unit"] in ("client", "record"):
             pure[key] = number(row["epsilon"])  # shares its line with the one for delta, which comes next
         elif not row["adaptive"]:
             yield what, trusted, interval(row["lower"], row["epsilon"]), "fixed inputs"

@@ -68,7 +68,7 @@ class RunResult(_Shown):
         last, baseline = finished.last, finished.figures["noise_free_accuracy_per_round"]
         accuracies = None if baseline is None else tuple(baseline)
         trained = finished.federation.task.module_with
-        return cls(finished.config, last.history, last.ledger, accuracies, folder, lambda: trained(last.state.weights), finished.figures)
+        return cls(finished.config, last.history, last.ledger, accuracies, folder, lambda: trained(last.state.model), finished.figures)
 
     @cached_property
     def privacy(self) -> Statement:

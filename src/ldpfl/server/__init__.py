@@ -5,6 +5,7 @@ from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
 from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round
 from ldpfl.server.cohort import round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
+from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import NotFiniteError, ServerState, advance, client_values
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Observed",
     "Perturbed",
     "RoundMetrics",
+    "ServerOptimiser",
     "ServerRules",
     "ServerState",
     "advance",

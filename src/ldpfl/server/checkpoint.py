@@ -20,6 +20,8 @@ from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.state import ServerState
 
 _MEMORY = "memory."
+_CARRIED = ("previous", "velocity", "average")
+"""Parts of the server's state that need not be there."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Checkpoint:
             "center": self.state.ranges.center,
             "radius": self.state.ranges.radius,
             # After a round that nobody joined, it is the same tensor as the weights, which a file refuses.
-            **({} if self.state.previous is None else {"previous": self.state.previous.clone().contiguous()}),
+            **{name: tensor.clone().contiguous() for name in _CARRIED if (tensor := getattr(self.state, name)) is not None},
             **{f"{_MEMORY}{name}": rows.contiguous() for name, rows in self.memory.items()},
         }
         metadata = {
@@ -75,7 +77,9 @@ class Checkpoint:
             history = tuple(RoundMetrics(**entry) for entry in json.loads(metadata["history"]))
             origin = metadata["origin"]
             ledger = Ledger.from_json(metadata["ledger"], "its ledger")
-            state = ServerState(int(metadata["round"]), tensors["weights"].to(torch.float32), ranges, tensors.get("previous"))
+            state = ServerState(
+                int(metadata["round"]), tensors["weights"].to(torch.float32), ranges, **{name: tensors.get(name) for name in _CARRIED}
+            )
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {error}") from error

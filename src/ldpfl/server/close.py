@@ -13,6 +13,7 @@ from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import RangeRule
 from ldpfl.server.checkpoint import Checkpoint
 from ldpfl.server.metrics import RoundMetrics
+from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import advance
 from ldpfl.shuffling import PartialPool, ReportPool
 
@@ -23,16 +24,16 @@ class ServerRules:
 
     Attributes:
         names: of the layers.
-        perturbed: whether reports are of trained weights or of their change.
+        perturbed: whether reports are of trained weights, of their change, or of gradients.
         rule: how the next ranges are chosen.
-        learning_rate: factor on the mean update.
+        optimiser: what is made of a mean update or gradient.
         accuracy: measures new global weights (d,), 0 to 1.
     """
 
     names: tuple[str, ...]
     perturbed: Perturbed
     rule: RangeRule
-    learning_rate: float
+    optimiser: ServerOptimiser
     accuracy: Callable[[Tensor], float]
 
 
@@ -77,11 +78,11 @@ def close_round(
         PrivacyError: reports of another model, or a mean that is not finite.
     """
     ranges = before.state.ranges
-    state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, learning_rate=rules.learning_rate)
+    state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, optimiser=rules.optimiser)
     largest = mechanism.noise_std(ranges, pool.clients).tolist()
     metrics = RoundMetrics(
         round=state.round,
-        accuracy=rules.accuracy(state.weights),
+        accuracy=rules.accuracy(state.model),
         clients=pool.clients,
         uplink_bytes_per_client=uplink_bytes,
         clipped_fraction=_by_layer(rules, observed.clipped),
@@ -99,7 +100,7 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
     nothing = [0.0] * len(rules.names)
     metrics = RoundMetrics(
         round=state.round,
-        accuracy=rules.accuracy(state.weights),
+        accuracy=rules.accuracy(state.model),
         clients=0,
         uplink_bytes_per_client=0,
         clipped_fraction=_by_layer(rules, nothing),

@@ -11,6 +11,7 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.mechanisms.base import PublicState, is_finite
 from ldpfl.ranges import LayerRanges, RangeRule
+from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.shuffling import Aggregate, PartialPool, ReportPool
 
 
@@ -27,12 +28,21 @@ class ServerState:
         weights: (d,) float32 global vector.
         ranges: what the clients of the next round clamp to.
         previous: (d,) what was broadcast for that round; None before the first.
+        velocity: (d,) what momentum carries over to the next round; None without momentum, and before the first round.
+        average: (d,) mean of the weights after the rounds that are averaged; None where none was yet.
     """
 
     round: int
     weights: Tensor
     ranges: LayerRanges
     previous: Tensor | None = None
+    velocity: Tensor | None = None
+    average: Tensor | None = None
+
+    @property
+    def model(self) -> Tensor:
+        """(d,) what the run has to show for itself: the average where there is one, else the weights that are broadcast."""
+        return self.weights if self.average is None else self.average
 
     def public(self) -> PublicState:
         """Return what everybody knows when the next round begins."""
@@ -40,8 +50,8 @@ class ServerState:
 
 
 def client_values(trained: Tensor, state: ServerState, perturbed: Perturbed) -> Tensor:
-    """Turn ``trained`` weights (K, d) into what clients put into the mechanism: themselves or, in place, their change."""
-    return trained if perturbed == "weights" else trained.sub_(state.weights)
+    """Turn ``trained`` weights or gradients (K, d) into what clients put into the mechanism: themselves or, in place, their change."""
+    return trained.sub_(state.weights) if perturbed == "update" else trained
 
 
 def advance(
@@ -51,27 +61,36 @@ def advance(
     *,
     perturbed: Perturbed,
     rule: RangeRule,
-    learning_rate: float = 1.0,
+    optimiser: ServerOptimiser | None = None,
 ) -> ServerState:
     """Return the state after a round whose shuffled reports are ``pool``.
 
     Weights that no report spoke about keep their value, and ranges are updated from the other weights alone.
     Every client counts the same, as in LDP-FL Algorithm 1, line 11: weights by data size would tell data sizes.
-    ``learning_rate`` scales the mean update and applies to ``perturbed="update"`` only.
+    ``optimiser`` makes a step of the mean update or gradient, by default that itself; trained weights are taken as they are.
 
     Raises:
         NotFiniteError: a mean or new weights that are not finite: reports of finite values may add up to that.
         PrivacyError: no report, or reports of another model.
     """
+    optimiser = optimiser or ServerOptimiser()
     aggregate = pool.aggregate(mechanism, state.ranges)
     if not is_finite(aggregate.mean):
         raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
-    weights = aggregate.mean if perturbed == "weights" else torch.add(state.weights, aggregate.mean, alpha=learning_rate)
+    velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, aggregate.mean)
+    weights = aggregate.mean if velocity is None else torch.add(state.weights, velocity, alpha=optimiser.rate(state.round + 1))
     if aggregate.reported is not None:
         weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
         raise NotFiniteError(f"the weights after round {state.round + 1} are not finite; the round is dropped")
-    return ServerState(state.round + 1, weights, _next_ranges(state.ranges, aggregate, rule), state.weights)
+    return ServerState(
+        round=state.round + 1,
+        weights=weights,
+        ranges=_next_ranges(state.ranges, aggregate, rule),
+        previous=state.weights,
+        velocity=velocity if optimiser.momentum else None,
+        average=optimiser.averaged(state.average, weights, state.round + 1),
+    )
 
 
 def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:

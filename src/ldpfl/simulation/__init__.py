@@ -2,6 +2,7 @@
 
 from ldpfl.simulation.cohort_training import train_clients, train_cohort
 from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.gradients import GradientTrainer, RecordGradientTrainer
 from ldpfl.simulation.local_training import LocalTask, LoopTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.rounds import simulate
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
@@ -9,8 +10,10 @@ from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 __all__ = [
     "BatchSchedule",
     "Federation",
+    "GradientTrainer",
     "LocalTask",
     "LoopTrainer",
+    "RecordGradientTrainer",
     "Trainer",
     "VectorizedTrainer",
     "batch_schedule",

@@ -13,7 +13,7 @@ from ldpfl.randomness import Purpose, stream
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
+from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch
 
 _PROBED_CLIENTS = 256
 
@@ -61,8 +61,10 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 
 
 def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
-    generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
     samples = [federation.samples[client] for client in clients]
+    if federation.perturbed == "gradient":
+        return full_batch(samples, federation.batch_width).to(federation.device)
+    generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
     schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_width)
     return schedule.to(federation.device)
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.images import Images
+from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy.events import Channel
 from ldpfl.ranges import RangeRule
-from ldpfl.server import ServerRules, round_cohort
+from ldpfl.server import ServerOptimiser, ServerRules, round_cohort
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 
 
@@ -27,9 +27,9 @@ class Federation:
         samples: for each client the positions of its samples in the task's images.
         evaluation: images that the global model is measured on after each round.
         mechanism: what clients do to their values before they leave.
-        perturbed: whether those values are trained weights or their change.
+        perturbed: whether those values are trained weights, their change, or gradients.
         rule: how the server chooses the next ranges.
-        server_learning_rate: factor on the mean update.
+        optimiser: what the server makes of a mean update or gradient.
         fraction: part of the clients that takes part in a round, drawn by the server.
         self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
         epochs, batch_size: of local training.
@@ -41,11 +41,11 @@ class Federation:
     task: LocalTask
     trainer: Trainer
     samples: tuple[NDArray[np.int64], ...]
-    evaluation: Images
+    evaluation: Samples
     mechanism: Mechanism
     perturbed: Perturbed
     rule: RangeRule
-    server_learning_rate: float
+    optimiser: ServerOptimiser
     fraction: float
     epochs: int
     batch_size: int
@@ -55,8 +55,9 @@ class Federation:
 
     @property
     def batch_width(self) -> int:
-        """Batch size, or the size of the largest client where that is smaller; the same in every chunk."""
-        return min(self.batch_size, max(own.size for own in self.samples))
+        """Batch size, or the size of the largest client where that is smaller or all its samples are taken; the same in every chunk."""
+        largest = max(own.size for own in self.samples)
+        return largest if self.perturbed == "gradient" else min(self.batch_size, largest)
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
@@ -65,9 +66,9 @@ class Federation:
     @property
     def rules(self) -> ServerRules:
         """The server's part of all this."""
-        names, rate = self.task.layout.names, self.server_learning_rate
-        return ServerRules(names, self.perturbed, self.rule, rate, lambda weights: accuracy(self.task, weights, self.evaluation))
+        names = self.task.layout.names
+        return ServerRules(names, self.perturbed, self.rule, self.optimiser, lambda weights: accuracy(self.task, weights, self.evaluation))
 
     @property
     def device(self) -> torch.device:
-        return self.task.images.pixels.device
+        return self.task.images.inputs.device

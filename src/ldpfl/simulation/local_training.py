@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from ldpfl.data.images import Images, normalise
+from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation.client_conv import PatchConvolutions
@@ -39,7 +39,7 @@ class LocalTask:
 
     module: nn.Module
     layout: ParameterLayout
-    images: Images
+    images: Samples
     mean: tuple[float, ...]
     std: tuple[float, ...]
     learning_rate: float
@@ -51,16 +51,16 @@ class LocalTask:
             raise ConfigError(f"clip_norm must be positive and finite, got {self.clip_norm!r}; None trains without clipping")
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return normalised pixels (..., C, H, W) and labels (...) at ``index`` (...)."""
-        return self.normalised(self.images.pixels[index]), self.images.labels[index]
+        """Return inputs (..., *shape) as the model wants them, and labels (...) at ``index`` (...)."""
+        return self.normalised(self.images.inputs[index]), self.images.labels[index]
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Return uint8 ``pixels`` (..., C, H, W) as the model wants them, float32."""
-        return normalise(pixels, self.mean, self.std)
+    def normalised(self, inputs: Tensor) -> Tensor:
+        """Return ``inputs`` as the model wants them: pixels normalised, others as they are."""
+        return normalise(inputs, self.mean, self.std)
 
-    def loss(self, parameters: dict[str, Tensor], pixels: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         """Return the mean cross-entropy over the samples that ``mask`` (B,) lets count; 0 where none does."""
-        logits = functional_call(self.module, parameters, (pixels,))
+        logits = functional_call(self.module, parameters, (inputs,))
         losses = F.cross_entropy(logits, labels, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
@@ -97,16 +97,16 @@ class VectorizedTrainer:
             baseline = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
             return self.train(weights, baseline)[:1]
         task = self.task
-        start = task.layout.unflatten(weights.to(task.images.pixels.device))
+        start = task.layout.unflatten(weights.to(task.images.inputs.device))
         names = list(start)
         parameters = [start[name].expand(schedule.clients, *start[name].shape).clone().requires_grad_() for name in names]
         velocity = [torch.zeros_like(p) for p in parameters] if task.momentum else []
         client_losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
         for step in range(schedule.steps):
-            pixels, labels = task.batch(schedule.index[:, step])
+            inputs, labels = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
             with PatchConvolutions() if self.patches else nullcontext():
-                total = client_losses(parameters, pixels, labels, mask).sum()
+                total = client_losses(parameters, inputs, labels, mask).sum()
             # Clients share no parameter, so the gradient of the sum is every client's own gradient.
             gradients = torch.autograd.grad(total, parameters)
             if task.clip_norm is not None:
@@ -161,16 +161,16 @@ class LoopTrainer:
 
     def _train_one(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         task = self.task
-        start = task.layout.unflatten(weights.to(task.images.pixels.device))
+        start = task.layout.unflatten(weights.to(task.images.inputs.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
         optimiser = torch.optim.SGD(parameters.values(), lr=task.learning_rate, momentum=task.momentum)
         for index, mask in zip(schedule.index[0], schedule.mask[0], strict=True):
             chosen = index[mask > 0]
             if chosen.numel() == 0:
                 break
-            pixels, labels = task.batch(chosen)
+            inputs, labels = task.batch(chosen)
             optimiser.zero_grad()
-            F.cross_entropy(functional_call(task.module, parameters, (pixels,)), labels).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(functional_call(task.module, parameters, (inputs,)), labels).backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
                 factor = _clip_factors(gradients, task.clip_norm)
@@ -181,12 +181,12 @@ class LoopTrainer:
 
 
 @torch.no_grad()
-def accuracy(task: LocalTask, weights: Tensor, images: Images, *, batch_size: int = 1000) -> float:
+def accuracy(task: LocalTask, weights: Tensor, images: Samples, *, batch_size: int = 1000) -> float:
     """Return the share, 0 to 1, of ``images`` that the model with ``weights`` (d,) classifies correctly."""
-    parameters = task.layout.unflatten(weights.to(images.pixels.device))
+    parameters = task.layout.unflatten(weights.to(images.inputs.device))
     correct = 0
     for start in range(0, len(images), batch_size):
-        pixels = task.normalised(images.pixels[start : start + batch_size])
-        predicted = functional_call(task.module, parameters, (pixels,)).argmax(dim=1)
+        inputs = task.normalised(images.inputs[start : start + batch_size])
+        predicted = functional_call(task.module, parameters, (inputs,)).argmax(dim=1)
         correct += int((predicted == images.labels[start : start + batch_size]).sum())
     return correct / len(images)

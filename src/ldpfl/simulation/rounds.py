@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms import Reports
+from ldpfl.mechanisms import BitReports, Reports
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, close_round, round_event
 from ldpfl.shuffling import mix
@@ -113,7 +113,10 @@ def _collect(
         except PrivacyError as error:
             raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error
         noise.record(mechanism, clients, values, state.ranges, reports[-1])
-        clipped.add(values)
+        if isinstance(reports[-1], BitReports):
+            reports[-1] = reports[-1].counted()  # all that mixing keeps
+        if federation.perturbed != "gradient":  # which no range bounds
+            clipped.add(values)
         done += places.size
         clients_done(done, len(cohort))
     return reports, clipped

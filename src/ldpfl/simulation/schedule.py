@@ -70,3 +70,13 @@ def batch_schedule(
             index[client, step, : batch.size] = batch
             mask[client, step, : batch.size] = 1.0
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
+
+
+def full_batch(samples: Sequence[NDArray[np.int64]], width: int) -> BatchSchedule:
+    """Return the schedule of one step over all of each client's samples, in the order that they have; ``width`` as for mini-batches."""
+    index, mask = np.zeros((len(samples), 1, width), dtype=np.int64), np.zeros((len(samples), 1, width), dtype=np.float32)
+    for client, own in enumerate(samples):
+        index[client] = own[0]
+        index[client, 0, : own.size] = own
+        mask[client, 0, : own.size] = 1.0
+    return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))

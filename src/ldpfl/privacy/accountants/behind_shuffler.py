@@ -1,4 +1,4 @@
-"""What all releases of one client cost together, against one who sees what an ideal shuffler lets through, and nothing else.
+"""What all releases of one client cost together, against one who sees what a shuffler or a sum lets through, and nothing else.
 
 Accountants are registered by the rounds that they compose; :func:`behind_shuffler` picks the first that supports those at hand. What
 none of them composes has no number here: what holds locally holds behind a shuffler too.
@@ -9,14 +9,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, inf, sqrt
 
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
 from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
-from ldpfl.privacy.events import BinaryRelease
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease
 from ldpfl.privacy.statement import RoundGroup
 
 
@@ -77,6 +78,20 @@ class CountedBits(ShuffledAccountant):
         return Bounds(fixed, adaptive, min(attained_epsilon(realised, delta), fixed))
 
 
+class SummedNoise(ShuffledAccountant):
+    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return all(group.channel == "secure-sum" and isinstance(group.release, GaussianRelease) for group in groups)
+
+    def bounds(self, delta: float) -> Bounds:
+        mu = composed_mu(group.release.parameter * sqrt(group.reports / group.cohort) for group in self.groups)
+        # Rounded Gaussians add up to one but for so little that it is never more than this, see decision 0023.
+        found = gaussian_epsilon(mu, delta * (1 - 1e-9))
+        return Bounds(found, found, found)
+
+
 class SelfSampledBits(ShuffledAccountant):
     """Single bits of clients that decide for themselves, in secret, whether they take part; rounds of one kind."""
 
@@ -105,7 +120,7 @@ class ClonedReports(ShuffledAccountant):
         return Bounds(found, found)
 
 
-ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SelfSampledBits, ClonedReports)
+ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, ClonedReports)
 """In the order in which they are asked whether they support what is to be composed: a line for each."""
 
 
@@ -114,8 +129,12 @@ def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
     return next((kind(groups) for kind in ACCOUNTANTS if kind.supports(groups)), None)
 
 
+_COUNTING = ("ideal-shuffler", "secure-sum")
+"""Channels that show of bits how many were 1: a sum of bits says no more than a shuffler."""
+
+
 def _is_counted(group: RoundGroup) -> bool:
-    return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel == "ideal-shuffler"
+    return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel in _COUNTING
 
 
 def _rounds(group: RoundGroup) -> ShuffledRounds:

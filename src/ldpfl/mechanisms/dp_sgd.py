@@ -1,0 +1,169 @@
+"""DP-SGD at the client: the sum of its records' clipped gradients with Gaussian noise, which protects each record from everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.mechanisms.base import require_shape_of
+from ldpfl.mechanisms.lattice import MOST_STEPS, NORMAL, rounded
+from ldpfl.mechanisms.records import STEPS, RecordClip
+from ldpfl.mechanisms.settings import Facts, MechanismSettings, Positive
+from ldpfl.mechanisms.summed_reports import SummedReports
+from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
+from ldpfl.privacy import GaussianRelease
+from ldpfl.randomness import RandomSource, as_source
+from ldpfl.ranges import LayerRanges
+
+_UP = 1 + 2.0**-48
+"""More than what rounding 2 / noise_multiplier can take off."""
+
+_LEAST = 2.0**-10
+"""Smallest noise_multiplier: a lattice of a thousand points to a standard deviation."""
+
+_LONGEST_SUM = 2**62
+"""Lattice points up to which sums are added up in 64 bits."""
+
+
+@dataclass(frozen=True)
+class DpSgd(VectorMechanism):
+    """Add Gaussian noise of standard deviation s C to the sum of a client's gradients, each clipped to the norm C.
+
+    Guarantee: mu-GDP with mu = 2 / s for **one record** of a client, replaced by any other, in the report of one round, which is the
+    gradient at broadcast weights over all its records; against everybody, for the noise is the client's own. T rounds are mu sqrt(T).
+    Nothing is said of a client as a whole: m records are m mu. It holds for the bits that leave: clipped gradients are points of a
+    lattice, whose norms are checked as integers; their sum is exact; the noise is real noise rounded to that lattice. That the
+    number of a client's records is public is part of the adjacency: replacing keeps it.
+
+    ``values`` are sums of lattice points, (K, d) int64, as :class:`~ldpfl.simulation.gradients.RecordGradientTrainer` gives them. Other
+    updates are refused: clipping what many local steps led to bounds a client, not a record.
+
+    Source: Abadi et al. 2016; full batches, so nothing is sampled (Dong, Roth and Su 2022 for the composition, which is exact).
+
+    Attributes:
+        clip: how records' gradients are bounded.
+        noise_multiplier: s, of one client's noise.
+        records: mean number of records a client: the report stands for the sum over it.
+        summed: whether the server learns nothing but the sum over all clients.
+    """
+
+    clip: RecordClip
+    noise_multiplier: float
+    records: float = 1.0
+    summed: bool = False
+    name: ClassVar[str] = "dp-sgd"
+    source: ClassVar[str] = "Abadi et al. 2016"
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.noise_multiplier) and _LEAST <= self.noise_multiplier <= MOST_STEPS / STEPS):
+            raise ConfigError(f"noise_multiplier must lie between {_LEAST:g} and {MOST_STEPS / STEPS:g}, got {self.noise_multiplier:g}")
+        if not self.records >= 1:
+            raise ConfigError(f"a client has at least one record, got {self.records}")
+
+    @property
+    def record_clip(self) -> RecordClip:
+        return self.clip
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
+        sums = self._sums(values, ranges)
+        if self.summed:
+            return SummedReports(sums.sum(dim=0), len(sums), self.noise_multiplier * STEPS, self._scale)
+        source = as_source(generator)
+        sent = torch.empty(sums.shape, dtype=torch.float32)
+        for row in range(len(sums)):
+            noise = torch.from_numpy(rounded(NORMAL, self.noise_multiplier * STEPS, source, row, ranges.dimension))
+            sent[row] = (sums[row] + noise).double() * self._scale
+        return VectorReports(sent)
+
+    def _sums(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        if values.dtype != torch.int64:
+            raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
+        sums = require_shape_of(values, ranges)
+        if bool((sums.abs() > _LONGEST_SUM).any()):
+            raise PrivacyError("a sum of gradients is longer than its lattice; nothing was sent")
+        return sums
+
+    @property
+    def _scale(self) -> float:
+        """What a lattice point of a report stands for: a step, shared out over the records."""
+        return self.clip.step / self.records
+
+    def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
+        if isinstance(reports[0], SummedReports):
+            return reports[0].mean(ranges)
+        return super().aggregate(reports, ranges)
+
+    def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
+        if isinstance(reports, SummedReports):
+            raise PrivacyError("of a sum over clients nobody can say what one of them sent")
+        return super().decode(reports, ranges)
+
+    @property
+    def _std(self) -> float:
+        """Of one client's noise, in the unit of the weights."""
+        return self.noise_multiplier * self.clip.norm / self.records
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """(s C / m)^2, whatever the values."""
+        return torch.full(values.shape, self._std**2, dtype=torch.float32)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        """(s C / m)^2 / n, exact."""
+        return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        """s C / (m sqrt(n))."""
+        return torch.full_like(ranges.radius, self._std / sqrt(clients))
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        """A float32 a weight; a lattice point of 64 bits where reports are to be summed."""
+        return (64 if self.summed else 32) * ranges.dimension
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 2 / self.noise_multiplier * _UP, unit="record")
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return ("the number of a client's records is public", "random bits are uniform and secret")
+
+    @property
+    def delta(self) -> float:
+        return 1e-5
+
+    @property
+    def deployable(self) -> bool:
+        return not self.summed
+
+
+class DpSgdSettings(MechanismSettings):
+    """Settings of ``dp-sgd``."""
+
+    name: Literal["dp-sgd"] = "dp-sgd"
+    perturbed: Literal["gradient"] = "gradient"
+    noise_multiplier: Positive = 10.0
+    """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
+    clip_norm: Positive = 1.0
+    """Longest gradient of a record."""
+    normalised: bool = False
+    """Bring each record's gradient to ``clip_norm``, short ones too."""
+    records: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Mean number of records a client, which is public; 0 takes that of the simulated clients."""
+
+    uses_ranges: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = True
+
+    @property
+    def nearly_noise_free(self) -> DpSgdSettings:
+        """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""
+        return self.model_copy(update={"noise_multiplier": _LEAST})
+
+    def build(self, facts: Facts) -> DpSgd:
+        records = float(self.records) or facts.records
+        return DpSgd(RecordClip(self.clip_norm, self.normalised), self.noise_multiplier, records, facts.summed)

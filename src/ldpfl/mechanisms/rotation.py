@@ -1,0 +1,56 @@
+"""A public random rotation: signs by chance, then Hadamard. It spreads every vector evenly over its coordinates."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_AT_ONCE = 1 << 18
+"""Values that are rotated at once: 1 MiB, which a cache holds."""
+
+
+def rotated_size(dimension: int) -> int:
+    """Return the number of coordinates after the rotation: the next power of two."""
+    return 1 << max(0, dimension - 1).bit_length()
+
+
+def rotate(rows: Tensor, key: int) -> Tensor:
+    """Return ``rows`` (K, d) float32, padded with zeros and rotated, (K, D). A row's result does not depend on the others."""
+    size = rotated_size(rows.shape[1])
+    rotated = torch.zeros(rows.shape[0], size)
+    rotated[:, : rows.shape[1]] = rows * _signs(size, key)[: rows.shape[1]]
+    at_once = max(1, _AT_ONCE // size)
+    for start in range(0, len(rotated), at_once):
+        _transform(rotated[start : start + at_once])
+    return rotated
+
+
+def rotate_back(vector: Tensor, dimension: int, key: int) -> Tensor:
+    """Return the (d,) vector that the rotation takes to ``vector`` (D,), in its dtype."""
+    back = vector[None].clone()
+    _transform(back)
+    return back[0, :dimension] * _signs(vector.numel(), key)[:dimension]
+
+
+def _transform(rows: Tensor) -> None:
+    """Multiply ``rows`` (K, D) in place by the Hadamard matrix over sqrt(D), by sums and differences in a fixed order."""
+    count, size = rows.shape
+    half = 1
+    while half < size:
+        pairs = rows.view(count, size // (2 * half), 2, half)
+        difference = pairs[:, :, 0] - pairs[:, :, 1]
+        pairs[:, :, 0] += pairs[:, :, 1]
+        pairs[:, :, 1] = difference
+        half *= 2
+    rows.mul_(size**-0.5)
+
+
+@lru_cache(maxsize=4)
+def _signs(size: int, key: int) -> Tensor:
+    """Return ``size`` public signs; whoever knows the key, a round's number, draws the same, on any machine."""
+    drawn = np.frombuffer(hashlib.shake_256(f"ldpfl rotation {key}".encode()).digest((size + 7) // 8), dtype=np.uint8)
+    return torch.from_numpy(1 - 2 * np.unpackbits(drawn, count=size).astype(np.float32))

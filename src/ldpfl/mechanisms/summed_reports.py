@@ -1,0 +1,76 @@
+"""Reports of which a server learns the sum alone, as a secure sum would give it: integers, so that a sum is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl.errors import PrivacyError
+from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True, eq=False)
+class SummedReports:
+    """The sum of the lattice points of ``clients`` clients, each of which adds Gaussian noise of its own.
+
+    Only a simulation makes it, out of sums before noise: all noise is then drawn at once when the sum is formed, with the variance
+    of the clients' together. Rounded Gaussians of 2^10 steps or more add up to one but for a part of e^(-2^20), see decision 0023;
+    the draw is in floating point, for nothing leaves a simulation.
+
+    Attributes:
+        total: (d,) int64; without noise before :meth:`mix`, with it after.
+        clients: how many.
+        noise: standard deviation of one client's noise, in lattice points.
+        scale: what a lattice point stands for.
+        mixed: whether the noise is in it.
+    """
+
+    total: Tensor
+    clients: int
+    noise: float
+    scale: float
+    mixed: bool = False
+
+    @property
+    def dimension(self) -> int:
+        return int(self.total.numel())
+
+    @property
+    def bytes_per_client(self) -> int:
+        return 8 * self.dimension
+
+    def payloads(self) -> Iterable[bytes]:
+        """Nobody sees a client's own.
+
+        Raises:
+            PrivacyError: always.
+        """
+        raise PrivacyError("of a sum over clients nobody can say what one of them sent")
+
+    @classmethod
+    def mix(cls, batches: Sequence[SummedReports], generator: np.random.Generator) -> SummedReports:
+        """Return the sum of all ``batches`` with everybody's noise in it."""
+        first, clients = batches[0], sum(batch.clients for batch in batches)
+        if any(
+            (batch.dimension, batch.noise, batch.scale, batch.mixed) != (first.dimension, first.noise, first.scale, False)
+            for batch in batches
+        ):
+            raise PrivacyError("sums of different kinds cannot be added up")
+        noise = np.rint(generator.standard_normal(first.dimension) * (first.noise * sqrt(clients))).astype(np.int64)
+        total = torch.stack([batch.total for batch in batches]).sum(dim=0) + torch.from_numpy(noise)
+        return cls(total, clients, first.noise, first.scale, mixed=True)
+
+    def mean(self, ranges: LayerRanges) -> Tensor:
+        """Return the (d,) float32 mean over clients.
+
+        Raises:
+            PrivacyError: it has no noise yet, or is of another model.
+        """
+        if not self.mixed or self.dimension != ranges.dimension:
+            raise PrivacyError("a sum is read once everybody's noise is in it, and for its own model")
+        return (self.total.double() * (self.scale / self.clients)).float()

@@ -1,0 +1,78 @@
+"""One gradient a client, at the broadcast weights: of its mean loss, or the sum of its records' own, each of bounded length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ldpfl.mechanisms.records import RecordClip
+from ldpfl.simulation.client_conv import PatchConvolutions
+from ldpfl.simulation.local_training import LocalTask
+from ldpfl.simulation.schedule import BatchSchedule
+
+_AT_ONCE = 1 << 19
+"""Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
+
+
+@dataclass(frozen=True)
+class GradientTrainer:
+    """The direction of steepest descent of each client's mean loss over its samples (FedSGD, McMahan et al. 2017), (K, d) float32.
+
+    Clients share the weights, so none is copied for each of them. A schedule has one step: all samples of a client, or the part
+    of them that its round takes.
+    """
+
+    task: LocalTask
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        return _descents(self.task, weights, *_step(schedule))
+
+
+@dataclass(frozen=True)
+class RecordGradientTrainer:
+    """The sum of the directions of steepest descent of each client's records, each shortened by ``clip``: (K, d) int64 lattice points.
+
+    Integers, so that a sum of bounded vectors is exactly that: replacing a record moves it by 2 C at most, whatever rounds.
+    """
+
+    task: LocalTask
+    clip: RecordClip
+
+    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+        index, mask = _step(schedule)
+        sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
+        at_once = max(2, _AT_ONCE // weights.numel())
+        places = mask.nonzero()  # by client, so that neighbours belong to the same one
+        for start in range(0, len(places), at_once):
+            some = places[start : start + at_once]
+            records = index[some[:, 0], some[:, 1]]
+            found = _descents(self.task, weights, records[:, None], torch.ones(len(records), 1, device=records.device)).cpu()
+            sums.index_add_(0, some[:, 0].cpu(), self.clip.points(found))
+        return sums.to(torch.int64)
+
+
+def _step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
+    """Return the samples (K, B) of the only step, and which of them count."""
+    if schedule.steps != 1:
+        raise ValueError(f"a gradient is taken in one step, the schedule has {schedule.steps}")
+    return schedule.index[:, 0], schedule.mask[:, 0]
+
+
+def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+    """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``weights`` (d,) for all."""
+    twin = len(index) == 1  # a batch of one takes other kernels, whose rounding differs
+    if twin:
+        index, mask = index.expand(2, -1), mask.expand(2, -1)
+    shared = task.layout.unflatten(weights.to(task.images.inputs.device))
+    names = list(shared)
+    # A view for each row, without a copy: rows share no parameter, so the gradient of the sum is each row's own.
+    parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
+    losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
+    with PatchConvolutions():
+        total = losses(parameters, *task.batch(index), mask).sum()
+    found = torch.autograd.grad(total, parameters)
+    flat = task.layout.flatten(dict(zip(names, found, strict=True))).neg_()
+    return flat[:1] if twin else flat
