@@ -17,12 +17,13 @@ from rich.console import Console
 
 from ldpfl import mechanisms
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
-from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.calibration import calibrated
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.experiments.canary import audit_run as audit_folder
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
@@ -60,10 +61,20 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     return _configured(what, [*_listed(settings), *_listed(_by_leaf(overrides, what))])
 
 
+def calibrate(what: str | Path | RunConfig, target: float, settings: Settings = ()) -> RunConfig:
+    """Return a config with as little noise as keeps ``target``, see :func:`ldpfl.experiments.calibration.calibrated`.
+
+    Raises:
+        ConfigError: nothing reaches the target, or as :func:`configure`.
+    """
+    return calibrated(configure(what, settings), target)
+
+
 def run(
     what: str | Path | RunConfig | None = None,
     *,
     settings: Settings = (),
+    target: float | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     baseline: bool = True,
@@ -83,6 +94,7 @@ def run(
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
         overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
             name of a section stands for its ``name``: ``mechanism="harmony"``.
+        target: epsilon of the whole run, by which the mechanism's noise is set.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is written.
         resume: go on with the run in ``folder``.
         baseline: whether to train without noise as well, to compare.
@@ -103,6 +115,8 @@ def run(
         RunFolder(path).config()  # which names what is missing or damaged there
         what = RunFolder(path).config_path
     config = configure(DEFAULT if what is None else what, settings, **overrides)
+    if target is not None:
+        config = calibrated(config, target)
     with _display(progress) as display:
         runner = _runner(data_dir, device, display if on_round is None else _OnRound(display, on_round))
         if path is None:
@@ -121,7 +135,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None) -> RunRe
     config, last, figures = kept.config(), kept.checkpoint(), kept.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
-    task = load(config.data.name, None if data_dir is None else Path(data_dir))
+    task = load_dataset(config.data, None if data_dir is None else Path(data_dir))
     federation, _ = build(config, task, torch.device("cpu"))
     return RunResult.of(Finished(config, federation, last, figures), Path(folder))
 
@@ -267,7 +281,7 @@ class _OnRound:
 
     def __init__(self, display: ProgressDisplay, on_round: OnRound) -> None:
         self._display, self._on_round, self._phase = display, on_round, 0
-        self.clients_done, self.warn = display.clients_done, display.warn
+        self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
         self._phase += 1
@@ -296,7 +310,7 @@ def _sweep(
 
 
 def _runner(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound) -> Runner:
-    return Runner(None if data_dir is None else Path(data_dir), choose_device(device), display, draw_accuracy_curve)
+    return Runner(None if data_dir is None else Path(data_dir), choose_device(device), display, draw_accuracy_curve, display.preparing)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ InputShape = tuple[int, ...]
 """Of one sample; of an image: channels, height, width."""
 
 
+def _image(shape: InputShape) -> tuple[int, int, int]:
+    """Return channels, height and width.
+
+    Raises:
+        ConfigError: samples of this shape are no images.
+    """
+    if len(shape) != 3:
+        raise ConfigError(f"this model is for images; these samples are {shape}: take linear or mlp")
+    return shape[0], shape[1], shape[2]
+
+
 class TwoLayerCNN(nn.Module):
     """Convolutions of 10 and 20 channels (5x5, max-pooled), then 50 hidden units: 21,840 weights on 1x28x28, 10 classes.
 
@@ -26,7 +38,7 @@ class TwoLayerCNN(nn.Module):
 
     def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__()
-        channels, height, width = shape
+        channels, height, width = _image(shape)
         after = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         if min(after) < 1:
             raise ConfigError(f"images of {height}x{width} are too small for the two-layer CNN, which needs 16x16")
@@ -49,7 +61,7 @@ class SmallVGG(nn.Sequential):
     """
 
     def __init__(self, shape: InputShape, classes: int) -> None:
-        channels, height, width = shape
+        channels, height, width = _image(shape)
         if min(height, width) < 8:
             raise ConfigError(f"images of {height}x{width} are too small for the small VGG, which needs 8x8")
         layers: list[nn.Module] = []
@@ -62,11 +74,26 @@ class SmallVGG(nn.Sequential):
 
 
 class LogisticRegression(nn.Sequential):
-    """One linear layer on the raw pixels."""
+    """One linear layer."""
 
     def __init__(self, shape: InputShape, classes: int) -> None:
-        channels, height, width = shape
-        super().__init__(nn.Flatten(), nn.Linear(channels * height * width, classes))
+        super().__init__(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+class Linear(nn.Sequential):
+    """One linear layer without bias, from 0: for features that are centered or of one length, where every weight costs noise."""
+
+    def __init__(self, shape: InputShape, classes: int) -> None:
+        layer = nn.Linear(prod(shape), classes, bias=False)
+        nn.init.zeros_(layer.weight)
+        super().__init__(nn.Flatten(), layer)
+
+
+class MLP(nn.Sequential):
+    """One hidden layer of 64 units, on whatever a sample is."""
+
+    def __init__(self, shape: InputShape, classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(prod(shape), 64), nn.ReLU(), nn.Linear(64, classes))
 
 
 class _ResidualBlock(nn.Module):
@@ -93,7 +120,7 @@ class ResNet18GN(nn.Module):
 
     def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(_image(shape)[0], 64, 3, padding=1, bias=False)
         self.norm = _group_norm(64)
         blocks: list[nn.Module] = []
         inputs = 64
@@ -117,6 +144,8 @@ _REGISTRY: dict[str, Callable[[InputShape, int], nn.Module]] = {
     "small-vgg": SmallVGG,
     "resnet18-gn": ResNet18GN,
     "logistic-regression": LogisticRegression,
+    "linear": Linear,
+    "mlp": MLP,
 }
 
 

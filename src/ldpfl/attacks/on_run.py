@@ -23,13 +23,14 @@ import ldpfl
 from ldpfl.attacks.extractor import Extractor, TrainedClassifier, inception, trained_classifier
 from ldpfl.attacks.frechet import FEWEST_IMAGES, Distance, frechet_distance
 from ldpfl.attacks.gan import GanConfig, Target, attack
-from ldpfl.data import Dataset, Samples, load
+from ldpfl.data import Dataset, Samples
 from ldpfl.data.loading import cache_dir
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments import run_folder
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Observer, Runner
 from ldpfl.files import replace_atomically, write_text
@@ -164,7 +165,7 @@ class Attacker:
             DataError: the data cannot be read, or the splits hold too few images of the class.
         """
         config, weights, accuracy = finished_run(folder)
-        task = load(config.data.name, self.data_dir)
+        task = load_dataset(config.data, self.data_dir)
         label = label_of(plan, config)
         _check_class(label, task)
         federation = _federation(folder, config, task, self.device)

@@ -38,6 +38,7 @@ def run(
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random streams.")] = None,
+    target: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
@@ -48,6 +49,10 @@ def run(
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     config = None if resume and recipe is None else api.configure(recipe or DEFAULT, overrides)
+    if target is not None:
+        if config is None:
+            raise ConfigError("--target changes the noise, so it goes with a recipe or a file, not with a run that is resumed as it is")
+        config = api.calibrate(config, target)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)

@@ -14,10 +14,10 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.files import write_text
 from ldpfl.flower.fitting import Offer, fitting_policy
 from ldpfl.privacy.budget_file import set_limit
@@ -87,7 +87,7 @@ def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: P
 
 def _policy(config: RunConfig, data_dir: Path | None, reply_s: float) -> Policy:
     """Return the policy that allows what ``config`` releases, and hardly more."""
-    _, start = build(config, load(config.data.name, data_dir), choose_device("cpu"))
+    _, start = build(config, load_dataset(config.data, data_dir), choose_device("cpu"))
     return fitting_policy(Offer(config, "relay", config.clients.count, LINKED, reply_s), start.state.ranges)
 
 

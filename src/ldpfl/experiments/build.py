@@ -84,6 +84,7 @@ def build(config: RunConfig, task: Dataset, device: torch.device) -> tuple[Feder
         batch_size=config.training.batch_size,
         channel=config.shuffling.channel,
         self_sampling=self_sampling_of(config),
+        once_over=config.training.rounds if config.clients.once else None,
     )
     _try_model(config, local, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
@@ -98,6 +99,8 @@ def self_sampling_of(config: RunConfig) -> float | None:
         ConfigError: the server is to draw a part of the clients as well.
     """
     self_sampling = LOWEST_PROBABILITY[config.clients.self_sampling]
+    if config.clients.once and (self_sampling is not None or config.clients.fraction != 1):
+        raise ConfigError("clients.once gives each client its only round: leave clients.self_sampling and clients.fraction out")
     if self_sampling is not None and config.clients.fraction != 1:
         raise ConfigError("clients.self_sampling lets clients decide, and clients.fraction the server: leave one of them out")
     return self_sampling

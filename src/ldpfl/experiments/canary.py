@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.auditing.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
-from ldpfl.data import load
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accounting import DELTA
@@ -148,7 +148,7 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
         raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be audited")
     if last is None:
         raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
-    federation, start = build(config, load(config.data.name, data_dir), device)
+    federation, start = build(config, load_dataset(config.data, data_dir), device)
     data, found = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
     if data != found:
         raise ConfigError(f"{folder.path} was run on {data}, and this is {found}: it cannot be audited")

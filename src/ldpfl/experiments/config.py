@@ -26,9 +26,12 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which images, and how they are divided over the clients."""
+    """Which data, and how they are divided over the clients."""
 
     name: str = "mnist"
+    features: str = "none"
+    """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
+    feature_options: dict[str, bool | int | float | str] = {}
     partition: Scheme = "iid"
     alpha: Positive = 0.5
     labels_per_client: Count = 2
@@ -59,6 +62,8 @@ class ClientsConfig(_Section):
     fraction: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     self_sampling: Literal["off", "restrictive", "plain"] = "off"
     """Each client decides for itself, with probability q ~ U(0.5, 1) or U(0, 1) a round; then ``fraction`` must be 1."""
+    once: bool = False
+    """Each client takes part in one round of the whole run, in a secret random order; then ``fraction`` must be 1."""
 
 
 LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}

@@ -6,15 +6,15 @@ import numpy as np
 from torch import Tensor
 
 from ldpfl import models
-from ldpfl.data.loading import image_shape
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, mechanism_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import input_shape
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import round_cohort, round_event
+from ldpfl.server import once_cohort, round_cohort, round_event
 
 
 def planned_ledger(config: RunConfig) -> Ledger:
@@ -29,15 +29,19 @@ def planned_ledger(config: RunConfig) -> Ledger:
     mechanism = mechanism_of(config, ranges)
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
-    clients, self_sampling = config.clients.count, self_sampling_of(config)
+    clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
     for number in range(1, config.training.rounds + 1):
-        cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
+        if once:
+            cohort = once_cohort(config.seed, number, clients, config.training.rounds)
+        else:
+            cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
         joined[cohort] += 1
         if cohort.size or self_sampling is not None:
             release = mechanism.in_round(PublicState(number, weights, None, ranges.sizes)).release(ranges)
-            ledger = ledger.charge(round_event(number, release, cohort.size, joined, config.shuffling.channel, self_sampling))
+            event = round_event(number, release, cohort.size, joined, config.shuffling.channel, self_sampling, once=once)
+            ledger = ledger.charge(event)
     return ledger
 
 
@@ -58,7 +62,7 @@ def start_of(config: RunConfig) -> tuple[Tensor, LayerRanges]:
     Raises:
         ConfigError: the data set or the model is unknown, or they do not fit.
     """
-    shape, classes = image_shape(config.data.name)
+    shape, classes = input_shape(config.data)
     module = models.create(config.model.name, shape, classes, seed=0, options=config.model.options)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})

@@ -11,13 +11,15 @@ from typing import Any, Protocol
 import torch
 
 import ldpfl
-from ldpfl.data import Dataset, load
+from ldpfl.data import Dataset
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import WriteError, writing
 from ldpfl.mechanisms.identity import IdentitySettings
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -42,12 +44,14 @@ class Runner:
 
     Attributes:
         draw_curve: called with (path, result) to draw the accuracy curve.
+        preparing: called while features are computed.
     """
 
     data_dir: Path | None
     device: torch.device
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
+    preparing: Progress = quietly
 
     def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
         """Run ``config`` without a file; its baseline, if that is wanted, is trained anew.
@@ -55,7 +59,7 @@ class Runner:
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's values must not leave.
         """
-        task = load(config.data.name, self.data_dir, self.observer.warn)
+        task = load_dataset(config.data, self.data_dir, self.observer.warn, self.preparing)
         federation, start = build(config, task, self.device)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
         reference = None
@@ -76,7 +80,7 @@ class Runner:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
             WriteError: the folder cannot be written; finished rounds are kept.
         """
-        task = load(config.data.name, self.data_dir, self.observer.warn)
+        task = load_dataset(config.data, self.data_dir, self.observer.warn, self.preparing)
         federation, start = build(config, task, self.device)
         private = config.mechanism.protects
         wants_baseline = baseline and private
@@ -110,7 +114,7 @@ class Runner:
             LdpflError: the config, the data, the model or the cache folder does not fit.
             WriteError: the cache folder cannot be written, and the baseline is not there.
         """
-        baseline = self._baseline(config, load(config.data.name, self.data_dir, self.observer.warn))
+        baseline = self._baseline(config, load_dataset(config.data, self.data_dir, self.observer.warn, self.preparing))
         try:
             self._cached(baseline)
         except WriteError as error:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldpfl.errors import ConfigError
+from ldpfl.features.base import FeatureMap, unit
 
 CHANNELS = 1280
 """Features of an image."""
@@ -28,31 +29,28 @@ _NORM_EPSILON = 1e-3
 
 
 @dataclass(frozen=True)
-class EfficientNetLite0:
-    """Images (N, 3, H, W) uint8, scaled to ``size`` x ``size``, to the mean over space of the network's last maps, (N, 1280) float32.
+class EfficientNetLite0(FeatureMap):
+    """Images (N, 3, H, W) uint8 to vectors (N, 1280) float32 of length 1: roots of the means over space of the network's last maps.
 
     Attributes:
-        size: side of the picture that the network sees; 32-pixel images gain by more of it, up to about 160.
+        size: side of the picture that the network is shown; images of 32 pixels gain by more of it, up to about 160.
     """
 
-    size: int = 128
+    size: int = 160
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one image's features.
-
-        Raises:
-            ConfigError: these are no images of three channels, or the package with the weights is not installed.
-        """
         if len(inputs) != 3 or inputs[0] != 3:
             raise ConfigError(f"efficientnet-lite0 takes images of three channels; these samples are {inputs}")
+        if not 32 <= self.size <= 600:
+            raise ConfigError(f"efficientnet-lite0 is shown pictures of 32 to 600 pixels, got {self.size}")
         return (CHANNELS,)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        self.shape(tuple(images.shape[1:]))
-        pictures = F.interpolate(images.float(), size=(self.size, self.size), mode="bilinear", align_corners=False)
+    def __call__(self, inputs: Tensor) -> Tensor:
+        self.shape(tuple(inputs.shape[1:]))
+        pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False)
         with torch.inference_mode():
             found: Tensor = _network()(pictures.sub_(127).div_(128).contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
-        return found.clone()
+        return unit(found.clone().sqrt_())  # activations are not negative
 
 
 @lru_cache(maxsize=1)

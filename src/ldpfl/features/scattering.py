@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import cos, pi, sin
+from math import cos, pi, prod, sin
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ldpfl.errors import ConfigError
+from ldpfl.features.base import FeatureMap, group_normalised, unit
 
 _DIRECTIONS = 8
+_GROUPS = 27
 _STRIDE = 4
 """2^J for J = 2 scales: over so many pixels each way is averaged."""
 
@@ -30,22 +32,31 @@ MAPS = 1 + 2 * _DIRECTIONS + _DIRECTIONS**2
 
 
 @dataclass(frozen=True)
-class Scattering:
+class ScatteringFeatures(FeatureMap):
+    """Images (N, C, H, W) uint8 to their scattering, normalised in groups of maps and to length 1: (N, 81 C H W / 16) float32.
+
+    Source: Tramer and Boneh 2021, for the group norm and its 27 groups.
+    """
+
+    def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        return (prod(Scattering().shape(inputs)),)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return unit(group_normalised(Scattering()(inputs), _GROUPS))
+
+
+@dataclass(frozen=True)
+class Scattering(FeatureMap):
     """Images (N, C, H, W) uint8 to maps (N, 81 C, H / 4, W / 4) float32."""
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one image's features.
-
-        Raises:
-            ConfigError: these are no images, or their sides are no multiples of 4.
-        """
         if len(inputs) != 3 or inputs[1] % _STRIDE or inputs[2] % _STRIDE or min(inputs[1:]) < 2 * _STRIDE:
             raise ConfigError(f"scattering takes images whose sides are multiples of 4, from 8 on; these samples are {inputs}")
         channels, height, width = inputs
         return channels * MAPS, height // _STRIDE, width // _STRIDE
 
-    def __call__(self, images: Tensor) -> Tensor:
-        shape = self.shape(tuple(images.shape[1:]))
+    def __call__(self, inputs: Tensor) -> Tensor:
+        images, shape = inputs, self.shape(tuple(inputs.shape[1:]))
         fine, coarse, average = _filters(images.shape[2] + 2 * _STRIDE, images.shape[3] + 2 * _STRIDE)
         padded = F.pad(images.float() / 255, (_STRIDE,) * 4, mode="reflect")
         spectrum = torch.fft.fft2(padded)[:, :, None]

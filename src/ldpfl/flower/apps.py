@@ -27,12 +27,13 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
-from ldpfl.data import Dataset, load
+from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT
@@ -124,7 +125,7 @@ class _Prepared:
 def _prepare(text: str, data_dir: Path | None, device: str) -> _Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process."""
     config = parse_config(text, origin="the round's terms")
-    task = load(config.data.name, data_dir)
+    task = load_dataset(config.data, data_dir)
     federation, start = build(config, task, choose_device(device))
     return _Prepared(config, task, federation, start)
 

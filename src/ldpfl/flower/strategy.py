@@ -90,6 +90,8 @@ class LdpStrategy(Strategy):
     ) -> None:
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
+        if config.clients.once:
+            raise ConfigError("clients.once keeps no order secret on Flower, which shows who answers: leave it out")
         if not (isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
             raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {reply_s:g}")
         self._collector = collector or DirectCollector(config.seed)

@@ -159,6 +159,9 @@ class DpSgdSettings(MechanismSettings):
     uses_ranges: ClassVar[bool] = False
     needs_training: ClassVar[bool] = True
 
+    def at_strength(self, strength: float) -> DpSgdSettings:
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, _LEAST)})
+
     @property
     def nearly_noise_free(self) -> DpSgdSettings:
         """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""

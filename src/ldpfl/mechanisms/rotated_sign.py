@@ -11,23 +11,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import pi, sqrt
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports import BitReports, ShuffledBits, count_ones, packed_size
+from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
-from ldpfl.mechanisms.settings import EpsilonSettings, Facts
+from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
+
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -38,27 +40,30 @@ class RotatedSign(Mechanism):
     a power of two. On its own that is next to nothing: it is meant for a shuffler, or a sum, which shows how often each bit was sent.
     Assumes unguessable random bits; that the rotation is public costs nothing, since it is fixed before the update is looked at.
 
-    An update counts by its direction alone: the estimate is of the clients' mean direction, right on average over rotations where
-    none of its weights stands out, and up to sqrt(pi / 2) times too long where one does. An update of 0 sends bits of pure chance.
-    Of ``ranges`` only the centers are used.
+    An update of the length ``norm`` or more counts as one of that length, a shorter one as what it is: its signs are told with less
+    confidence. With ``norm`` 0 all count as directions, of length 1. The estimate is of the clients' mean, right on average over
+    rotations where none of an update's weights stands out, and up to sqrt(pi / 2) times too long where one does. An update of 0 sends
+    bits of pure chance. Of ``ranges`` only the centers are used.
 
     Source: Erlingsson et al. 2020 for gradients in bits behind a shuffler; Suresh et al. 2017 for the rotation; Bernstein et al. 2018
     for signs. Confidence high: every factor is measured in ``tests/mechanisms/test_rotated_sign.py``.
 
     Attributes:
         epsilon: of one bit.
+        norm: longest length that counts; 0 for directions alone.
         round: which rotation is used; :meth:`in_round` sets it.
-        summed: whether the server learns nothing but counts: then a simulation draws these at once, by the same law.
     """
 
     epsilon: float
+    norm: float = 0.0
     round: int = 1
-    summed: bool = False
     name: ClassVar[str] = "rotated-sign"
     source: ClassVar[str] = "Erlingsson et al. 2020; Suresh et al. 2017"
 
     def __post_init__(self) -> None:
         thresholds(self.epsilon)
+        if not (self.norm == 0 or 1e-20 <= self.norm <= 1e20):
+            raise ConfigError(f"norm must be 0 or lie between 1e-20 and 1e20, got {self.norm!r}")
 
     def in_round(self, public: PublicState) -> RotatedSign:
         return replace(self, round=public.round)
@@ -68,28 +73,30 @@ class RotatedSign(Mechanism):
         """Without the round's number, which everybody knows."""
         return replace(self, round=1)
 
-    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports | SummedSigns:
-        signs = self._signs(values, ranges)
-        if self.summed:
-            return SummedSigns((signs > 0).sum(dim=0).numpy(), (signs < 0).sum(dim=0).numpy(), len(signs), self.epsilon)
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        signs, lengths = self._signs(values, ranges)
         source = as_source(generator)
-        limit = torch.tensor((1 << (BITS - 1)) - thresholds(self.epsilon)[0], dtype=torch.int32)
+        half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
+        limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).to(torch.int32)
         packed = np.empty((len(signs), packed_size(signs.shape[1])), dtype=np.uint8)
         for row in range(len(signs)):
-            # + is sent when a uniform int32 lies below t, which is half of the thresholds' distance up, down, or nothing.
-            below = draw(source, row, signs.shape[1]).numpy() < (signs[row] * limit).numpy()
+            # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
+            below = draw(source, row, signs.shape[1]).numpy() < (signs[row] * limits[row]).numpy()
             packed[row] = np.packbits(below, bitorder="little")
         return BitReports(packed, signs.shape[1])
 
-    def _signs(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the signs (K, D) int32 of the rotated rows: -1, 0 or 1."""
-        center = ranges.expand()[0].float()
+    def _signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
+        """Return the signs (K, D) int32 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
+        center = ranges.expand()[0]
         offset = require_finite(values, ranges)
         if bool(center.any()):
-            offset = offset - center
-        # Signs do not depend on lengths, but lengths could overflow.
+            offset = (offset - center).float()
+        # By the largest entry, so that no square is lost, and no sum overflows, whatever a server chose for the center.
         largest = offset.abs().amax(dim=1, keepdim=True)
-        return rotate(torch.where(largest > 0, offset / largest, 0.0), self.round).sign_().to(torch.int32)
+        rows = torch.where(largest > 0, offset / largest, 0.0)
+        lengths = torch.linalg.vector_norm(rows.double(), dim=1) * largest[:, 0]
+        worth = (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
+        return rotate(rows, self.round).sign_().to(torch.int32), worth
 
     @property
     def _gain(self) -> float:
@@ -97,8 +104,8 @@ class RotatedSign(Mechanism):
         return Duchi(self.epsilon).gain
 
     def _scale(self, size: int) -> float:
-        """Return what a sign stands for in a coordinate of a rotated direction."""
-        return sqrt(pi / (2 * size))
+        """Return what a sign stands for in a coordinate of a rotated vector of the length s."""
+        return (self.norm or 1.0) * sqrt(pi / (2 * size))
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         self._clients([reports], ranges)
@@ -119,26 +126,26 @@ class RotatedSign(Mechanism):
 
     def _clients(self, reports: Sequence[Any], ranges: LayerRanges) -> int:
         size = rotated_size(ranges.dimension)
-        if not reports or any(not isinstance(batch, BitReports) or batch.dimension != size for batch in reports):
-            raise PrivacyError(f"expected reports of {size} bits for {ranges.dimension} weights")
         clients = sum(int(batch.clients) for batch in reports)
         if clients == 0:
             raise PrivacyError("there is no report to aggregate")
+        if any(not isinstance(batch, BitReports) or batch.dimension != size for batch in reports):
+            raise PrivacyError(f"expected reports of {size} bits for {ranges.dimension} weights")
         return clients
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """(A^2 - 1) pi / (2 D) where no sign is 0, the same for every weight; A^2 pi / (2 D) for the direction of 0."""
-        signs = self._signs(values, ranges)
-        mean_square = signs.square().double().mean(dim=1, keepdim=True)
+        """s^2 (A^2 - 1) pi / (2 D) in each weight of a vector of full length s without a sign 0, and never above s^2 A^2 pi / (2 D)."""
+        signs, worth = self._signs(values, ranges)
+        mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
         own = (self._gain**2 - mean_square) * self._scale(signs.shape[1]) ** 2
         return own.expand(-1, ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
+        """s^2 A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
         return torch.full_like(mean, float(self.noise_std(ranges, clients)[0]) ** 2, dtype=torch.float32)
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
-        """A sqrt(pi / (2 D n))."""
+        """With s the longest length that counts, s A sqrt(pi / (2 D n))."""
         return torch.full_like(ranges.radius, self._gain * self._scale(rotated_size(ranges.dimension)) / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
@@ -156,16 +163,15 @@ class RotatedSign(Mechanism):
     def assumptions(self) -> tuple[str, ...]:
         return ("the rotation is public", "random bits are uniform and secret")
 
-    @property
-    def deployable(self) -> bool:
-        return not self.summed
-
 
 class RotatedSignSettings(EpsilonSettings):
     """Settings of ``rotated-sign``."""
 
     name: Literal["rotated-sign"] = "rotated-sign"
     perturbed: Literal["update", "gradient"] = "gradient"
+
+    norm: NotNegative = 0.0
+    """Longest update that counts as it is; a longer one is shortened to it. 0: every update counts by its direction alone."""
 
     uses_ranges: ClassVar[bool] = False
 
@@ -175,40 +181,4 @@ class RotatedSignSettings(EpsilonSettings):
         return self.model_copy(update={"epsilon": 30.0, "budget": "unit"})
 
     def at(self, epsilon: float) -> RotatedSign:
-        return RotatedSign(epsilon)
-
-    def build(self, facts: Facts) -> RotatedSign:
-        built = super().build(facts)
-        assert isinstance(built, RotatedSign)  # noqa: S101  # for mypy
-        return replace(built, summed=facts.summed)
-
-
-@dataclass(frozen=True, eq=False)
-class SummedSigns:
-    """Of ``clients`` clients, how many have a + and how many a - in each coordinate, before chance; only a simulation makes it.
-
-    Attributes:
-        plus, minus: (D,) int64.
-    """
-
-    plus: NDArray[np.int64]
-    minus: NDArray[np.int64]
-    clients: int
-    epsilon: float
-
-    @property
-    def dimension(self) -> int:
-        return int(self.plus.size)
-
-    @property
-    def bytes_per_client(self) -> int:
-        return packed_size(self.dimension)
-
-    @classmethod
-    def mix(cls, batches: Sequence[SummedSigns], generator: np.random.Generator) -> ShuffledBits:
-        """Return counts as the clients' bits would have added up to: three binomials a coordinate, exactly that law."""
-        plus, minus = (np.sum([getattr(batch, name) for batch in batches], axis=0) for name in ("plus", "minus"))
-        clients = sum(batch.clients for batch in batches)
-        low, high = (threshold / (1 << BITS) for threshold in thresholds(batches[0].epsilon))
-        ones = generator.binomial(plus, high) + generator.binomial(minus, low) + generator.binomial(clients - plus - minus, 0.5)
-        return ShuffledBits(ones.astype(np.int32), clients, generator.spawn(1)[0])
+        return RotatedSign(epsilon, self.norm)

@@ -80,6 +80,14 @@ class MechanismSettings(BaseModel):
             ConfigError: a setting is out of range, or does not fit the facts.
         """
 
+    def at_strength(self, strength: float) -> MechanismSettings:
+        """Return the same mechanism with another amount of noise: what it guarantees weakens as ``strength`` grows.
+
+        Raises:
+            ConfigError: it has no parameter for that, or none of this value.
+        """
+        raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
+
     @property
     def nearly_noise_free(self) -> MechanismSettings | None:
         """The same with next to no noise, where it does more to values than adding noise; None if its baseline is ``none``."""
@@ -99,6 +107,9 @@ class EpsilonSettings(MechanismSettings):
     budget: Literal["unit", "client"] = "unit"
     """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
     client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
+
+    def at_strength(self, strength: float) -> EpsilonSettings:
+        return self.model_copy(update={"epsilon": strength})
 
     @abstractmethod
     def at(self, epsilon: float) -> Mechanism:

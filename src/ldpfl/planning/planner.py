@@ -254,7 +254,7 @@ def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, f
     def epsilon_among(cohort: float) -> float:
         return value(ShuffledRounds(setting.epsilon, max(1, ceil(cohort)), setting.weights, setting.rounds), setting.delta)
 
-    cohort = _smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
+    cohort = smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
     return None if cohort is None else ceil((ceil(cohort) + setting.colluding) / setting.participation - 1e-9)
 
 
@@ -265,7 +265,7 @@ def _epsilon(setting: Setting, target: float) -> float | None:
     # For a small budget mu is close to budget * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.weights * setting.rounds
     guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
-    inverse = _smallest(epsilon_at, guess, target, 1 / LARGEST_EPSILON, 1e6, _PRECISE)
+    inverse = smallest(epsilon_at, guess, target, 1 / LARGEST_EPSILON, 1e6, _PRECISE)
     return None if inverse is None else 1 / inverse
 
 
@@ -276,7 +276,7 @@ def _normal_cohort(setting: Setting, target: float) -> float:
     return float(setting.weights * setting.rounds * tanh(setting.epsilon / 2) ** 2 / (mu**2 * spread))
 
 
-def _smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:
+def smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:
     """Return an x in [low, high] with ``value(x)`` <= ``target``, at most ``precise`` of itself above the smallest; None if there is none.
 
     ``value`` falls with x. A bracket is opened around the guess and then closed by Brent's method, on logarithmic scales.

@@ -58,6 +58,16 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     return account_groups(groups, delta)
 
 
+def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
+    """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
+    groups = _groups(ledger.events, 0)
+    if _unprotected(groups):
+        return inf
+    hidden = behind_shuffler(groups)
+    local = accountant((group.release, group.rounds) for group in groups).epsilon(delta)
+    return local if hidden is None else min(local, hidden.epsilon(delta))
+
+
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
     check_delta(delta)
@@ -118,6 +128,7 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     counts: Counter[RoundGroup] = Counter()
     for event, times in _with_unseen(events):
         counts[_group(event, smallest, colluding)] += times
+    counts = _hidden_in_all(counts, events, colluding)
     groups = sorted(counts, key=lambda group: group.cohort)
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
@@ -127,6 +138,18 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     if all(group.release.by_round for group in groups):
         return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
     return [replace(group, rounds=counts[group]) for group in groups]
+
+
+def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
+    """Return ``counts`` with all clients of the run as the crowd of those that take part once, in a secret order, by one mechanism.
+
+    Reports that each depend on what was released before, of clients in a random order, hide a client among all of them, not among
+    those of its round (Feldman, McMillan and Talwar 2021, Theorem 3.2).
+    """
+    if len({(event.sampling, event.release, event.population) for event in events}) > 1 or events[0].sampling != "once":
+        return counts
+    crowd = min(sum(event.cohort for event in events), events[0].population) - colluding
+    return Counter({replace(next(iter(counts)), cohort=crowd): len(events)})
 
 
 def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], most: int) -> list[RoundGroup]:
@@ -295,6 +318,8 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     others = f"the other {cohort - 1:,} clients are honest, and none of them drops out or colludes"
     if cohort == 1:
         others = "there is no other client to hide among"
+    if any(group.sampling == "once" for group in groups):
+        others = f"the other {cohort - 1:,} clients are honest, and nobody learns in which order they take part"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
         others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"

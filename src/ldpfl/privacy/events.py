@@ -14,8 +14,9 @@ Channel = Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
 the sum over all clients is seen, of reports that are integers. ``random-delay``: each report
 comes by itself after a random wait; who watches the network, or sees stragglers, can still link. ``direct``: the server sees senders."""
 
-Sampling = Literal["everyone", "visible", "secret"]
-"""Who takes part. ``visible``: a part of the clients, known to others. ``secret``: each decides for itself, and only the number is seen."""
+Sampling = Literal["everyone", "visible", "secret", "once"]
+"""Who takes part. ``visible``: a part of the clients, known to others. ``secret``: each decides for itself, and only the number is seen.
+``once``: each client in one round of the whole run, in a secret random order."""
 
 
 class Claim(NamedTuple):
@@ -217,6 +218,8 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if nobody else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
+        if self.sampling == "once" and self.joined > 1:
+            raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
         match self.release:

@@ -91,12 +91,15 @@ class Statement:
         return None
 
     @property
+    def best(self) -> Guarantee | None:
+        """The smallest epsilon that holds over the whole run, with or without trust in what the run trusts; None if none is known."""
+        rows = [row for row in (self.find("local", "run"), self.find("hidden", "run")) if row is not None]
+        return min(rows, key=lambda row: row.epsilon, default=None)
+
+    @property
     def verdict(self) -> str:
         """What the run is worth to a client, in a sentence for who has not read the papers."""
-        best: Guarantee | None = None
-        for row in (self.find("local", "run"), self.find("hidden", "run")):
-            if row is not None and (best is None or row.epsilon < best.epsilon):
-                best = row
+        best = self.best
         if best is None:
             return ""
         trusted = _IF_TRUSTED[best.trust_model]

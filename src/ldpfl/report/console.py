@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -48,12 +48,13 @@ class ProgressDisplay:
         self._progress = self._bars()
         self._rounds = 0
         self._label = ""
+        self._prepared: TaskID | None = None
 
     def _bars(self) -> Progress:
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("round {task.fields[current]}/{task.total:.0f}"),
+            TextColumn("{task.fields[unit]} {task.fields[current]}/{task.total:.0f}"),
             TextColumn("accuracy {task.fields[accuracy]}"),
             _SecondsLeft(),
             console=self._console,
@@ -74,10 +75,22 @@ class ProgressDisplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
 
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show how far something is that comes before the first round."""
+        self._check()
+        if self._prepared is None:
+            self._prepared = self._progress.add_task(
+                what, total=total, current=0, accuracy="-", already=0, began=time.monotonic(), unit="sample"
+            )
+            if self._lines:
+                self._console.print(f"{what}: {total:,} samples, once; they are kept for later")
+        self._progress.update(self._prepared, completed=done, current=done)
+
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
         self._label, self._rounds = label, rounds
         self._task = self._progress.add_task(
             label,
+            unit="round",
             total=rounds,
             completed=len(done),
             current=min(len(done) + 1, rounds),

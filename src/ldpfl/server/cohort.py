@@ -7,6 +7,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.errors import ConfigError
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.events import Channel, Sampling
 from ldpfl.randomness import Purpose, stream
@@ -42,8 +43,28 @@ def self_sampled_cohort(seed: int, round_number: int, clients: int, self_samplin
     return joined
 
 
+def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDArray[np.int64]:
+    """Return the clients whose only round this is, in ascending order: all of them in a random order, cut into ``rounds`` equal parts.
+
+    Raises:
+        ConfigError: there are fewer clients than rounds.
+    """
+    if clients < rounds:
+        raise ConfigError(f"{clients} clients cannot take part once each in {rounds} rounds, with somebody in each of them")
+    order = stream(seed, Purpose.COHORT).permutation(clients)
+    first, last = (clients * number // rounds for number in (round_number - 1, round_number))
+    return np.sort(order[first:last]).astype(np.int64)
+
+
 def round_event(
-    number: int, release: Release, cohort: int, joined: NDArray[np.int64], channel: Channel, self_sampling: float | None = None
+    number: int,
+    release: Release,
+    cohort: int,
+    joined: NDArray[np.int64],
+    channel: Channel,
+    self_sampling: float | None = None,
+    *,
+    once: bool = False,
 ) -> RoundEvent:
     """Return the ledger's record of round ``number``.
 
@@ -53,8 +74,12 @@ def round_event(
         channel: what stands between clients and server.
         self_sampling: of :func:`self_sampled_cohort`, if that is how the cohort came about. Then who took part is a secret as long
             as the channel keeps it; a cohort that the server draws is none.
+        once: whether each client takes part in one round of the run. Its place in their order is a secret as long as the channel
+            keeps it.
     """
     most = int(joined.max())
+    if once and channel == "ideal-shuffler":
+        return RoundEvent(number, release, cohort, joined.size, most, "once", channel=channel)
     if self_sampling is not None and channel == "ideal-shuffler":
         return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + self_sampling) / 2, channel)
     sampling: Sampling = "everyone" if cohort == joined.size else "visible"

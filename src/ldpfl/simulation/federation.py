@@ -12,7 +12,7 @@ from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy.events import Channel
 from ldpfl.ranges import RangeRule
-from ldpfl.server import ServerOptimiser, ServerRules, round_cohort
+from ldpfl.server import ServerOptimiser, ServerRules, once_cohort, round_cohort
 from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
 
 
@@ -32,6 +32,7 @@ class Federation:
         optimiser: what the server makes of a mean update or gradient.
         fraction: part of the clients that takes part in a round, drawn by the server.
         self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
+        once_over: over how many rounds the clients are divided, if each takes part once (then ``fraction`` has no effect).
         epochs, batch_size: of local training.
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
@@ -51,6 +52,7 @@ class Federation:
     batch_size: int
     channel: Channel = "ideal-shuffler"
     self_sampling: float | None = None
+    once_over: int | None = None
     chunk_size: int | None = None
 
     @property
@@ -61,6 +63,8 @@ class Federation:
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
+        if self.once_over is not None:
+            return once_cohort(self.seed, round_number, len(self.samples), self.once_over)
         return round_cohort(self.seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
     @property

@@ -80,6 +80,7 @@ def _round(
             joined + np.bincount(cohort, minlength=joined.size),
             federation.channel,
             federation.self_sampling,
+            once=federation.once_over is not None,
         ),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(

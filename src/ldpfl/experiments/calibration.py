@@ -1,0 +1,72 @@
+"""Find the noise with which a whole run keeps a target, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import floor, inf, isfinite, log10
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import mechanism_of
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.forecast import planned_ledger, start_of
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.planning.planner import smallest
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accounting import run_epsilon
+
+_WEAKEST, _STRONGEST = 1e-6, 1e4
+_DIGITS = 4
+_PRECISE = 1e-3
+
+
+def calibrated(config: RunConfig, target: float) -> RunConfig:
+    """Return ``config`` with as little noise as keeps ``target``: the epsilon of all that a client, or one record of it, ever sends.
+
+    What is protected, and against whom, is what the config says: its mechanism and channel; the best line of the ledger counts, as in
+    the verdict of a run. The parameter that is set has four digits, rounded to the side of more noise.
+
+    Raises:
+        ConfigError: the target is not positive and finite, the mechanism has no parameter to set, or none reaches the target.
+    """
+    if not (isfinite(target) and target > 0):
+        raise ConfigError(f"the target must be positive and finite, got {target:g}")
+    guaranteed = _guaranteed(config)
+    inverse = smallest(
+        lambda x: guaranteed(1 / x), 1 / _guess(guaranteed, target, config.privacy.delta), target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE
+    )
+    if inverse is None:
+        raise ConfigError(f"no noise of this mechanism brings the run to epsilon {target:g}: more clients or fewer rounds may")
+    strength = _rounded_down(1 / inverse)
+    return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
+
+
+def _guaranteed(config: RunConfig) -> Callable[[float], float]:
+    """Return what says which epsilon holds for the run when the mechanism has a given strength."""
+    ledger, (weights, ranges) = planned_ledger(config), start_of(config)
+
+    def guaranteed(strength: float) -> float:
+        mechanism = mechanism_of(config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)}), ranges)
+        changed = Ledger()
+        for event in ledger.events:
+            bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))
+            changed = changed.charge(replace(event, release=bound.release(ranges)))
+        return run_epsilon(changed, config.privacy.delta)
+
+    return guaranteed
+
+
+def _guess(guaranteed: Callable[[float], float], target: float, delta: float) -> float:
+    """Return about the right strength: where noise is normal, and little is told by each report, mu is proportional to it."""
+    strength = 0.1
+    for _ in range(2):
+        reached = guaranteed(strength)
+        if 0 < reached < inf:
+            strength *= gaussian_mu(target, delta) / gaussian_mu(reached, delta)
+    return min(max(strength, _WEAKEST), _STRONGEST)
+
+
+def _rounded_down(value: float) -> float:
+    step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
+    return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")

@@ -1,0 +1,100 @@
+"""Features of a whole data set, computed once and kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ldpfl.data.loading import Warn, cache_dir, without_cache
+from ldpfl.data.samples import Dataset, Samples
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.features.base import FeatureMap
+from ldpfl.features.registry import NONE, feature_map, is_code
+from ldpfl.files import WriteError, make_folder, replace_atomically
+from ldpfl.permissions import check_own
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is computed, samples done, samples in all)."""
+
+
+def quietly(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+_AT_ONCE = 16
+"""Samples that go through a network together: small batches stay in a core's cache, which is faster than large ones."""
+
+
+def extracted(
+    dataset: Dataset, name: str, options: Mapping[str, Any], warn: Warn, progress: Progress = lambda what, done, total: None
+) -> Dataset:
+    """Return ``dataset`` with its samples' features in their place, float32; ``name`` "none" leaves it as it is.
+
+    Features are rounded to float16, whether they come from the cache or not. What is kept is for this user alone, like the
+    data themselves. Features by import path are computed anew each time: their code may have changed.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or these samples have no such features.
+    """
+    if name == NONE:
+        return dataset
+    chosen = feature_map(name, options)
+    chosen.shape(dataset.shape)
+    key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}"
+    fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
+    path = None if is_code(name) else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
+    tensors = (_read(path) if path else None) or _computed(dataset, name, chosen, progress)
+    if path and not path.exists():
+        _write(path, tensors, warn)
+    train, test = (Samples(tensors[split].float(), getattr(dataset, split).labels) for split in ("train", "test"))
+    return replace(dataset, train=train, test=test, fingerprint=fingerprint)
+
+
+_VERSION = 1
+"""Of what features are made of; a change makes them anew."""
+
+
+def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progress) -> dict[str, Tensor]:
+    total, done = len(dataset.train) + len(dataset.test), 0
+    found: dict[str, Tensor] = {}
+    for split in ("train", "test"):
+        inputs = getattr(dataset, split).inputs
+        rows = torch.empty(len(inputs), *chosen.shape(dataset.shape), dtype=torch.float16)
+        for start in range(0, len(inputs), _AT_ONCE):
+            made = chosen(inputs[start : start + _AT_ONCE])
+            if not bool(torch.isfinite(made).all()):
+                raise ConfigError(f"features {name!r} are not finite for a sample")
+            rows[start : start + _AT_ONCE] = made
+            done += len(made)
+            progress(f"features {name}", done, total)
+        found[split] = rows
+    return found
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    try:
+        tensors = load_file(check_own(path, "cached features", DataError, secret=True))
+        return {"train": tensors["train"], "test": tensors["test"]}
+    except (SafetensorError, KeyError, OSError, DataError):
+        return None
+
+
+def _write(path: Path, tensors: dict[str, Tensor], warn: Warn) -> None:
+    try:
+        make_folder(path.parent, mode=0o700)
+        check_own(path.parent, "the folder of cached features", DataError, secret=True)
+        with replace_atomically(path, mode=0o600) as temporary:
+            save_file(tensors, temporary)
+    except WriteError as error:
+        warn(without_cache(error))
+    except DataError as error:
+        warn(f"nothing is cached: {error}")
