@@ -30,13 +30,18 @@ _NORM_EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class EfficientNetLite0(FeatureMap):
-    """Images (N, 3, H, W) uint8 to vectors (N, 1280) float32 of length 1: roots of the means over space of the network's last maps.
+    """Images (N, 3, H, W) uint8 to vectors (N, 1280) float32 of mean 0 and length 1.
+
+    The network's last maps are averaged over space, and over the image and its mirror image. Roots are taken of these activations,
+    which are not negative and of which a few are large; then each vector is centered in itself.
 
     Attributes:
         size: side of the picture that the network is shown; images of 32 pixels gain by more of it, up to about 160.
+        mirrored: whether the mirror image is looked at as well; it takes twice the time.
     """
 
     size: int = 160
+    mirrored: bool = True
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         if len(inputs) != 3 or inputs[0] != 3:
@@ -47,10 +52,18 @@ class EfficientNetLite0(FeatureMap):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
-        pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False)
-        with torch.inference_mode():
-            found: Tensor = _network()(pictures.sub_(127).div_(128).contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
-        return unit(found.clone().sqrt_())  # activations are not negative
+        pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
+        activations = _activations(pictures)
+        if self.mirrored:
+            activations = (activations + _activations(pictures.flip(3))) / 2
+        roots = activations.sqrt()
+        return unit(roots - roots.mean(dim=1, keepdim=True))
+
+
+def _activations(pictures: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = _network()(pictures.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
+    return found.clone()
 
 
 @lru_cache(maxsize=1)

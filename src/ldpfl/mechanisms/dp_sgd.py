@@ -151,8 +151,8 @@ class DpSgdSettings(MechanismSettings):
     """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
     clip_norm: Positive = 1.0
     """Longest gradient of a record."""
-    normalised: bool = False
-    """Bring each record's gradient to ``clip_norm``, short ones too."""
+    normalised: bool = True
+    """Bring each record's gradient to ``clip_norm``, short ones too: then there is no norm to choose."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Mean number of records a client, which is public; 0 takes that of the simulated clients."""
 
