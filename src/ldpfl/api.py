@@ -19,7 +19,7 @@ from ldpfl import mechanisms
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
-from ldpfl.experiments.calibration import calibrated
+from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.experiments.canary import audit_run as audit_folder
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
@@ -61,20 +61,10 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     return _configured(what, [*_listed(settings), *_listed(_by_leaf(overrides, what))])
 
 
-def calibrate(what: str | Path | RunConfig, target: float, settings: Settings = ()) -> RunConfig:
-    """Return a config with as little noise as keeps ``target``, see :func:`ldpfl.experiments.calibration.calibrated`.
-
-    Raises:
-        ConfigError: nothing reaches the target, or as :func:`configure`.
-    """
-    return calibrated(configure(what, settings), target)
-
-
 def run(
     what: str | Path | RunConfig | None = None,
     *,
     settings: Settings = (),
-    target: float | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     baseline: bool = True,
@@ -93,8 +83,8 @@ def run(
         what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the config in ``folder``.
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
         overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
-            name of a section stands for its ``name``: ``mechanism="harmony"``.
-        target: epsilon of the whole run, by which the mechanism's noise is set.
+            name of a section stands for its ``name``: ``mechanism="harmony"``. ``target`` sets the mechanism's noise by the epsilon of
+            the whole run.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is written.
         resume: go on with the run in ``folder``.
         baseline: whether to train without noise as well, to compare.
@@ -114,9 +104,7 @@ def run(
     if resume and what is None and path is not None:
         RunFolder(path).config()  # which names what is missing or damaged there
         what = RunFolder(path).config_path
-    config = configure(DEFAULT if what is None else what, settings, **overrides)
-    if target is not None:
-        config = calibrated(config, target)
+    config = settled(configure(DEFAULT if what is None else what, settings, **overrides))
     with _display(progress) as display:
         runner = _runner(data_dir, device, display if on_round is None else _OnRound(display, on_round))
         if path is None:

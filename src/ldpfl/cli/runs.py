@@ -44,15 +44,15 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
-    overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
+    overrides = [
+        *(set_ or []),
+        *([f"seed={seed}"] if seed is not None else []),
+        *([f"privacy.target={target}"] if target is not None else []),
+    ]
     choose_device(device)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     config = None if resume and recipe is None else api.configure(recipe or DEFAULT, overrides)
-    if target is not None:
-        if config is None:
-            raise ConfigError("--target changes the noise, so it goes with a recipe or a file, not with a run that is resumed as it is")
-        config = api.calibrate(config, target)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import floor, inf, isfinite, log10
+from functools import lru_cache
+from math import floor, inf, log10
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.forecast import planned_ledger, start_of
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.planning.planner import smallest
@@ -21,17 +22,28 @@ _DIGITS = 4
 _PRECISE = 1e-3
 
 
-def calibrated(config: RunConfig, target: float) -> RunConfig:
-    """Return ``config`` with as little noise as keeps ``target``: the epsilon of all that a client, or one record of it, ever sends.
+def settled(config: RunConfig) -> RunConfig:
+    """Return ``config`` with as little noise as keeps its ``privacy.target``; as it is, where it has none.
 
     What is protected, and against whom, is what the config says: its mechanism and channel; the best line of the ledger counts, as in
     the verdict of a run. The parameter that is set has four digits, rounded to the side of more noise.
 
     Raises:
-        ConfigError: the target is not positive and finite, the mechanism has no parameter to set, or none reaches the target.
+        ConfigError: the mechanism has no parameter to set, or none reaches the target.
     """
-    if not (isfinite(target) and target > 0):
-        raise ConfigError(f"the target must be positive and finite, got {target:g}")
+    if config.privacy.target == "off":
+        return config
+    # Who takes part in which round follows from the seed; where all do, or each once, that changes nothing.
+    plain = config.clients.fraction == 1 and config.clients.self_sampling == "off"
+    alike = config.model_copy(update={"name": "", "description": "", **({"seed": 0} if plain else {})})
+    return config.model_copy(update={"mechanism": config.mechanism.at_strength(_strength(alike.to_toml()))})
+
+
+@lru_cache(maxsize=256)
+def _strength(text: str) -> float:
+    config = parse_config(text, origin="calibration")
+    target = config.privacy.target
+    assert target != "off"  # noqa: S101  # for mypy
     guaranteed = _guaranteed(config)
     inverse = smallest(
         lambda x: guaranteed(1 / x), 1 / _guess(guaranteed, target, config.privacy.delta), target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE
@@ -39,7 +51,7 @@ def calibrated(config: RunConfig, target: float) -> RunConfig:
     if inverse is None:
         raise ConfigError(f"no noise of this mechanism brings the run to epsilon {target:g}: more clients or fewer rounds may")
     strength = _rounded_down(1 / inverse)
-    return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
+    return strength
 
 
 def _guaranteed(config: RunConfig) -> Callable[[float], float]:

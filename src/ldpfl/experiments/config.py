@@ -116,10 +116,12 @@ class ShufflingConfig(_Section):
 
 
 class PrivacyConfig(_Section):
-    """How the guarantee is stated; nothing that is sent depends on it."""
+    """How the guarantee is stated, and what it is to be."""
 
     delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
     """Failure probability of the figures that are not pure; it should be below 1 / n."""
+    target: Positive | Literal["off"] = "off"
+    """Epsilon of all that a client, or one record of it, ever sends in the run; the mechanism's noise is set by it."""
 
 
 class RunConfig(_Section):

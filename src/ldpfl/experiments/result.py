@@ -68,6 +68,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "perturbed": config.mechanism.perturbed,
         "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
         "unit": guarantee.unit,
+        "target": None if config.privacy.target == "off" else config.privacy.target,
         "caveats": list(federation.mechanism.caveats),
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
@@ -110,7 +111,7 @@ def _config(
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={json.dumps(value)}" for key, value in point]
     named = [f"seed={seed}", 'description=""', f'name="{sweep.name}"']
-    return load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
+    return settled(load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides]))
 
 
 def check_cells(cells: Sequence[Cell]) -> None:

@@ -232,9 +232,8 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
         PrivacyError: wrong dtype or shape, or a value that is NaN or infinite.
     """
     values = require_shape(values, ranges).cpu()
-    for row in values:
-        low, high = row.aminmax()  # NaN propagates through both
-        require_finite_sample(torch.stack([low, high]))
+    if values.numel():
+        require_finite_sample(torch.stack(values.aminmax()))  # NaN propagates through both
     return values
 
 

@@ -36,6 +36,8 @@ _LONGEST_SUM = 2**62
 class DpSgd(VectorMechanism):
     """Add Gaussian noise of standard deviation s C to the sum of a client's gradients, each clipped to the norm C.
 
+    Reports are in units of C (De et al. 2022), so that a step does not shrink with it: the estimate is of the mean clipped gradient / C.
+
     Guarantee: mu-GDP with mu = 2 / s for **one record** of a client, replaced by any other, in the report of one round, which is the
     gradient at broadcast weights over all its records; against everybody, for the noise is the client's own. T rounds are mu sqrt(T).
     Nothing is said of a client as a whole: m records are m mu. It holds for the bits that leave: clipped gradients are points of a
@@ -92,8 +94,8 @@ class DpSgd(VectorMechanism):
 
     @property
     def _scale(self) -> float:
-        """What a lattice point of a report stands for: a step, shared out over the records."""
-        return self.clip.step / self.records
+        """What a lattice point of a report stands for, in units of C: a step, shared out over the records."""
+        return 1 / (STEPS * self.records)
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
         if isinstance(reports[0], SummedReports):
@@ -107,19 +109,19 @@ class DpSgd(VectorMechanism):
 
     @property
     def _std(self) -> float:
-        """Of one client's noise, in the unit of the weights."""
-        return self.noise_multiplier * self.clip.norm / self.records
+        """Of one client's noise, in units of C."""
+        return self.noise_multiplier / self.records
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """(s C / m)^2, whatever the values."""
+        """(s / m)^2, whatever the values."""
         return torch.full(values.shape, self._std**2, dtype=torch.float32)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(s C / m)^2 / n, exact."""
+        """(s / m)^2 / n, exact."""
         return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
-        """s C / (m sqrt(n))."""
+        """With the noise multiplier s and m records a client, s / (m sqrt(n)), in units of C."""
         return torch.full_like(ranges.radius, self._std / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
@@ -149,10 +151,8 @@ class DpSgdSettings(MechanismSettings):
     perturbed: Literal["gradient"] = "gradient"
     noise_multiplier: Positive = 10.0
     """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
-    clip_norm: Positive = 1.0
-    """Longest gradient of a record."""
-    normalised: bool = True
-    """Bring each record's gradient to ``clip_norm``, short ones too: then there is no norm to choose."""
+    clip_norm: Positive = 0.02
+    """Longest gradient of a record; a small one makes directions of nearly all of them, which spares choosing it well."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Mean number of records a client, which is public; 0 takes that of the simulated clients."""
 
@@ -169,4 +169,4 @@ class DpSgdSettings(MechanismSettings):
 
     def build(self, facts: Facts) -> DpSgd:
         records = float(self.records) or facts.records
-        return DpSgd(RecordClip(self.clip_norm, self.normalised), self.noise_multiplier, records, facts.summed)
+        return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed)

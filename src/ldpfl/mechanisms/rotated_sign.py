@@ -40,8 +40,8 @@ class RotatedSign(Mechanism):
     a power of two. On its own that is next to nothing: it is meant for a shuffler, or a sum, which shows how often each bit was sent.
     Assumes unguessable random bits; that the rotation is public costs nothing, since it is fixed before the update is looked at.
 
-    An update of the length ``norm`` or more counts as one of that length, a shorter one as what it is: its signs are told with less
-    confidence. With ``norm`` 0 all count as directions, of length 1. The estimate is of the clients' mean, right on average over
+    Reports are in units of ``norm``: an update of this length or more counts as one of length 1, a shorter one as what it is, its signs
+    told with less confidence. With ``norm`` 0 all count as directions. The estimate is of the clients' mean, right on average over
     rotations where none of an update's weights stands out, and up to sqrt(pi / 2) times too long where one does. An update of 0 sends
     bits of pure chance. Of ``ranges`` only the centers are used.
 
@@ -50,7 +50,7 @@ class RotatedSign(Mechanism):
 
     Attributes:
         epsilon: of one bit.
-        norm: longest length that counts; 0 for directions alone.
+        norm: longest length that counts, and the unit of reports; 0 for directions alone.
         round: which rotation is used; :meth:`in_round` sets it.
     """
 
@@ -104,8 +104,8 @@ class RotatedSign(Mechanism):
         return Duchi(self.epsilon).gain
 
     def _scale(self, size: int) -> float:
-        """Return what a sign stands for in a coordinate of a rotated vector of the length s."""
-        return (self.norm or 1.0) * sqrt(pi / (2 * size))
+        """Return what a sign stands for in a coordinate of a rotated direction."""
+        return sqrt(pi / (2 * size))
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         self._clients([reports], ranges)
@@ -134,18 +134,18 @@ class RotatedSign(Mechanism):
         return clients
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """s^2 (A^2 - 1) pi / (2 D) in each weight of a vector of full length s without a sign 0, and never above s^2 A^2 pi / (2 D)."""
+        """(A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above A^2 pi / (2 D)."""
         signs, worth = self._signs(values, ranges)
         mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
         own = (self._gain**2 - mean_square) * self._scale(signs.shape[1]) ** 2
         return own.expand(-1, ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """s^2 A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
+        """A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
         return torch.full_like(mean, float(self.noise_std(ranges, clients)[0]) ** 2, dtype=torch.float32)
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
-        """With s the longest length that counts, s A sqrt(pi / (2 D n))."""
+        """A sqrt(pi / (2 D n))."""
         return torch.full_like(ranges.radius, self._gain * self._scale(rotated_size(ranges.dimension)) / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
@@ -170,8 +170,8 @@ class RotatedSignSettings(EpsilonSettings):
     name: Literal["rotated-sign"] = "rotated-sign"
     perturbed: Literal["update", "gradient"] = "gradient"
 
-    norm: NotNegative = 0.0
-    """Longest update that counts as it is; a longer one is shortened to it. 0: every update counts by its direction alone."""
+    norm: NotNegative = 0.02
+    """Longest gradient or update that counts as it is; a longer one is shortened to it. A small one makes directions of nearly all."""
 
     uses_ranges: ClassVar[bool] = False
 

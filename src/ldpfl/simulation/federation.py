@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class Federation:
     once_over: int | None = None
     chunk_size: int | None = None
 
-    @property
+    @cached_property
     def batch_width(self) -> int:
         """Batch size, or the size of the largest client where that is smaller or all its samples are taken; the same in every chunk."""
         largest = max(own.size for own in self.samples)
