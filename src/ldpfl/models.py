@@ -89,6 +89,24 @@ class Linear(nn.Sequential):
         super().__init__(nn.Flatten(), layer)
 
 
+class CenteredLinear(nn.Module):
+    """One linear layer without bias, from 0, on samples less a common center, brought to length 1.
+
+    The center is a layer like any other, but it is measured and not trained: while the broadcast one is 0, which is public, clients put
+    their own samples' mean in the place of a gradient, see :mod:`ldpfl.simulation.gradients`. So it is randomised, charged and sent
+    as everything else.
+    """
+
+    def __init__(self, shape: InputShape, classes: int) -> None:
+        super().__init__()
+        self.center = nn.Parameter(torch.zeros(prod(shape)))
+        self.weight = nn.Parameter(torch.zeros(classes, prod(shape)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        offset = inputs.flatten(1) - self.center.detach()
+        return F.linear(offset / offset.norm(dim=1, keepdim=True).clamp_min(1e-6), self.weight)
+
+
 class MLP(nn.Sequential):
     """One hidden layer of 64 units, on whatever a sample is."""
 
@@ -139,12 +157,16 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(min(32, channels // 4), channels)
 
 
+CENTERED = "centered-linear"
+"""The model whose first round measures a center."""
+
 _REGISTRY: dict[str, Callable[[InputShape, int], nn.Module]] = {
     "two-layer-cnn": TwoLayerCNN,
     "small-vgg": SmallVGG,
     "resnet18-gn": ResNet18GN,
     "logistic-regression": LogisticRegression,
     "linear": Linear,
+    CENTERED: CenteredLinear,
     "mlp": MLP,
 }
 

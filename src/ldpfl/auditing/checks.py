@@ -107,6 +107,8 @@ class Examination:
         probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())
         guarantee = mechanism.guarantee(probe.ranges)
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
+        # Where units are no weights but mixtures of them, a row is the least that can be changed, and may change all units.
+        self.of_a_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
         # Without a claim there is nothing that clamping would protect, so nobody promises to clamp.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         raw = len(RAW_PAIRS) + 1
@@ -158,12 +160,12 @@ class Examination:
             if isinf(self.epsilon):
                 passed, sentence = None, f"nothing is protected: {pair} is told apart, which costs epsilon {lower:.4g} at least"
             else:
-                passed = lower <= self.epsilon
+                passed = lower <= self.of_a_trial
                 claim = "no more than" if passed else "more than"
                 sentence = (
-                    f"the best test of {pair} that was found shows epsilon {lower:.4g} at least, {claim} the {self.epsilon:g} claimed"
+                    f"the best test of {pair} that was found shows epsilon {lower:.4g} at least, {claim} the {self.of_a_trial:g} claimed"
                 )
-            yield Check(f"epsilon, {pair}", lower, self.epsilon, self.share, passed, sentence)
+            yield Check(f"epsilon, {pair}", lower, self.of_a_trial, self.share, passed, sentence)
 
     def _counts(self) -> dict[float, Counts]:
         """Draw all samples; return for each position the (3, G, B) counts of those to order, to choose and to judge events by.
@@ -209,7 +211,7 @@ class Examination:
         for pair in RAW_PAIRS:
             other = self.raw.ones(pair)
             lower = epsilon_of_bits(first, other, clients, self.delta, self.share)
-            yield self._loss(f"epsilon of bits, {pair}", lower, f"the odds of one bit of the wire, {pair}, show")
+            yield self._loss(f"epsilon of bits, {pair}", lower, self.epsilon, f"the odds of one bit of the wire, {pair}, show")
         if not self.bench.by_weight:
             yield self._neighbour_check()
         else:
@@ -232,12 +234,12 @@ class Examination:
             for turned, drawn in enumerate(rows)
         }
         lower = self._epsilon_lower(counts, (0.0, 1.0))
-        return self._loss("epsilon, one sign turned", lower, "a row against one of which one sign is turned shows")
+        return self._loss("epsilon, one sign turned", lower, self.of_a_trial, "a row against one of which one sign is turned shows")
 
-    def _loss(self, name: str, lower: float, shown: str) -> Check:
-        passed = None if isinf(self.epsilon) else lower <= self.epsilon
-        claim = "nothing is protected" if passed is None else f"{self.epsilon:g} is claimed"
-        return Check(name, lower, self.epsilon, self.share, passed, f"{claim}: {shown} epsilon {lower:.4g} at least")
+    def _loss(self, name: str, lower: float, claimed: float, shown: str) -> Check:
+        passed = None if isinf(claimed) else lower <= claimed
+        claim = "nothing is protected" if passed is None else f"{claimed:g} is claimed"
+        return Check(name, lower, claimed, self.share, passed, f"{claim}: {shown} epsilon {lower:.4g} at least")
 
     # --- what the estimates are ---------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def build(config: RunConfig, task: Dataset, device: torch.device) -> tuple[Feder
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
-        optimiser=config.training.optimiser,
+        optimiser=config.training.optimiser(measured_weights(config, layout)),
         fraction=config.clients.fraction,
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
@@ -86,7 +86,7 @@ def build(config: RunConfig, task: Dataset, device: torch.device) -> tuple[Feder
         self_sampling=self_sampling_of(config),
         once_over=config.training.rounds if config.clients.once else None,
     )
-    _try_model(config, local, weights, task.classes)
+    _try_model(config, local, mechanism, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin)
@@ -106,12 +106,21 @@ def self_sampling_of(config: RunConfig) -> float | None:
     return self_sampling
 
 
+def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
+    """Return how many weights the model measures in the first round, and does not train; they are its first ones."""
+    return layout.sizes[0] if config.model.name == models.CENTERED else 0
+
+
 def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism) -> Trainer:
     """Return what turns a broadcast into what clients put into ``mechanism``.
 
     Raises:
         ConfigError: the mechanism bounds each record's gradient, and something else than gradients is asked for.
     """
+    if config.model.name == models.CENTERED and config.mechanism.perturbed != "gradient":
+        raise ConfigError(
+            f"model {models.CENTERED!r} measures its center in the place of a gradient: set mechanism.perturbed to 'gradient'"
+        )
     clip = mechanism.record_clip
     if config.mechanism.perturbed != "gradient":
         if clip is not None:
@@ -139,14 +148,14 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     return built(settings, facts)
 
 
-def _try_model(config: RunConfig, local: LocalTask, weights: Tensor, classes: int) -> None:
+def _try_model(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, classes: int) -> None:
     """Train two clients for a step on blank images, so that a model that does not fit is refused before a run begins."""
     blank = Samples(torch.zeros_like(local.images.inputs[:2]), torch.zeros_like(local.images.labels[:2]))
     schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.inputs.device)
     try:
         logits = functional_call(local.module, local.layout.unflatten(weights.to(blank.inputs.device)), (local.normalised(blank.inputs),))
         fits = tuple(logits.shape) == (2, classes)
-        VectorizedTrainer(replace(local, images=blank)).train(weights, schedule)
+        trainer_of(config, replace(local, images=blank), mechanism).train(weights, schedule)
     except Exception as error:  # it is the user's code, on blank images: no private value is in the message
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(

@@ -88,10 +88,10 @@ class TrainingConfig(_Section):
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
 
-    @property
-    def optimiser(self) -> ServerOptimiser:
-        """What the server makes of a mean update or gradient."""
-        return ServerOptimiser(self.server_learning_rate, self.server_momentum, self.server_schedule, self.rounds, self.average)
+    def optimiser(self, measured: int) -> ServerOptimiser:
+        """Return what the server makes of a mean; the first ``measured`` weights of the model are measured, and not trained."""
+        rate, momentum, schedule = self.server_learning_rate, self.server_momentum, self.server_schedule
+        return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured)
 
 
 class RangesConfig(_Section):

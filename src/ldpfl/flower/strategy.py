@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, DataError, LdpflError
-from ldpfl.experiments.build import initial_ranges
+from ldpfl.experiments.build import initial_ranges, measured_weights
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
@@ -217,7 +217,7 @@ class LdpStrategy(Strategy):
             layout.names,
             self.config.mechanism.perturbed,
             range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
-            self.config.training.optimiser,
+            self.config.training.optimiser(measured_weights(self.config, layout)),
             self._accuracy,
         )
         # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.

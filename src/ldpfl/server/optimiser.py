@@ -24,6 +24,7 @@ class ServerOptimiser:
         momentum: part of the last step that is carried on (heavy ball).
         schedule: of the learning rate over ``rounds``.
         rounds: of the run.
+        measured: how many weights, the first ones, are measured in the first round, and kept; the others are trained from the second on.
         average: share of the run, counted from its end, over which weights are averaged; 0 keeps the last ones.
     """
 
@@ -32,13 +33,20 @@ class ServerOptimiser:
     schedule: Schedule = "constant"
     rounds: int = 1
     average: float = 0.0
+    measured: int = 0
 
-    def velocity(self, before: Tensor | None, mean: Tensor) -> Tensor:
-        """Return the direction (d,) of the next step, from the last one and the mean update or gradient."""
-        return mean if before is None or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
+    def velocity(self, before: Tensor | None, mean: Tensor, round_number: int) -> Tensor:
+        """Return the direction (d,) of a round's step, from the last one and the mean update or gradient."""
+        if self.measured:
+            mean = mean.clone()
+            (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
+        first = round_number <= (2 if self.measured else 1)
+        return mean if before is None or first or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
 
     def rate(self, round_number: int) -> float:
-        """Return the learning rate of a round, from 1."""
+        """Return the learning rate of a round, from 1; what is measured is taken as it is."""
+        if self.measured and round_number == 1:
+            return 1.0
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * (1 - min(round_number - 1, self.rounds) / self.rounds)

