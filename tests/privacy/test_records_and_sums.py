@@ -165,3 +165,12 @@ def test_a_records_lifetime_is_kept(path: Path) -> None:
     assert 0 < sent < 49
     assert gaussian_epsilon(0.2 * sqrt(sent), 1e-5) <= 2.0
     assert gaussian_epsilon(0.2 * sqrt(1.5 * sent), 1e-5) > 2.0  # and not much is lost to choosing one order beforehand
+
+
+@pytest.mark.parametrize(("name", "options"), [("somewhere:Features", {}), ("strokes", {"directions": "/etc/passwd"})])
+def test_features_are_code_or_paths_only_where_the_policy_names_them(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(Declined, match="nothing was run or sent"):
+        policy().check_named("features", name, options)
+    if ":" in name:
+        policy(models=(name,)).check_named("features", name, options)
+    policy().check_named("features", "strokes", {"directions": 20})

@@ -160,4 +160,4 @@ def _number(settings: UserConfig, key: str, default: float) -> float:
 
 server_app = ServerApp()
 server_app.main()(serve)
-client_app = LdpClientApp("ldpfl.flower.apps:train")
+client_app = LdpClientApp("ldpfl.flower.apps:train", gradients=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.lib.format as npy
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
@@ -47,8 +49,8 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
     return ParameterLayout(names, tuple(tuple(arrays[name].shape) for name in names))
 
 
-def to_vector(arrays: ArrayRecord, layout: ParameterLayout) -> Tensor:
-    """Return ``arrays``, which must be exactly those of ``layout``, as one vector (d,) float32.
+def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return ``arrays``, which must be exactly those of ``layout`` and all of ``dtype``, as one vector (d,).
 
     Raises:
         PrivacyError: an array is missing, unknown, of another shape or dtype, or does not hold what it says.
@@ -57,24 +59,24 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout) -> Tensor:
         # Not which: an app's own names may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
         raise PrivacyError(f"arrays do not match those that the server sent: {missing} are missing, {unknown} unknown; nothing was sent")
-    vector = torch.empty(layout.dimension)
+    vector = torch.empty(layout.dimension, dtype=dtype)
     for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
-        vector.numpy()[place] = _read(name, arrays[name], shape).reshape(-1)
+        vector.numpy()[place] = _read(name, arrays[name], shape, vector.numpy().dtype).reshape(-1)
     return vector
 
 
-def _read(name: str, array: Array, shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     try:
         values = _values(array.data)
     except Exception:  # what NumPy says of bytes it cannot read may repeat them
         raise PrivacyError(f"array {name[:_SHOWN]} cannot be read; nothing was sent") from None
     # What the record says of itself is not trusted: the values decide.
-    if values.dtype != np.float32 or values.shape != tuple(shape):
-        raise PrivacyError(f"array {name[:_SHOWN]} is not float32 of shape {tuple(shape)[:8]}; nothing was sent")
+    if values.dtype != dtype or values.shape != tuple(shape):
+        raise PrivacyError(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}; nothing was sent")
     return values
 
 
-def _values(data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _values(data: bytes) -> NDArray[Any]:
     """Return what NumPy wrote as ``data``, seen in place: loading it would copy a model three times."""
     file = BytesIO(data)
     version = npy.read_magic(file)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-import numpy as np
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -67,6 +66,8 @@ class LdpClientApp(ClientApp):
         app: the app, or any function of a message and a context; or its import path, ``package.module:name``. A path is imported in
             the app's process, so that nothing of it runs anywhere else, and it may use all of PyTorch's threads; an object gets one.
         node: returns, for a context, what the node's operator set up.
+        gradients: whether the app is ours, which gives gradients where the terms ask for them, bounded record by record if they do. What
+            another app gives is taken for trained weights, of which nobody knows what a single record did to them.
         source: where the random bits come from, for a test; by default the operating system's secure source.
     """
 
@@ -75,10 +76,11 @@ class LdpClientApp(ClientApp):
         app: ClientAppCallable | str,
         *,
         node: Callable[[Context], Node] = operator_node,
+        gradients: bool = False,
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         super().__init__()
-        self._app, self._node, self._source = app, node, source
+        self._app, self._node, self._source, self._gradients = app, node, source, gradients
         self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -112,10 +114,12 @@ class LdpClientApp(ClientApp):
             node.check_named(mechanism_named(message.content))
         asked = self._asked(message, context)
         ask, terms = asked.ask, asked.ask.terms
+        if terms.config.mechanism.perturbed == "gradient" and not self._gradients:
+            raise Declined("the terms ask for gradients, and this node's app gives trained weights; nothing was charged or sent")
         if terms.reply_s >= message.metadata.ttl:
             raise ProtocolError("the message is not valid for as long as clients take to reply; nothing was charged or sent")
         if not is_built_in(ask.mechanism.name):  # one that cannot report no change is found before the charge
-            self._payload(asked, context, asked.state.weights.clone())
+            self._payload(asked, context, _unchanged(asked))
         deliverable_s = node.admit(ask)
         admitted = time.monotonic()
         if terms.reply_s:
@@ -146,7 +150,7 @@ class LdpClientApp(ClientApp):
             raise
         except BaseException as error:  # also what a library in another language raises when it panics
             _log_replaced(asked, apart.place_of(error))
-            return self._report(asked, node, context, asked.state.weights.clone())
+            return self._report(asked, node, context, _unchanged(asked))
         finally:
             if before is not None:
                 context.state = before
@@ -157,7 +161,7 @@ class LdpClientApp(ClientApp):
         Without ``wait`` it is returned as soon as that process has made it, or has ended.
         """
         with apart.one_thread() as threads:
-            report = self._report(asked, node, context, asked.state.weights.clone())
+            report = self._report(asked, node, context, _unchanged(asked))
             allowed = threads if isinstance(self._app, str) else 1
             try:
                 outcome = self._outcome(asked, node, message, context, allowed, end)
@@ -194,17 +198,17 @@ class LdpClientApp(ClientApp):
         """Return the trained weights and the app's state, as bytes: PRIVATE."""
         torch.set_num_threads(threads)
         trained = self._trained(asked, message, context)
-        return trained.to(torch.float32).numpy().tobytes() + records_to_bytes(context.state)
+        return trained.to(_dtype(asked)).numpy().tobytes() + records_to_bytes(context.state)
 
     def _encode(self, asked: Asked, node: Node, context: Context, trained: apart.Outcome) -> bytes:
         """Return the length of the report, it, and behind it the app's state."""
         if trained.value is None:
             raise PrivacyError(trained.trouble)
-        length = 4 * asked.layout.dimension
+        length = _dtype(asked).itemsize * asked.layout.dimension
         values, state = trained.value[:length], trained.value[length:]
         if len(state) > _LARGEST_STATE:
             raise PrivacyError(f"the app's state takes more than {_LARGEST_STATE:,} bytes: keep large things in a file of the node")
-        weights = torch.from_numpy(np.frombuffer(values, dtype=np.float32).copy())
+        weights = torch.frombuffer(bytearray(values), dtype=_dtype(asked))
         report = self._report(asked, node, context, weights)
         return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
 
@@ -233,13 +237,25 @@ class LdpClientApp(ClientApp):
         context.state = own.state
         if reply.has_error():
             raise PrivacyError("the app replied with an error")
-        return to_vector(only_arrays(reply.content), asked.layout)
+        return to_vector(only_arrays(reply.content), asked.layout, _dtype(asked))
 
     def _resolved(self) -> ClientAppCallable:
         if not isinstance(self._app, str):
             return self._app
         app: ClientAppCallable = pkgutil.resolve_name(self._app)
         return app
+
+
+def _dtype(asked: Asked) -> torch.dtype:
+    """Return what values are before they are randomised: sums of records' gradients are integers, all else is float32."""
+    return torch.float32 if asked.ask.mechanism.record_clip is None else torch.int64
+
+
+def _unchanged(asked: Asked) -> Tensor:
+    """Return what stands for no change (d,), known to everybody: the broadcast weights, or a gradient of 0."""
+    if asked.ask.terms.config.mechanism.perturbed == "gradient":
+        return torch.zeros(asked.layout.dimension, dtype=_dtype(asked))
+    return asked.state.weights.clone()
 
 
 def _log_replaced(asked: Asked, trouble: str) -> None:

@@ -93,9 +93,10 @@ class OperatorNode:
             Declined: the operator does not allow the release.
             LdpflError: the relay does not answer, has another round, or takes no more uploads when this client may send.
         """
-        model = ask.terms.config.model
+        model, data = ask.terms.config.model, ask.terms.config.data
         try:
             self.policy.check_training(model.name, model.options, ask.terms.reply_s)
+            self.policy.check_named("features", data.features, data.feature_options)
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
         request = self._request(ask, ask.terms.asked)

@@ -207,7 +207,8 @@ class Policy(BaseModel):
     linked: Annotated[int, Field(ge=1)] = 1
     """Most units that may stay together in the relay."""
     models: Annotated[tuple[Annotated[str, AfterValidator(_is_path)], ...], Field(strict=False)] = ()
-    """Import paths, ``package.module:Class``, of models that a server may name beside the built-in ones: this node runs their code."""
+    """Import paths, ``package.module:Class``, of models and features that a server may name beside the built-in ones: this node runs
+    their code."""
     immediate_replies: bool = False
     """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
     longest_reply_s: Annotated[FiniteFloat, Field(gt=0)] = 3600.0
@@ -234,13 +235,9 @@ class Policy(BaseModel):
         """Return if a client may train ``model`` with ``options`` and reply ``reply_s`` seconds after it began; 0 is as soon as it can.
 
         Raises:
-            Declined: the model is code that this policy does not name, an option is text, which may be a path, or the time of the
-                reply would depend on the data.
+            Declined: as :meth:`check_named`; or the time of the reply would depend on the data.
         """
-        if ":" in model and model not in self.models:
-            raise Declined(f"model {model!r} is code that the server names, and not among the policy's models; nothing was run or sent")
-        if any(isinstance(value, str) for value in options.values()):
-            raise Declined("an option of the model is text, which a server could use as a path; nothing was run or sent")
+        self.check_named("model", model, options)
         if reply_s == 0 and not self.immediate_replies:
             raise Declined(
                 "the round states no time for replies, so when a client replies would tell how long it trained, "
@@ -248,6 +245,17 @@ class Policy(BaseModel):
             )
         if reply_s > self.longest_reply_s:
             raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
+
+    def check_named(self, what: str, name: str, options: Mapping[str, object]) -> None:
+        """Return if a server may name the ``what``, a model or features, called ``name``, with ``options``.
+
+        Raises:
+            Declined: it is code that this policy does not name, or an option is text, which may be a path.
+        """
+        if ":" in name and name not in self.models:
+            raise Declined(f"{what} {name!r} is code that the server names, and not among the policy's models; nothing was run or sent")
+        if any(isinstance(value, str) for value in options.values()):
+            raise Declined(f"an option of the {what} is text, which a server could use as a path; nothing was run or sent")
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
         """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""
