@@ -15,6 +15,7 @@ from ldpfl.mechanisms.reports import BitReports
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
 from ldpfl.randomness import SeededStreams
+from ldpfl.shuffling import RecordPlan
 
 DIMENSION = 21
 RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))
@@ -120,3 +121,29 @@ def test_what_is_no_report_of_this_model_is_refused() -> None:
     for wrong in (-1.0, float("nan"), float("inf"), 1e30):
         with pytest.raises(ConfigError, match="norm"):
             RotatedSign(1.0, norm=wrong)
+
+
+def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gaps() -> None:
+    """Through the records of a relay: all of them are the pool itself, and without some coordinates these count as 0."""
+    mechanism, clients = RotatedSign(2.0, round=3), 30
+    values = torch.randn(clients, DIMENSION, generator=torch.Generator().manual_seed(6))
+    reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(7, 3, range(clients)))
+    plan = RecordPlan(mechanism, RANGES)
+    assert plan.records == 32
+    cut = [plan.split(payload) for payload in reports.payloads()]
+    whole = plan.join(np.concatenate(cut), clients).pool
+    assert whole is not None
+    assert torch.equal(whole.aggregate(mechanism, RANGES).mean, mechanism.aggregate([reports], RANGES))
+
+    missing = plan.join(np.concatenate([records[5:] for records in cut]), clients).pool
+    fewer = plan.join(np.concatenate([cut[0][:20], *cut[1:]]), clients).pool
+    assert missing is not None
+    assert fewer is not None
+    known = missing.aggregate(mechanism, RANGES)
+    assert known.reported is None
+    counts = torch.stack([torch.from_numpy(reports.unpack(row)).double() for row in range(clients)]).mean(dim=0) * 2 - 1
+    counts[:5] = 0
+    expected = rotate_back(counts * Duchi(2.0).gain * sqrt(pi / 64), DIMENSION, 3)
+    torch.testing.assert_close(known.mean.double(), expected, atol=1e-6, rtol=0)
+    assert fewer.clients == clients - 1
+    assert float((fewer.aggregate(mechanism, RANGES).mean - mechanism.aggregate([reports], RANGES)).abs().max()) < 0.2

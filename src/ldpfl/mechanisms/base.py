@@ -189,8 +189,16 @@ class Mechanism(ABC):
         """
         return Units.whole(ranges.dimension, self.payload_bits(ranges))
 
+    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
+        """Return the ranges of what units are about: the weights, unless the mechanism mixes these into other coordinates first."""
+        return ranges
+
+    def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the weights (d,) that a mean of coordinates stands for; 0 stands for a coordinate that nobody reported."""
+        return mean
+
     def in_part(self, part: LayerRanges) -> Mechanism:
-        """Return the mechanism whose reports are whole units alone, those about the weights of ``part``.
+        """Return the mechanism whose reports are whole units alone, those about ``part`` of the :meth:`unit_ranges`.
 
         Sampled units come one by one: a report is one of them, and ``part`` covers all weights. The same mechanism, unless
         it looks at more than its own units.

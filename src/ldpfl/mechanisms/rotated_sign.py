@@ -114,8 +114,7 @@ class RotatedSign(Mechanism):
 
     def _estimate(self, signs: Tensor, ranges: LayerRanges) -> Tensor:
         """Return the (d,) direction that estimated mean ``signs`` (D,) stand for."""
-        back = rotate_back(signs * self._scale(signs.numel()), ranges.dimension, self.round)
-        return (ranges.expand()[0] + back).float()
+        return self.from_coordinates(signs * self._scale(signs.numel()), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
         return BitReports.from_payloads(payloads, rotated_size(ranges.dimension))
@@ -152,8 +151,20 @@ class RotatedSign(Mechanism):
         return rotated_size(ranges.dimension)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """The whole report: a weight is in all bits, so with some of them missing it would not be told."""
-        return Units.whole(ranges.dimension, self.payload_bits(ranges))
+        """A bit a coordinate."""
+        return Units.equal(self.payload_bits(ranges), 1)
+
+    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
+        """Those of a rotated direction, in which a sign is worth a radius."""
+        size = rotated_size(ranges.dimension)
+        return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.tensor([self._scale(size)], dtype=torch.float64), (size,))
+
+    def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+        return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
+
+    def in_part(self, part: LayerRanges) -> Duchi:
+        """The signs of some coordinates are bits by randomised response, like those of any value."""
+        return Duchi(self.epsilon)
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
         realised = Duchi(self.epsilon).epsilon_realised

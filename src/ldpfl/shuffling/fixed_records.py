@@ -75,7 +75,7 @@ class FixedRecords:
             return self._pool(mechanism, ranges, kept), kept.refused
 
     def _about(self, columns: Numbers) -> Tensor:
-        """Return which weights the records ``columns`` are about, (d,) bool."""
+        """Return which coordinates the records ``columns`` are about, (D,) bool; for most mechanisms, these are the weights."""
         chosen = np.zeros(self.records, dtype=np.bool_)
         chosen[columns] = True
         return torch.from_numpy(np.repeat(chosen, self._weights))
@@ -95,7 +95,7 @@ class FixedRecords:
             if columns.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
             about = self._about(columns)
-            own = ranges.part(about)
+            own = mechanism.unit_ranges(ranges).part(about)
             parts.append(Part(mechanism.in_part(own).read(payloads, own), about, len(places)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
@@ -108,7 +108,7 @@ class FixedRecords:
         refused = np.zeros(kept.ids.size, dtype=np.bool_)
         for columns in alike.values():
             places = np.flatnonzero(np.isin(kept.ids, columns))
-            part = ranges.part(self._about(np.array(columns[:1])))
+            part = mechanism.unit_ranges(ranges).part(self._about(np.array(columns[:1])))
             bodies = kept.bodies[places, : packed_size(int(self._bits[columns[0]]))]
             refused[places[impossible(mechanism.in_part(part), part, [body.tobytes() for body in bodies])]] = True
         return refused

@@ -67,14 +67,18 @@ class PartialPool:
         Raises:
             PrivacyError: no weight was reported, or reports of another mechanism or model.
         """
-        if self.reported.shape != (ranges.dimension,):
-            raise PrivacyError(f"the reports cover {self.reported.numel()} weights, the ranges cover {ranges.dimension}")
+        coordinates = mechanism.unit_ranges(ranges)
+        if self.reported.shape != (coordinates.dimension,):
+            raise PrivacyError(f"the reports cover {self.reported.numel()} weights, the ranges cover {coordinates.dimension}")
         if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")
-        mean, variance = torch.zeros(ranges.dimension), torch.zeros(ranges.dimension)
+        mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
-            own = ranges.part(part.weights)
+            own = coordinates.part(part.weights)
             alone = mechanism.in_part(own)
             mean[part.weights] = values = alone.aggregate([part.reports], own)
             variance[part.weights] = alone.mean_variance(values, own, part.reports.clients)
+        if coordinates is not ranges:  # every weight is in all of them
+            weights = mechanism.from_coordinates(mean * self.reported, ranges)
+            return Aggregate(weights, mechanism.mean_variance(weights, ranges, self.clients))
         return Aggregate(mean * self.reported, variance * self.reported, self.reported)
