@@ -15,6 +15,7 @@ from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accounting import account, account_together, run_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
+from ldpfl.privacy.events import Sampling
 from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
 
 RECORD = GaussianRelease("dp-sgd", 0.2, unit="record")
@@ -76,8 +77,8 @@ def test_the_smallest_sum_counts() -> None:
 
 
 def test_a_sum_of_bits_says_what_a_shuffler_says() -> None:
-    bits = BinaryRelease("duchi", 0.5, 40)
-    summed, shuffled = (account(ledger(bits, 3, channel=channel)) for channel in ("secure-sum", "ideal-shuffler"))
+    bits = BinaryRelease("duchi", 0.5, 4)
+    summed, shuffled = (account(ledger(bits, 1, 20, channel=channel)) for channel in ("secure-sum", "ideal-shuffler"))
     one, other = summed.find("summed", "run"), shuffled.find("shuffled", "run")
     assert one is not None
     assert other is not None
@@ -174,3 +175,34 @@ def test_features_are_code_or_paths_only_where_the_policy_names_them(name: str, 
     if ":" in name:
         policy(models=(name,)).check_named("features", name, options)
     policy().check_named("features", "strokes", {"directions": 20})
+
+
+def test_one_secret_order_does_not_hide_bits_as_if_each_had_its_own() -> None:
+    """A report of many bits: its client's bits stand at one place of the order, and add up among those of its round."""
+    bits = BinaryRelease("duchi", 1.0, 64)
+    alone = account(ledger(bits, 1, 100)).find("shuffled", "run")
+    in_order = account(ledger(bits, 20, 100, population=2000, sampling="once", joined=1)).find("shuffled", "run")
+    assert alone is not None
+    assert in_order is not None
+    assert in_order.epsilon == pytest.approx(alone.epsilon, rel=1e-9)
+
+
+def test_an_order_is_secret_behind_a_shuffler_only() -> None:
+    release = PureRelease("privunit-g", 2.0, 1, "vector")
+    found = Ledger().charge(RoundEvent(1, release, 50, 100, 1, "once"))
+    mixed = account(found.charge(RoundEvent(2, release, 50, 100, 1, "once", channel="direct")))
+    assert mixed.find("shuffled", "run") is None
+    nobody = Ledger().charge(RoundEvent(1, release, 0, 100, 0, "once"))
+    assert account(nobody).rows == ()
+
+
+def test_of_unequal_sums_all_are_charged() -> None:
+    """Much noise in a small sum may hide less than little noise in a large one."""
+    found = Ledger()
+    for number, (mu, cohort) in enumerate([(0.01, 1000), (0.009, 1)], start=1):
+        release = GaussianRelease("full-dp", mu)
+        sampling: Sampling = "visible" if cohort < 1000 else "everyone"
+        found = found.charge(RoundEvent(number, release, cohort, 1000, 1, sampling, channel="secure-sum"))
+    row = account(found).find("summed", "run")
+    assert row is not None
+    assert row.epsilon >= gaussian_epsilon(0.009, 1e-5) * (1 - 1e-9)

@@ -27,6 +27,8 @@ _HOLDS = (
     "and how it left; no data, no report, and nothing that was computed from either"
 )
 
+_REPLACED = {"client": "all its data", "record": "any one of its records, which says little of the client"}
+
 app = typer.Typer(no_args_is_help=True, help="A client's own lifetime budget: what it allows to leave, and what has left.")
 
 File = Annotated[Path, typer.Option("--file", help="The client's budget file.", show_default=False)]
@@ -67,7 +69,8 @@ def set_(
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
     before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""
-    Console().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}"), soft_wrap=True)
+    of = " for a record" if books.protected == "record" else ""
+    Console().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}{of}"), soft_wrap=True)
 
 
 @app.command()
@@ -85,7 +88,12 @@ def export(
         return
     granted = [{"at": grant.at, "epsilon": grant.limit.epsilon, "delta": grant.limit.delta} for grant in books.granted]
     delta = books.limit.delta
-    spent = {"delta": delta, "epsilon": json_number(books.spent(delta)), "pure_sum": json_number(books.spent(0.0))}
+    spent = {
+        "protected": books.protected,
+        "delta": delta,
+        "epsilon": json_number(books.spent(delta)),
+        "pure_sum": json_number(books.spent(0.0)),
+    }
     print(json.dumps({"holds": _HOLDS, "spent": spent, "budgets": granted, "charges": rows}, indent=2))
 
 
@@ -103,7 +111,7 @@ def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
     if charges:
         last = charges[-1].release
         table.add_row(f"rounds left like the last ({_kind(last)})", _rounds_left(books, last))
-    table.caption = "for whoever keeps all that this client ever sent, replacing all its data; the policy may allow less"
+    table.caption = f"for whoever keeps all that this client ever sent, replacing {_REPLACED[books.protected]}; the policy may allow less"
     table.caption_justify = "left"
     return table
 

@@ -28,8 +28,8 @@ _UP = 1 + 2.0**-48
 _LEAST = 2.0**-10
 """Smallest noise_multiplier: a lattice of a thousand points to a standard deviation."""
 
-_LONGEST_SUM = 2**62
-"""Lattice points up to which sums are added up in 64 bits."""
+_LONGEST_SUM = 2**52
+"""Lattice points up to which sums and noise are exact, in float64 as in 64 bits: those of 2^32 records."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class DpSgd(VectorMechanism):
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
         sums = require_shape_of(values, ranges)
-        if bool((sums.abs() > _LONGEST_SUM).any()):
+        least, most = sums.aminmax()  # the size of the smallest integer is itself, and negative
+        if least < -_LONGEST_SUM or most > _LONGEST_SUM:
             raise PrivacyError("a sum of gradients is longer than its lattice; nothing was sent")
         return sums
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor
@@ -15,6 +14,8 @@ STEPS = 2**20
 
 _INSIDE = 1 - 2.0**-30
 """Gradients are made so much shorter, so that rounding cannot leave one too long."""
+_SMALLEST, _LARGEST = 1e-20, 1e20
+"""Norms of float32 gradients that are worth telling apart."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ class RecordClip:
             with them what rounding left of them.
 
     Raises:
-        ConfigError: the norm is not positive and finite.
+        ConfigError: the norm is out of range.
     """
 
     norm: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.norm < inf:
-            raise ConfigError(f"records' gradients are clipped to a positive, finite norm, got {self.norm!r}")
+        if not _SMALLEST <= self.norm <= _LARGEST:  # a server chooses it, and what it divides has to stay finite
+            raise ConfigError(f"records' gradients are clipped to a norm between {_SMALLEST:g} and {_LARGEST:g}, got {self.norm!r}")
 
     def points(self, gradients: Tensor) -> Tensor:
         """Return ``gradients`` (R, d) float32, shortened, in lattice steps of C / 2^20: (R, d) float64 integers, no row longer than 2^20.
@@ -48,7 +49,7 @@ class RecordClip:
             rows[~usable] = 0.0
         rows.mul_(torch.where(usable, STEPS * _INSIDE / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
         # The very numbers that are sent are what the guarantee rests on: integers below 2^20, whose squares add up exactly.
-        too_long = torch.linalg.vecdot(rows, rows) > STEPS**2
-        if bool(too_long.any()):
-            rows[too_long] = 0.0
+        short_enough = torch.linalg.vecdot(rows, rows) <= STEPS**2  # not so for NaN
+        if not bool(short_enough.all()):
+            rows[~short_enough] = 0.0
         return rows

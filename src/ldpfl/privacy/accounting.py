@@ -135,7 +135,8 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     most = max(average, *(event.joined for event in events))
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         return _first_rounds(groups, counts, most)
-    if all(group.release.by_round for group in groups):
+    # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
+    if all(group.release.by_round and group.channel != "secure-sum" for group in groups):
         return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
     return [replace(group, rounds=counts[group]) for group in groups]
 
@@ -144,11 +145,14 @@ def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], co
     """Return ``counts`` with all clients of the run as the crowd of those that take part once, in a secret order, by one mechanism.
 
     Reports that each depend on what was released before, of clients in a random order, hide a client among all of them, not among
-    those of its round (Feldman, McMillan and Talwar 2021, Theorem 3.2).
+    those of its round (Feldman, McMillan and Talwar 2021, Theorem 3.2). That is one order of clients: it hides a report that is one
+    unit. Where a report has several, they share the order, and do not hide as if each had one of its own.
     """
-    if len({(event.sampling, event.release, event.population) for event in events}) > 1 or events[0].sampling != "once":
+    alike = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
+    first = events[0]
+    if not counts or len(alike) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
         return counts
-    crowd = min(sum(event.cohort for event in events), events[0].population) - colluding
+    crowd = min(sum(event.cohort for event in events), first.population) - colluding
     return Counter({replace(next(iter(counts)), cohort=crowd): len(events)})
 
 

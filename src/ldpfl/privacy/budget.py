@@ -68,7 +68,7 @@ class Budget:
             return  # the policy allows it by name; from then on no epsilon is finite, and nothing protected fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
-        if self.policy.protects == "client" and any(release.unit == "record" for release in books.counts):
+        if self.policy.protects == "client" and books.protected == "record":
             why = f"{self.path} has releases that protected one record at a time: what they told of the client has no epsilon"
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:

@@ -24,6 +24,7 @@ from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.guarantee import Unit
 from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request
 
 VERSION = 1
@@ -101,6 +102,11 @@ class Books:
     def charges(self) -> int:
         """How many releases were charged."""
         return sum(self.counts.values())
+
+    @property
+    def protected(self) -> Unit:
+        """What all that was charged has in common: one record, as soon as some release protected no more; else the client."""
+        return "record" if any(release.unit == "record" for release in self.counts) else "client"
 
     @property
     def order(self) -> float:

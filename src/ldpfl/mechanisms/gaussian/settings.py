@@ -38,6 +38,9 @@ class GaussianSettings(MechanismSettings):
     def schedule(self, facts: Facts) -> NoiseSchedule:
         """Return how much noise goes where; errors as for :meth:`build`."""
 
+    def at_strength(self, strength: float) -> GaussianSettings:
+        return self.model_copy(update={"epsilon": strength})
+
     def build(self, facts: Facts) -> Gaussian:
         return Gaussian(self.schedule(facts))
 
