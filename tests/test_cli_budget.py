@@ -123,7 +123,7 @@ def test_export_as_json_is_strict_and_says_what_it_holds(spent: CommandLine) -> 
     outcome = spent("budget", "export", "--file", FILE)
     tree = json.loads(outcome.out, parse_constant=refuse)
     assert "no data, no report" in tree["holds"]
-    assert tree["spent"] == {"delta": 0.0, "epsilon": "infinity", "pure_sum": "infinity"}
+    assert tree["spent"] == {"protected": "client", "delta": 0.0, "epsilon": "infinity", "pure_sum": "infinity"}
     assert [grant["epsilon"] for grant in tree["budgets"]] == [40.0, 50.0]
     assert len(tree["charges"]) == 6
     first = tree["charges"][0]
