@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ldpfl.api import configure as configure
     from ldpfl.api import load_run as load_run
     from ldpfl.api import plan as plan
+    from ldpfl.api import plan_regime as plan_regime
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
     from ldpfl.errors import BudgetExhausted as BudgetExhausted
@@ -55,6 +56,7 @@ __getattr__, __dir__ = lazy.exports(
         "load_run": "ldpfl.api",
         "mechanisms": "ldpfl.mechanisms",
         "plan": "ldpfl.api",
+        "plan_regime": "ldpfl.api",
         "run": "ldpfl.api",
         "sweep": "ldpfl.api",
         "validate_module": "ldpfl.layout",

@@ -20,7 +20,7 @@ from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import Channel
 from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
-from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees
+from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees, regime_table
 from ldpfl.suggestions import did_you_mean
 
 AUDIT_FAILED = 3
@@ -71,13 +71,24 @@ def plan(
     channel: Annotated[str, typer.Option(help="ideal-shuffler, random-delay or direct.")] = "ideal-shuffler",
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
     target_central: Annotated[float | None, typer.Option(help="Solve for the clients, or the epsilon, that reach this.")] = None,
+    regime: Annotated[str | None, typer.Option(help="shuffled, local, records or records-summed: a guarantee worth having.")] = None,
+    target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
+    records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print what a federation would guarantee and cost, before anything is run.
 
-    With --target-central and without --clients (or --epsilon), it solves for the one that is missing.
+    With --target-central and without --clients (or --epsilon), it solves for the one that is missing. With --regime and --target, it
+    says which noise keeps the target, and what that does to a mean.
     """
+    if regime is not None or target is not None:
+        if regime is None or target is None or clients is None:
+            raise ConfigError("a regime is planned with --regime, --target and --clients")
+        _plan_regime(
+            regime, target, as_json, clients=clients, weights=weights, rounds=rounds, records=records, delta=delta, colluding=colluding
+        )
+        return
     setting: dict[str, Any] = {
         "epsilon": epsilon,
         "clients": clients,
@@ -112,6 +123,18 @@ def plan(
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)
+
+
+def _plan_regime(regime: str, target: float, as_json: bool, **figures: Any) -> None:
+    """Print what a regime takes to keep a target."""
+    with Console(stderr=True).status("accounting ..."):
+        planned = api.plan_regime(regime, target, **figures).to_dict()
+    if as_json:
+        print(json.dumps(planned, indent=2))
+        return
+    console = Console()
+    console.print(regime_table(planned))
+    print_guarantees(console, planned)
 
 
 def _channel(name: str) -> Channel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import ceil, exp, isfinite, log, tanh
 from typing import Any
 
@@ -79,6 +79,11 @@ class Setting:
     def cohort(self) -> int:
         """Clients that take part in a round; under secret participation, as many as are expected."""
         return max(1, ceil(self.participation * self.clients - 1e-9))
+
+    @cached_property
+    def reports(self) -> int:
+        """Units that a client reports in a round: for most mechanisms that send bits, one a weight."""
+        return self.build().release(self.ranges()).units
 
     def ranges(self) -> LayerRanges:
         """One layer of all weights."""
@@ -237,7 +242,7 @@ def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
     """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients."""
     check_central(setting)
     cohort = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
-    rounds = ShuffledRounds(setting.epsilon, cohort, setting.weights, setting.rounds)
+    rounds = ShuffledRounds(setting.epsilon, cohort, setting.reports, setting.rounds)
     return _attained(rounds, setting.delta), _certified(rounds, setting.delta)
 
 
@@ -252,7 +257,7 @@ def _attained(rounds: ShuffledRounds, delta: float) -> float:
 
 def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, float], float], precise: float) -> int | None:
     def epsilon_among(cohort: float) -> float:
-        return value(ShuffledRounds(setting.epsilon, max(1, ceil(cohort)), setting.weights, setting.rounds), setting.delta)
+        return value(ShuffledRounds(setting.epsilon, max(1, ceil(cohort)), setting.reports, setting.rounds), setting.delta)
 
     cohort = smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
     return None if cohort is None else ceil((ceil(cohort) + setting.colluding) / setting.participation - 1e-9)
@@ -260,10 +265,10 @@ def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, f
 
 def _epsilon(setting: Setting, target: float) -> float | None:
     def epsilon_at(inverse: float) -> float:
-        return _certified(ShuffledRounds(1 / inverse, setting.cohort - setting.colluding, setting.weights, setting.rounds), setting.delta)
+        return _certified(ShuffledRounds(1 / inverse, setting.cohort - setting.colluding, setting.reports, setting.rounds), setting.delta)
 
     # For a small budget mu is close to budget * sqrt(reports / clients).
-    mu, reports = gaussian_mu(target, setting.delta), setting.weights * setting.rounds
+    mu, reports = gaussian_mu(target, setting.delta), setting.reports * setting.rounds
     guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
     inverse = smallest(epsilon_at, guess, target, 1 / LARGEST_EPSILON, 1e6, _PRECISE)
     return None if inverse is None else 1 / inverse
@@ -273,7 +278,7 @@ def _normal_cohort(setting: Setting, target: float) -> float:
     """Return the crowd that the central limit theorem would ask for: where the search begins."""
     mu = gaussian_mu(target, setting.delta)
     spread = sigmoid(setting.epsilon) * sigmoid(-setting.epsilon)
-    return float(setting.weights * setting.rounds * tanh(setting.epsilon / 2) ** 2 / (mu**2 * spread))
+    return float(setting.reports * setting.rounds * tanh(setting.epsilon / 2) ** 2 / (mu**2 * spread))
 
 
 def smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:

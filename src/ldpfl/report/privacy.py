@@ -85,6 +85,24 @@ def plan_table(plan: dict[str, Any]) -> Table:
     return table
 
 
+def regime_table(plan: dict[str, Any]) -> Table:
+    """Return the table of a regime's plan in the form of ``RegimePlan.to_dict``."""
+    table = Table(title=f"plan: {plan['regime']}, epsilon {plan['target']:g} for all that is sent", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    by_record = plan["regime"].startswith("records")
+    table.add_row("clients", f"{plan['clients']:,}" + (f", {plan['records']:,} records each" if by_record else ""))
+    table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")
+    table.add_row("mechanism", f"{plan['mechanism']}, {plan['parameter']} {plan['value']:.4g}")
+    times = plan["noise"] / plan["trusted_noise"]
+    table.add_row("noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's")
+    what = "records a client" if by_record else "clients"
+    table.add_row("for noise of a tenth of it", f"{plan['wanted']:,} {what}")
+    sent = plan["bytes_per_client"]
+    table.add_row("sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all")
+    return table
+
+
 def audit_table(audit: MechanismAudit) -> Table:
     """Return the table of a mechanism's audit: a line a check."""
     table = Table(title=Text(audit.verdict), title_justify="left")

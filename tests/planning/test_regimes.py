@@ -1,0 +1,81 @@
+"""Plans of the regimes whose guarantee covers all that is sent."""
+
+from __future__ import annotations
+
+import json
+from math import sqrt
+from typing import Any
+
+import pytest
+
+import ldpfl
+from conftest import CommandLine
+from ldpfl import ConfigError
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+
+SIZE: dict[str, dict[str, Any]] = {
+    "shuffled": {"clients": 400, "weights": 25, "rounds": 1},
+    "local": {"clients": 5000, "weights": 100, "rounds": 10},
+    "records": {"clients": 100, "weights": 100, "rounds": 15, "records": 600},
+    "records-summed": {"clients": 100, "weights": 100, "rounds": 15, "records": 600},
+}
+
+
+@pytest.mark.parametrize("regime", SIZE)
+def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
+    plan = ldpfl.plan_regime(regime, 1.0, **SIZE[regime])
+    best = plan.statement.best
+    assert best is not None
+    assert 0.98 < best.epsilon <= 1.0
+    assert best.unit == ("record" if regime.startswith("records") else "client")
+    assert plan.reports == (1 if regime == "local" else plan.rounds)
+
+
+def test_noise_is_as_many_times_a_trusted_servers_as_theory_says() -> None:
+    ratio = {regime: plan.noise / plan.trusted_noise for regime in SIZE for plan in [ldpfl.plan_regime(regime, 1.0, **SIZE[regime])]}
+    assert ratio["records"] == pytest.approx(10, rel=0.01)  # the root of the number of clients
+    assert ratio["records-summed"] == pytest.approx(1, rel=0.01)
+    assert 1.1 < ratio["shuffled"] < 1.5  # sqrt(pi / 2), the rounding up of 25 coordinates to 32, and what bits cost
+    assert ratio["local"] > 5
+
+
+def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
+    plan = ldpfl.plan_regime("records", 2.0, **SIZE["records"])
+    assert plan.value == pytest.approx(2 * sqrt(15) / gaussian_mu(2.0, 1e-5), rel=2e-3)
+    assert plan.noise == pytest.approx(plan.value / 600 / 10 * 10, rel=1e-6)  # by the root of 100 clients, times that of 100 weights
+    small = ldpfl.plan_regime("records", 2.0, **{**SIZE["records"], "records": plan.wanted})
+    assert small.noise <= 0.1
+
+
+def test_colluding_clients_cost_noise_where_others_hide() -> None:
+    for regime in ("shuffled", "records-summed"):
+        alone, betrayed = (ldpfl.plan_regime(regime, 1.0, **SIZE[regime], colluding=colluding) for colluding in (0, 50))
+        assert betrayed.noise > alone.noise
+
+
+@pytest.mark.parametrize(
+    ("regime", "changes", "why"),
+    [
+        ("recods", {}, "known: shuffled"),
+        ("records", {"target": 0.0}, "positive"),
+        ("records", {"clients": 0}, "at least 1"),
+        ("local", {"clients": 5}, "once each"),
+        ("records", {"delta": 0.0}, "delta"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(regime: str, changes: dict[str, Any], why: str) -> None:
+    figures = {"target": 1.0, **SIZE.get(regime, SIZE["records"]), **changes}
+    with pytest.raises(ConfigError, match=why):
+        ldpfl.plan_regime(regime, **figures)
+
+
+def test_the_command_prints_the_plan_and_what_it_proves(ldpfl: CommandLine) -> None:
+    arguments = ["--regime", "records", "--target", "1", "--clients", "100", "--records", "600", "--weights", "2000", "--rounds", "15"]
+    shown = ldpfl("plan", *arguments).out
+    assert "noise_multiplier 28." in shown
+    assert "10 times a" in shown
+    assert "one record, whole run" in shown
+    figures = json.loads(ldpfl("plan", *arguments, "--json").out)
+    assert figures["regime"] == "records"
+    assert figures["protected"] == "record"
+    assert "--clients" in ldpfl.refused("plan", "--regime", "records", "--target", "1")
