@@ -238,7 +238,7 @@ def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settin
     is_file = path is not None and (path.suffix == ".json" or (path.is_file() and path.suffix != ".toml"))
     if path is None or not (path.is_dir() or is_file):
         config = _configured(what, _listed(settings))
-        return planned_ledger(config), config.privacy.delta
+        return planned_ledger(settled(config)), config.privacy.delta
     if settings:
         raise ConfigError("settings (--set) change a recipe, not a run that was made")
     if is_file:

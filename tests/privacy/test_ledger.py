@@ -24,7 +24,8 @@ from ldpfl.privacy.events import Channel, Sampling
 COUNTS = st.integers(1, 10**12)
 PARAMETERS = st.floats(min_value=1e-15, allow_infinity=False)
 PEOPLE = st.integers(1, 10**9)
-UNITS = st.sampled_from(["weight", "layer", "vector", "client"])
+UNITS = st.sampled_from(["weight", "coordinate", "layer", "vector"])
+GAUSSIAN_UNITS = st.sampled_from(["vector", "record"])
 TEXT = st.text(st.characters(codec="utf-8"))
 RELEASES = st.one_of(
     st.builds(
@@ -32,7 +33,7 @@ RELEASES = st.one_of(
         *(TEXT, PARAMETERS, COUNTS, UNITS, st.booleans()),
     ),
     st.builds(PureRelease, TEXT, PARAMETERS, COUNTS, UNITS),
-    st.builds(GaussianRelease, TEXT, PARAMETERS, COUNTS, UNITS),
+    st.builds(GaussianRelease, TEXT, PARAMETERS, COUNTS, GAUSSIAN_UNITS),
     st.builds(UnprotectedRelease, TEXT, TEXT, COUNTS, UNITS),
     st.builds(UnprotectedRelease, TEXT, TEXT, COUNTS, UNITS, PARAMETERS, st.floats(0, 1, exclude_min=True, exclude_max=True)),
 )

@@ -102,7 +102,7 @@ def test_a_client_that_takes_part_once_hides_among_all_of_the_run() -> None:
     assert hidden is not None
     assert local.epsilon == 2.0
     assert hidden.epsilon == pytest.approx(clone_epsilon(2.0, 1000, 1e-5, any_report(2.0)), rel=1e-9)
-    assert any("in which order" in assumption for assumption in hidden.assumptions)
+    assert any("the order in which" in assumption for assumption in hidden.assumptions)
     crowd = account(once(), colluding=49).find("shuffled", "run")
     assert crowd is not None
     assert crowd.epsilon == pytest.approx(clone_epsilon(2.0, 951, 1e-5, any_report(2.0)), rel=1e-9)

@@ -75,6 +75,9 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+_OF = {"client": "this client", "record": "any one of this client's records (and of the client as a whole, no bound is given)"}
+
+
 def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
     console = Console()
     left = f"{budget} was there and is left as it is" if known else f"{budget} holds the budget"
@@ -82,7 +85,7 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
     console.print(
         Text(
             f"They allow {policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever keeps them "
-            f"all learns of this client at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
+            f"all learns of {_OF[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
         ),
         soft_wrap=True,
     )

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.files import write_text
 from ldpfl.flower.fitting import Offer, fitting_policy
@@ -79,7 +80,7 @@ def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: P
         if ";" in change:
             raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
     every = (f"clients.count={clients}", f"training.rounds={rounds}", *_SHORTER, *changes)
-    config = load_recipe(RECIPE, every)
+    config = settled(load_recipe(RECIPE, every))
     if config.clients.count < _FEWEST or config.clients.fraction != 1:
         raise ConfigError(f"the demo asks all of at least {_FEWEST} clients in each round; leave clients.fraction at 1")
     return Trial(config, every, _policy(config, data_dir, reply_s), None if data_dir is None else data_dir.absolute(), reply_s)

@@ -179,6 +179,8 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
 def _beats(other: Row, row: Row) -> bool:
     if other.bytes_per_client > row.bytes_per_client or other.budget > row.budget:
         return False
+    if other.privacy.get("protected") != row.privacy.get("protected"):  # an epsilon of a record is no epsilon of a client
+        return False
     gains = [a - b for a, b in zip(other.accuracy, row.accuracy, strict=False)]
     gain = statistics.fmean(gains)
     if (other.bytes_per_client, other.budget) == (row.bytes_per_client, row.budget):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ldpfl.data.loading import Warn, cache_dir, without_cache
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import DataError
 from ldpfl.features.base import FeatureMap
 from ldpfl.features.registry import NONE, feature_map, is_code
 from ldpfl.files import WriteError, make_folder, replace_atomically
@@ -52,9 +52,11 @@ def extracted(
     key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
     path = None if is_code(name) else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
-    tensors = (_read(path) if path else None) or _computed(dataset, name, chosen, progress)
-    if path and not path.exists():
-        _write(path, tensors, warn)
+    tensors = _read(path, dataset, chosen) if path else None
+    if tensors is None:
+        tensors = _computed(dataset, name, chosen, progress)
+        if path:
+            _write(path, tensors, warn)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).labels) for split in ("train", "test"))
     return replace(dataset, train=train, test=test, fingerprint=fingerprint)
 
@@ -70,20 +72,21 @@ def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progres
         inputs = getattr(dataset, split).inputs
         rows = torch.empty(len(inputs), *chosen.shape(dataset.shape), dtype=torch.float16)
         for start in range(0, len(inputs), _AT_ONCE):
-            made = chosen(inputs[start : start + _AT_ONCE])
-            if not bool(torch.isfinite(made).all()):
-                raise ConfigError(f"features {name!r} are not finite for a sample")
-            rows[start : start + _AT_ONCE] = made
+            made = chosen(inputs[start : start + _AT_ONCE]).half()
+            # A sample that has no features counts as one of zeros: were it to stop a client, that would tell of it.
+            rows[start : start + _AT_ONCE] = made.where(torch.isfinite(made), 0.0)
             done += len(made)
             progress(f"features {name}", done, total)
         found[split] = rows
     return found
 
 
-def _read(path: Path) -> dict[str, Tensor] | None:
+def _read(path: Path, dataset: Dataset, chosen: FeatureMap) -> dict[str, Tensor] | None:
     try:
         tensors = load_file(check_own(path, "cached features", DataError, secret=True))
-        return {"train": tensors["train"], "test": tensors["test"]}
+        found = {split: tensors[split] for split in ("train", "test")}
+        shapes = {split: (len(getattr(dataset, split)), *chosen.shape(dataset.shape)) for split in found}
+        return found if all(tuple(found[split].shape) == shape for split, shape in shapes.items()) else None
     except (SafetensorError, KeyError, OSError, DataError):
         return None
 

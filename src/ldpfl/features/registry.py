@@ -56,6 +56,9 @@ def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
     for option in options:
         if option not in has:
             raise ConfigError(f"features {name!r} have no option {option!r}: {did_you_mean(option, has)}")
+    for field in fields(made):  # type: ignore[arg-type]
+        if field.name in options and type(options[field.name]) is not type(field.default):
+            raise ConfigError(f"features {name!r}, {field.name}: expected a {type(field.default).__name__}, got {options[field.name]!r}")
     return made(**options)
 
 

@@ -32,6 +32,7 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.result import summarise
@@ -69,7 +70,7 @@ def train(message: Message, context: Context) -> Message:
 def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
     settings = context.run_config
-    config = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", "")))
+    config = settled(load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", ""))))
     prepared = _prepare(config.to_toml(), _data_dir(context), _text(settings, "ldpfl.device", "cpu"))
     federation, start = prepared.federation, prepared.start
     out = _text(settings, "ldpfl.out", "")

@@ -15,10 +15,12 @@ import torch
 
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
+from ldpfl.features import is_code
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
@@ -96,7 +98,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         transports=(offer.transport,),
         aggregator_keys=tuple(keys),
         linked=offer.linked,
-        models=(config.model.name,) if ":" in config.model.name else (),
+        models=_code_of(config),
         immediate_replies=offer.reply_s == 0,
     )
 
@@ -121,9 +123,14 @@ def ranges_for(config: RunConfig, layers: Sequence[int]) -> LayerRanges:
     """
     if layers:
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
-    if ":" in config.model.name:
-        raise ConfigError(f"model {config.model.name!r} is code, which is not run for this: give the sizes of its arrays, with --layers")
+    for name in _code_of(config):
+        raise ConfigError(f"{name!r} is code, which is not run for this: give the sizes of the model's arrays, with --layers")
     return start_of(config)[1]
+
+
+def _code_of(config: RunConfig) -> tuple[str, ...]:
+    """Return what of ``config`` is code that a client would run: model and features by import path."""
+    return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
 
 
 def _app_settings(project: Path) -> Mapping[str, Any]:
@@ -143,6 +150,10 @@ def _recipe(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
+    code = _code_of(config)
+    if code and config.privacy.target != "off":
+        raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target out, and set the mechanism's noise")
+    config = config if code else settled(config)
     asked = max(1, round(config.clients.count * config.clients.fraction))
     if settings.get("transport", "direct") == "direct":
         return Offer(config, "direct", asked, reply_s=float(settings.get("reply-s", 0.0)))

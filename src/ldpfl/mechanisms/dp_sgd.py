@@ -134,7 +134,11 @@ class DpSgd(VectorMechanism):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return ("the number of a client's records is public", "random bits are uniform and secret")
+        return (
+            "the number of a client's records is public",
+            "no single record makes training fail or miss its time: what is sent then is of no record, and tells of that one",
+            "random bits are uniform and secret",
+        )
 
     @property
     def delta(self) -> float:

@@ -224,7 +224,7 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
         ones = [CountedBits([replace(group, release=replace(group.release, units=1))]).bounds(delta) for group in rounds]
         worst_one = max(ones, key=lambda bounds: bounds.adaptive)
         hidden, lower = _shuffler(rounds), worst_one.attained
-        trusted = _hidden_by(worst)
+        trusted = _hidden_by(rounds)
         rows.append(Guarantee(worst_one.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
     return rows
 
@@ -280,7 +280,7 @@ def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, who
         "unit": whole.unit,
         "units_per_round": 1,
         "adjacency": whole.adjacency,
-        "trust_model": _hidden_by(groups[0]),
+        "trust_model": _hidden_by(groups),
         "scope": scope,
     }
     rows = []
@@ -297,8 +297,8 @@ def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, who
     return rows
 
 
-def _hidden_by(group: RoundGroup) -> TrustModel:
-    return "summed" if group.channel == "secure-sum" else "shuffled"
+def _hidden_by(groups: Sequence[RoundGroup]) -> TrustModel:
+    return "summed" if all(group.channel == "secure-sum" for group in groups) else "shuffled"
 
 
 def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
@@ -323,11 +323,13 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     if cohort == 1:
         others = "there is no other client to hide among"
     if any(group.sampling == "once" for group in groups):
-        others = f"the other {cohort - 1:,} clients are honest, and nobody learns in which order they take part"
+        others = f"the other {cohort - 1:,} clients are honest, and nobody learns the order in which they take part"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
         others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
     shows = "an ideal shuffler shows how often each value was sent for each weight, and nothing else"
-    if groups[0].channel == "secure-sum":
-        shows = "nobody learns more than the sum over all clients"
+    summed = [group.channel == "secure-sum" for group in groups]
+    if any(summed):
+        both = "" if all(summed) else f"{shows}; and in other rounds, "
+        shows = f"{both}nobody learns more than the sum over all clients"
     return (*_PUBLIC, shows, others)

@@ -218,6 +218,9 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if nobody else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
+        gaussian = isinstance(self.release, GaussianRelease | UnprotectedRelease)
+        if self.release.unit == "client" or (self.release.unit == "record" and not gaussian):
+            raise ConfigError(f"round {self.round}: a release of this kind does not protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
         if self.release.units < 1 or self.linked < 1:

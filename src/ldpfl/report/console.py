@@ -171,7 +171,9 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
         "bytes: of one client in one round; sum: epsilon of its whole run, all releases added up; local: by composition, trusting nobody"
     ]
     if "shuffled" in budgets:
-        legend[0] += "; shuffled: behind an ideal shuffler"
+        legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
+    if any(row.privacy.get("protected") == "record" for row in rows):
+        legend[0] += "; a record: of one record of a client, which is no promise to the client"
     if noisy:
         legend.append("noise: L2 norms added up; noised: share of weights; papers' sum: epsilon as LaDP-FL adds it up, no guarantee")
     if best:
@@ -192,7 +194,8 @@ def _accuracy(row: Row) -> str:
 
 def _figure(row: Row, name: str) -> str:
     value = row.privacy.get(name)
-    return "-" if value is None else number(value)
+    of = " a record" if row.privacy.get("protected") == "record" else ""
+    return "-" if value is None else f"{number(value)}{of}"
 
 
 def _noise_cells(row: Row) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
             used += at
     if used and min(used) > 0 and max(used) > 10 * min(used):
         panel.set_xscale("log")
-    panel.set_xlabel("epsilon of a client's whole run, trusting nobody" if by_budget else axis)
+    panel.set_xlabel("epsilon of the whole run, trusting nobody" if by_budget else axis)
 
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:

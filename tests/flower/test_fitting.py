@@ -1,0 +1,49 @@
+"""Policies are made from what an app says of itself, and nothing of it is run for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ldpfl import ConfigError
+from ldpfl.flower.fitting import fitting_policy, offer_of, ranges_for
+
+APP = """
+[tool.flwr.app]
+publisher = "somebody"
+
+[tool.flwr.app.config.ldpfl]
+recipe = "quickstart"
+set = '{set}'
+"""
+
+
+def app(folder: Path, changes: str) -> str:
+    (folder / "pyproject.toml").write_text(APP.format(set=changes), encoding="utf-8")
+    return str(folder)
+
+
+def test_features_that_are_code_are_named_and_not_run(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    path = app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}"')
+    offer = offer_of(path)
+    with pytest.raises(ConfigError, match="'os:mkdir' is code, which is not run for this"):
+        ranges_for(offer.config, ())
+    policy = fitting_policy(offer, ranges_for(offer.config, (20, 5)))
+    assert policy.models == ("os:mkdir",)
+    assert not told.exists()
+
+
+def test_a_target_of_an_app_whose_features_are_code_is_not_looked_for(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with pytest.raises(ConfigError, match=r"leave privacy\.target out"):
+        offer_of(app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}";privacy.target=1.0'))
+    assert not told.exists()
+
+
+def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:
+    offer = offer_of(app(tmp_path, "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=40;model.name=linear"))
+    policy = fitting_policy(offer, ranges_for(offer.config, ()))
+    assert policy.protects == "record"
+    assert policy.mechanisms == ("dp-sgd",)
