@@ -15,7 +15,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.privacy import BinaryRelease, PureRelease, UnprotectedRelease
+from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, UnprotectedRelease
 from ldpfl.simulation import simulate
 
 
@@ -33,7 +33,7 @@ from ldpfl.simulation import simulate
 )
 def test_the_forecast_is_the_ledger_that_the_run_leaves(overrides: list[str], tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny images are 20x20, those of MNIST 28x28: the forecast is told so."""
-    monkeypatch.setattr("ldpfl.experiments.forecast.image_shape", lambda name: ((1, 20, 20), 10))
+    monkeypatch.setattr("ldpfl.experiments.forecast.input_shape", lambda name: ((1, 20, 20), 10))
     config = parse_config(TINY_TOML, overrides, origin="test")
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
     *_, last = simulate(federation, start, config.training.rounds)
@@ -52,6 +52,8 @@ def test_every_recipe_is_forecast(name: str) -> None:
             config.mechanism.model_dump()["epsilon"],
             config.mechanism.model_dump()["delta"],
         )
+    elif isinstance(release, GaussianRelease):  # of one record
+        assert release.mu == pytest.approx(2 / config.mechanism.model_dump()["noise_multiplier"])
     else:
         assert isinstance(release, BinaryRelease | PureRelease)
         assert config.mechanism.budgeted == (release.epsilon, "unit")

@@ -185,7 +185,7 @@ def test_the_table_and_the_plot_of_a_frontier_say_what_they_show(tmp_path: Path)
     for name in ("budget.svg", "budget.png"):
         draw_sweep(tmp_path / name, config, gathered)
         assert (tmp_path / name).stat().st_size > 1000
-    assert "epsilon of a client" in (tmp_path / "budget.svg").read_text(encoding="utf-8")
+    assert "epsilon of the whole run" in (tmp_path / "budget.svg").read_text(encoding="utf-8")
 
 
 def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _collect(
         except PrivacyError as error:
             raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error
         noise.record(mechanism, clients, values, state.ranges, reports[-1])
-        if isinstance(reports[-1], BitReports):
+        if type(reports[-1]) is BitReports:  # other bits stay together, a client's in a row
             reports[-1] = reports[-1].counted()  # all that mixing keeps
         if federation.perturbed != "gradient":  # which no range bounds
             clipped.add(values)
