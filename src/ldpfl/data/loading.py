@@ -17,6 +17,7 @@ import torch
 from platformdirs import user_cache_path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError, DataError
@@ -283,20 +284,34 @@ def _cache_path(name: str, fingerprint: str) -> Path:
 
 
 def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
+    tensors = read_cached(_cache_path(name, fingerprint), "data") or {}
     try:
-        tensors = load_file(check_own(_cache_path(name, fingerprint), "the cached data", DataError, secret=True))
         return Samples(tensors["train.pixels"], tensors["train.labels"]), Samples(tensors["test.pixels"], tensors["test.labels"])
-    except (SafetensorError, KeyError, OSError, DataError):
-        return None  # there is none, or it is damaged, or others could have changed or read it: decoded, and put in its place
+    except KeyError:
+        return None
 
 
 def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
-    """Keep the decoded images, for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
     tensors = {"train.pixels": train.inputs, "train.labels": train.labels, "test.pixels": test.inputs, "test.labels": test.labels}
-    path = _cache_path(name, fingerprint)
+    write_cached(_cache_path(name, fingerprint), tensors, "data", warn)
+
+
+def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
+    """Return the tensors that :func:`write_cached` kept of ``what``; None if they have to be made anew, and put in their place.
+
+    There are none, or they are damaged, or others could have changed or read them.
+    """
+    try:
+        return load_file(check_own(path, f"the cached {what}", DataError, secret=True))
+    except (SafetensorError, OSError, DataError):
+        return None
+
+
+def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) -> None:
+    """Keep ``tensors`` of ``what`` for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
     try:
         make_folder(path.parent, mode=0o700)
-        check_own(path.parent, "the folder of cached data", DataError, secret=True)
+        check_own(path.parent, f"the folder of cached {what}", DataError, secret=True)
         with replace_atomically(path, mode=0o600) as temporary:
             save_file(tensors, temporary)
     except WriteError as error:

@@ -45,13 +45,11 @@ def _strength(text: str) -> float:
     target = config.privacy.target
     assert target != "off"  # noqa: S101  # for mypy
     guaranteed = _guaranteed(config)
-    inverse = smallest(
-        lambda x: guaranteed(1 / x), 1 / _guess(guaranteed, target, config.privacy.delta), target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE
-    )
+    guess = _guess(guaranteed, target, config.privacy.delta)
+    inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
     if inverse is None:
         raise ConfigError(f"no noise of this mechanism brings the run to epsilon {target:g}: more clients or fewer rounds may")
-    strength = _rounded_down(1 / inverse)
-    return strength
+    return _rounded_down(1 / inverse)
 
 
 def _guaranteed(config: RunConfig) -> Callable[[float], float]:

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ldpfl.data.loading import Warn, cache_dir, without_cache
+from ldpfl.data.loading import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.errors import DataError
 from ldpfl.features.base import FeatureMap
 from ldpfl.features.registry import NONE, feature_map, is_code
-from ldpfl.files import WriteError, make_folder, replace_atomically
-from ldpfl.permissions import check_own
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is computed, samples done, samples in all)."""
@@ -52,11 +47,11 @@ def extracted(
     key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
     path = None if is_code(name) else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
-    tensors = _read(path, dataset, chosen) if path else None
+    tensors = _kept(path, dataset, chosen) if path else None
     if tensors is None:
         tensors = _computed(dataset, name, chosen, progress)
         if path:
-            _write(path, tensors, warn)
+            write_cached(path, tensors, "features", warn)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).labels) for split in ("train", "test"))
     return replace(dataset, train=train, test=test, fingerprint=fingerprint)
 
@@ -81,23 +76,9 @@ def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progres
     return found
 
 
-def _read(path: Path, dataset: Dataset, chosen: FeatureMap) -> dict[str, Tensor] | None:
-    try:
-        tensors = load_file(check_own(path, "cached features", DataError, secret=True))
-        found = {split: tensors[split] for split in ("train", "test")}
-        shapes = {split: (len(getattr(dataset, split)), *chosen.shape(dataset.shape)) for split in found}
-        return found if all(tuple(found[split].shape) == shape for split, shape in shapes.items()) else None
-    except (SafetensorError, KeyError, OSError, DataError):
-        return None
-
-
-def _write(path: Path, tensors: dict[str, Tensor], warn: Warn) -> None:
-    try:
-        make_folder(path.parent, mode=0o700)
-        check_own(path.parent, "the folder of cached features", DataError, secret=True)
-        with replace_atomically(path, mode=0o600) as temporary:
-            save_file(tensors, temporary)
-    except WriteError as error:
-        warn(without_cache(error))
-    except DataError as error:
-        warn(f"nothing is cached: {error}")
+def _kept(path: Path, dataset: Dataset, chosen: FeatureMap) -> dict[str, Tensor] | None:
+    """Return the features in the cache, if they are there and of these samples."""
+    tensors = read_cached(path, "features") or {}
+    shapes = {split: (len(getattr(dataset, split)), *chosen.shape(dataset.shape)) for split in ("train", "test")}
+    fits = all(split in tensors and tuple(tensors[split].shape) == shape for split, shape in shapes.items())
+    return tensors if fits else None

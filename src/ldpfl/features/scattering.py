@@ -42,7 +42,12 @@ class ScatteringFeatures(FeatureMap):
         return (prod(Scattering().shape(inputs)),)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return unit(group_normalised(Scattering()(inputs), _GROUPS))
+        return unit(scattered(inputs))
+
+
+def scattered(images: Tensor) -> Tensor:
+    """Return the scattering (N, 81 C, H / 4, W / 4) of images, normalised in 27 groups of maps."""
+    return group_normalised(Scattering()(images), _GROUPS)
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
-from ldpfl.features.base import FeatureMap, group_normalised, unit
-from ldpfl.features.scattering import MAPS, Scattering
+from ldpfl.features.base import FeatureMap, unit
+from ldpfl.features.scattering import MAPS, scattered
 
 SIDE = 28
 DIRECTIONS = 200
 """Directions in the file, the best first."""
 
-_GROUPS = 27
 _SCRIBBLES, _COPIES = 2500, 10
 _RIDGE = 0.3
 """Part of the mean variance within scribbles that is added to each direction's."""
@@ -58,12 +57,7 @@ class StrokeFeatures(FeatureMap):
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
         mean, basis = learnt()
-        return unit((scattered(inputs) - mean) @ basis[:, : self.directions])
-
-
-def scattered(images: Tensor) -> Tensor:
-    """Return the scattering (N, 3969) of gray images, normalised in groups of three maps."""
-    return group_normalised(Scattering()(images), _GROUPS).flatten(1)
+        return unit((scattered(inputs).flatten(1) - mean) @ basis[:, : self.directions])
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +77,7 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> tu
     rows = np.empty((_SCRIBBLES * _COPIES, MAPS * (SIDE // 4) ** 2), dtype=np.float32)
     for scribble in range(_SCRIBBLES):
         images = torch.from_numpy(copies(generator, _COPIES))
-        rows[scribble * _COPIES : (scribble + 1) * _COPIES] = scattered(images[:, None]).numpy()
+        rows[scribble * _COPIES : (scribble + 1) * _COPIES] = scattered(images[:, None]).flatten(1).numpy()
         progress(scribble + 1, _SCRIBBLES)
     mean = rows.mean(axis=0, dtype=np.float64)
     rows -= mean.astype(np.float32)

@@ -19,7 +19,6 @@ from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.privacy.policy import Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
@@ -270,8 +269,8 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
             schedules have no guarantee, and run in the simulator only.
     """
     mechanism = mechanism_of(config, ranges)
-    if isinstance(config.mechanism, DpSgdSettings) and not config.mechanism.records:
-        raise ConfigError("mechanism.records, the mean number of records a client, is public and has to be said on Flower: set it")
+    if config.mechanism.unsaid:
+        raise ConfigError(config.mechanism.unsaid)
     if not mechanism.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
     return mechanism

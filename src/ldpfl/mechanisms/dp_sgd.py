@@ -168,6 +168,12 @@ class DpSgdSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": max(1 / strength, _LEAST)})
 
     @property
+    def unsaid(self) -> str:
+        if self.records:
+            return ""
+        return "mechanism.records, the mean number of records a client, is public and has to be said on Flower: set it"
+
+    @property
     def nearly_noise_free(self) -> DpSgdSettings:
         """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""
         return self.model_copy(update={"noise_multiplier": _LEAST})

@@ -89,6 +89,11 @@ class MechanismSettings(BaseModel):
         raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
 
     @property
+    def unsaid(self) -> str:
+        """What a simulation can count and a deployment has to be told, in a sentence; empty if there is nothing."""
+        return ""
+
+    @property
     def nearly_noise_free(self) -> MechanismSettings | None:
         """The same with next to no noise, where it does more to values than adding noise; None if its baseline is ``none``."""
         return None

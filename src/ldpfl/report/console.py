@@ -65,7 +65,7 @@ class ProgressDisplay:
         """Print ``title`` above the bars of the run that begins; those of the runs before stay as they are."""
         self._progress.stop()
         self._console.print(Text(title), soft_wrap=True)
-        self._progress = self._bars()
+        self._progress, self._prepared = self._bars(), None
         self._progress.start()
 
     def __enter__(self) -> Self:

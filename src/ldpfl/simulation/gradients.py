@@ -25,8 +25,7 @@ _AT_ONCE = 1 << 19
 class GradientTrainer:
     """The direction of steepest descent of each client's mean loss over its samples (FedSGD, McMahan et al. 2017), (K, d) float32.
 
-    Clients share the weights, so none is copied for each of them. A schedule has one step: all samples of a client, or the part
-    of them that its round takes.
+    Clients share the weights, so none is copied for each of them. A schedule has one step, over all samples of each client.
     """
 
     task: LocalTask
