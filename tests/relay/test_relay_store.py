@@ -33,6 +33,7 @@ from relay_support import (
 from sqlalchemy import event, inspect, text, update
 
 from ldpfl import ConfigError
+from ldpfl.permissions import check_own
 from ldpfl.relay import Terms
 from ldpfl.relay.errors import (
     Conflict,
@@ -421,6 +422,25 @@ def test_several_workers_may_create_a_store_at_once(place: str) -> None:
     for engine in engines:
         assert set(inspect(engine).get_table_names()) == {table.name for table in TABLES}
         engine.dispose()
+
+
+def test_a_journal_that_another_worker_ends_meanwhile_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there when it was looked for, and is gone when it is looked at; one that stays, and is open to others, is refused."""
+    journal = tmp_path / "relay.db-journal"
+
+    def ended(path: Path, *rest: Any, **others: Any) -> Path:
+        if path == journal:
+            journal.unlink()
+        return check_own(path, *rest, **others)
+
+    journal.touch(0o600)
+    with monkeypatch.context() as patched:
+        patched.setattr("ldpfl.relay.files.check_own", ended)
+        open_engine(str(tmp_path / "relay.db")).dispose()
+    journal.touch(0o600)
+    journal.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by other users"):
+        open_engine(str(tmp_path / "relay.db"))
 
 
 def test_a_store_of_another_version_is_refused(place: str) -> None:

@@ -31,7 +31,12 @@ def create_private(path: Path) -> None:
     for file in (real.with_name(real.name + end) for end in _BESIDE):
         if file.exists():
             # Alone: SQLite would take a journal beside it, whoever made that, for its own, and roll it back into the store.
-            check_own(file, "the store", ConfigError, secret=True, alone=True)
+            try:
+                check_own(file, "the store", ConfigError, secret=True, alone=True)
+            except ConfigError:
+                if file == real or file.exists():
+                    raise
+                # Another worker's journal, which is gone: there is nothing left that SQLite could take for its own.
 
 
 @dataclass(frozen=True)
