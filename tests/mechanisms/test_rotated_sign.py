@@ -116,7 +116,7 @@ def test_the_release_is_of_bits_and_of_all_rotated_coordinates() -> None:
 
 def test_what_is_no_report_of_this_model_is_refused() -> None:
     mechanism = RotatedSign(1.0)
-    with pytest.raises(PrivacyError, match="32 bits"):
+    with pytest.raises(PrivacyError, match="21 weights, the ranges cover 32"):
         mechanism.aggregate([BitReports(np.zeros((1, 3), dtype=np.uint8), 21)], RANGES)
     for wrong in (-1.0, float("nan"), float("inf"), 1e30):
         with pytest.raises(ConfigError, match="norm"):
@@ -147,3 +147,57 @@ def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gap
     torch.testing.assert_close(known.mean.double(), expected, atol=1e-6, rtol=0)
     assert fewer.clients == clients - 1
     assert float((fewer.aggregate(mechanism, RANGES).mean - mechanism.aggregate([reports], RANGES)).abs().max()) < 0.2
+
+
+@pytest.mark.parametrize("group", [1, 3, 16, 32])
+def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
+    """The mean over many clients with the same update; a bound that a right estimate exceeds with probability below 1e-8."""
+    mechanism, clients = RotatedSign(1.0, group=group, round=2), 20_000
+    values = torch.linspace(-1, 1, DIMENSION)[None].repeat(clients, 1)
+    reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(11, 2, range(clients)))
+    assert reports.bytes_per_client == (mechanism.payload_bits(RANGES) + 7) // 8
+    found = mechanism.aggregate([reports], RANGES)
+    expected = rotate_back(torch.sign(rotate(values[:1], 2)[0]).double() * sqrt(pi / 64), DIMENSION, 2)
+    noise = float(mechanism.noise_std(RANGES, clients)[0])
+    assert noise == pytest.approx(Duchi(1.0).gain * sqrt(group * pi / (64 * clients)))
+    assert float((found - expected).abs().max()) < 6.5 * noise
+    own = mechanism.decode(reports, RANGES)
+    torch.testing.assert_close(own.mean(dim=0), found, atol=1e-5, rtol=1e-4)
+    measured = float(own.double().var(dim=0).mean())
+    assert measured == pytest.approx(float(mechanism.variance(values[:1], RANGES).mean()), rel=0.02)
+
+
+def test_sampled_coordinates_are_released_group_by_group() -> None:
+    mechanism, clients = RotatedSign(2.0, group=8, round=3), 30
+    release = mechanism.release(RANGES)
+    assert (release.units, release.sampled, release.epsilon) == (4, 8, 2.0)
+    assert mechanism.payload_bits(RANGES) == 4 * (3 + 1)
+    values = torch.randn(clients, DIMENSION, generator=torch.Generator().manual_seed(6))
+    reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(7, 3, range(clients)))
+    plan = RecordPlan(mechanism, RANGES)
+    assert plan.records == 4
+    cut = [plan.split(payload) for payload in reports.payloads()]
+    whole = plan.join(np.concatenate(cut), clients).pool
+    missing = plan.join(np.concatenate([records[1:] for records in cut]), clients).pool
+    assert whole is not None
+    assert missing is not None
+    assert torch.equal(whole.aggregate(mechanism, RANGES).mean, mechanism.aggregate([reports], RANGES))
+    known = rotate(whole.aggregate(mechanism, RANGES).mean[None], 3)[0]
+    assert known.shape == (32,)
+    assert not torch.equal(missing.aggregate(mechanism, RANGES).mean, whole.aggregate(mechanism, RANGES).mean)
+
+
+def test_the_odds_of_a_sampled_bit_stay_within_epsilon_and_its_place_does_not_depend_on_the_update() -> None:
+    mechanism = RotatedSign(0.7, group=8)
+    low, high = thresholds(0.7)
+    updates = torch.randn(50, DIMENSION, generator=torch.Generator().manual_seed(8)) * torch.logspace(-9, 9, 50)[:, None]
+    for word, plus in ((low - 2**31 - 1, True), (high - 2**31, False)):
+        reports = mechanism.encode(updates, RANGES, Words(word))
+        assert (reports.signs == plus).all()
+        assert (reports.index == reports.index[0]).all()
+
+
+@pytest.mark.parametrize("group", [0, -1, 33, True])
+def test_what_is_no_group_of_coordinates_is_refused(group: int) -> None:
+    with pytest.raises(ConfigError, match="group"):
+        RotatedSign(1.0, group=group).release(RANGES)

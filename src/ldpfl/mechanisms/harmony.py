@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.base import Mechanism, require_shape, total_clients
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits, unit_bits
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK
 from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
 from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease, PureRelease
 from ldpfl.privacy.guarantee import Unit
-from ldpfl.randomness import RandomSource, as_source, draw
+from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
 
 _CLAIM = 'Optimal LDP-FL, section 4: the "framework satisfies eps-LDP"; epsilon is spent once a layer and round, and these add up'
@@ -70,8 +69,8 @@ class Harmony(Mechanism):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> IndexedBitReports:
         values = require_shape(values, ranges)
-        source, groups = as_source(generator), _Groups.of(ranges, self.group)
-        index = _sample(source, values.shape[0], groups.sizes)
+        source, groups = as_source(generator), Groups.of(ranges, self.group)
+        index = sample_places(source, values.shape[0], groups.sizes)
         columns = torch.from_numpy(index + groups.starts).to(values.device)
         # From here on it is duchi, on one weight a group; it checks what was sampled.
         bits = Duchi(self.epsilon).encode(values.gather(1, columns), groups.ranges, source)
@@ -79,7 +78,7 @@ class Harmony(Mechanism):
         return IndexedBitReports(index, signs, groups.sizes)
 
     def decode(self, reports: IndexedBitReports, ranges: LayerRanges) -> Tensor:
-        groups = _Groups.of(ranges, self.group)
+        groups = Groups.of(ranges, self.group)
         groups.count_clients([reports], ranges)
         center, step = groups.scale(self.gain)
         estimates = _fill(ranges).repeat(reports.clients, 1)
@@ -88,10 +87,10 @@ class Harmony(Mechanism):
         return estimates
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> IndexedBitReports:
-        return IndexedBitReports.from_payloads(payloads, _Groups.of(ranges, self.group).sizes)
+        return IndexedBitReports.from_payloads(payloads, Groups.of(ranges, self.group).sizes)
 
     def aggregate(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> Tensor:
-        groups = _Groups.of(ranges, self.group)
+        groups = Groups.of(ranges, self.group)
         clients = groups.count_clients(reports, ranges)
         center, step = groups.scale(self.gain / clients)
         # Not zeroed as a whole: only what a report hits is ever set or read, and the rest costs nothing, however large the model.
@@ -125,14 +124,14 @@ class Harmony(Mechanism):
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
         """r A sqrt(s / n) for the largest group s of each layer (upper bound)."""
-        return ranges.radius * torch.from_numpy(_Groups.of(ranges, self.group).largest).double().sqrt() * (self.gain / sqrt(clients))
+        return ranges.radius * torch.from_numpy(Groups.of(ranges, self.group).largest).double().sqrt() * (self.gain / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
-        return payload_bits(_Groups.of(ranges, self.group).sizes)
+        return payload_bits(Groups.of(ranges, self.group).sizes)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A group's place and sign."""
-        sizes = _Groups.of(ranges, self.group).sizes
+        sizes = Groups.of(ranges, self.group).sizes
         return Units(unit_bits(sizes), sizes)
 
     def in_part(self, part: LayerRanges) -> Harmony:
@@ -143,7 +142,7 @@ class Harmony(Mechanism):
         """A pure report a group. Only groups of one weight are plain bits, which the shuffle accountants count."""
         if self.group == 1:
             return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name, claim=_CLAIM)
-        return PureRelease(self.name, self.epsilon, _Groups.of(ranges, self.group).sizes.size, self._unit, _CLAIM)
+        return PureRelease(self.name, self.epsilon, Groups.of(ranges, self.group).sizes.size, self._unit, _CLAIM)
 
     @property
     def _unit(self) -> Unit:
@@ -153,7 +152,7 @@ class Harmony(Mechanism):
 
     def _second_moment(self, ranges: LayerRanges) -> Tensor:
         """s r^2 A^2, (d,): the mean square of an estimate's distance from the center."""
-        sizes = _Groups.of(ranges, self.group).sizes
+        sizes = Groups.of(ranges, self.group).sizes
         return torch.from_numpy(np.repeat(sizes, sizes)) * (ranges.expand()[1] * self.gain) ** 2
 
 
@@ -166,73 +165,6 @@ class HarmonySettings(EpsilonSettings):
 
     def at(self, epsilon: float) -> Harmony:
         return Harmony(epsilon, as_none(self.group, "layer"))
-
-
-@dataclass(frozen=True, eq=False)
-class _Groups:
-    """How the weights of all layers are cut.
-
-    Attributes:
-        sizes: (G,) weights of each group, layer by layer.
-        starts: (G,) where each begins.
-        largest: (L,) the size of each layer's first group, which is its largest.
-        ranges: center and radius as before, but a layer's size is its number of groups.
-    """
-
-    sizes: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    largest: NDArray[np.int64]
-    ranges: LayerRanges
-
-    @classmethod
-    def of(cls, ranges: LayerRanges, group: int | None) -> _Groups:
-        layers = np.array(ranges.sizes, dtype=np.int64)
-        if group is not None and group > layers.max():
-            raise ConfigError(f"a group of {group} weights is larger than the layer of {layers.max()}, the largest there is")
-        largest = layers if group is None else np.minimum(layers, group)
-        if largest.max() >> 32:
-            raise ConfigError(f"a group of {largest.max()} weights is more than 32 bits can index")
-        counts = -(-layers // largest)
-        sizes = np.repeat(largest, counts)
-        sizes[np.cumsum(counts) - 1] = layers - largest * (counts - 1)
-        return cls(sizes, np.cumsum(sizes) - sizes, largest, replace(ranges, sizes=tuple(counts.tolist())))
-
-    def scale(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return each group's center, and the step s r ``gain`` that one sign makes, (G,) both."""
-        center, radius = self.ranges.expand()
-        return center.numpy(), self.sizes * radius.numpy() * gain
-
-    def count_clients(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> int:
-        clients = total_clients(reports, ranges, IndexedBitReports)
-        if not all(np.array_equal(batch.group_sizes, self.sizes) for batch in reports):
-            raise PrivacyError("a report cuts the weights into other groups than this mechanism does")
-        return clients
-
-    def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (rows, sampled coordinates, signs -1 or 1), a few clients of one batch at a time."""
-        step = max(1, COORDINATE_BLOCK // self.sizes.size)
-        for batch in reports:
-            for start in range(0, batch.clients, step):
-                rows = slice(start, start + step)
-                yield rows, batch.index[rows] + self.starts, 2 * batch.signs[rows].astype(np.int64) - 1
-
-
-def _sample(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Draw one index below each of ``sizes`` for every client: the upper half of a 64-bit word times the size.
-
-    The probability of an index is within 2**-64 of 1 / size: at most size / 2**64 of it, far below what any number of
-    draws shows. It is the same whatever the values, so that it touches no epsilon. Groups of one weight alone draw nothing.
-    """
-    index = np.zeros((clients, sizes.size), dtype=np.int64)
-    if sizes.max() == 1:
-        return index
-    for start in range(0, sizes.size, COORDINATE_BLOCK):
-        size = sizes[start : start + COORDINATE_BLOCK].astype(np.uint64)
-        for row in range(clients):
-            words = draw(source, row, 2 * size.size).numpy().view(np.uint32).astype(np.uint64)
-            high, low = words[0::2] * size, words[1::2] * size
-            index[row, start : start + COORDINATE_BLOCK] = (high + (low >> np.uint64(32))) >> np.uint64(32)
-    return index
 
 
 def _fill(ranges: LayerRanges) -> Tensor:

@@ -3,7 +3,8 @@
 n clients, D coordinates, T rounds, one bit each with a small epsilon e, of which only counts are revealed: the run is mu-GDP for a client
 with mu = e sqrt(D T / n), nearly. A coordinate of the mean sign then has noise 2 / (e sqrt(n)). Rotated at random, a direction has
 coordinates of about N(0, 1 / D), of which a sign keeps sqrt(2 / pi); so the noise is sqrt(pi / 2) = 1.25 times that of a trusted server
-which adds Gaussian noise to the mean direction, whatever D is.
+which adds Gaussian noise to the mean direction, whatever D is. Nor does it matter how many of the D bits a client sends, if it draws in
+secret which: of s bits each may have sqrt(D / s) times the epsilon, while that stays below 1 or so (Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports import BitReports, count_ones, packed_size
+from ldpfl.mechanisms.groups import Groups, sample_places
+from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.indexed_reports import IndexedBitReports
+from ldpfl.mechanisms.reports import BitReports, packed_size
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
-from ldpfl.mechanisms.settings import EpsilonSettings
+from ldpfl.mechanisms.settings import Count, EpsilonSettings
 from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
 from ldpfl.randomness import RandomSource, as_source, draw
@@ -36,8 +41,8 @@ NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 class RotatedSign(Mechanism):
     """Send the sign of each coordinate of the update's direction after a public random rotation, by randomised response.
 
-    Guarantee: epsilon-LDP (pure) for each of the D bits of a report, whatever the update was; D is the number of weights, rounded up to
-    a power of two. On its own that is next to nothing: it is meant for a shuffler, or a sum, which shows how often each bit was sent.
+    Guarantee: epsilon-LDP (pure) for each of the D / group bits of a report, whatever the update was; D is the number of weights, rounded
+    up to a power of two. On its own that is next to nothing: it is meant for a shuffler, or a sum, which shows how often each bit was sent.
     Assumes unguessable random bits; that the rotation is public costs nothing, since it is fixed before the update is looked at.
 
     Reports are in units of ``norm``: an update of this length or more counts as one of length 1, a shorter one as what it is, its signs
@@ -51,11 +56,13 @@ class RotatedSign(Mechanism):
     Attributes:
         epsilon: of one bit.
         norm: longest length that counts, and the unit of reports; 0 for directions alone.
+        group: of so many rotated coordinates in a row a client draws one in secret, and sends its sign alone; 1 for all of them.
         round: which rotation is used; :meth:`in_round` sets it.
     """
 
     epsilon: float
     norm: float = 0.0
+    group: int = 1
     round: int = 1
     name: ClassVar[str] = "rotated-sign"
     source: ClassVar[str] = "Erlingsson et al. 2020; Suresh et al. 2017"
@@ -64,6 +71,7 @@ class RotatedSign(Mechanism):
         thresholds(self.epsilon)
         if not (self.norm == 0 or 1e-20 <= self.norm <= 1e20):
             raise ConfigError(f"norm must be 0 or lie between 1e-20 and 1e20, got {self.norm!r}")
+        Harmony(self.epsilon, self.group)  # refuses what is no group
 
     def in_round(self, public: PublicState) -> RotatedSign:
         return replace(self, round=public.round)
@@ -73,9 +81,24 @@ class RotatedSign(Mechanism):
         """Without the round's number, which everybody knows."""
         return replace(self, round=1)
 
-    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+    @property
+    def _sent(self) -> Duchi | Harmony:
+        """What reads the signs: bits by randomised response, like those of any value."""
+        return Duchi(self.epsilon) if self.group == 1 else Harmony(self.epsilon, self.group)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
         signs, lengths = self._signs(values, ranges)
         source = as_source(generator)
+        if self.group == 1:
+            return BitReports(self._randomise(signs, lengths, source), signs.shape[1])
+        groups = Groups.of(self.unit_ranges(ranges), self.group)
+        index = sample_places(source, len(signs), groups.sizes)
+        bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
+        plus = np.unpackbits(bits, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
+        return IndexedBitReports(index, plus, groups.sizes)
+
+    def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> NDArray[np.uint8]:
+        """Return ``signs`` (K, s) by randomised response, packed; of rows that are worth ``lengths`` (K,) of a whole one."""
         half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).to(torch.int32)
         packed = np.empty((len(signs), packed_size(signs.shape[1])), dtype=np.uint8)
@@ -83,7 +106,7 @@ class RotatedSign(Mechanism):
             # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
             below = draw(source, row, signs.shape[1]).numpy() < (signs[row] * limits[row]).numpy()
             packed[row] = np.packbits(below, bitorder="little")
-        return BitReports(packed, signs.shape[1])
+        return packed
 
     def _signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
         """Return the signs (K, D) int32 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
@@ -107,52 +130,38 @@ class RotatedSign(Mechanism):
         """Return what a sign stands for in a coordinate of a rotated direction."""
         return sqrt(pi / (2 * size))
 
-    def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
-        self._clients([reports], ranges)
-        rows = (2.0 * torch.from_numpy(reports.unpack(row)) - 1 for row in range(reports.clients))
-        return torch.stack([self._estimate(row.double() * self._gain, ranges) for row in rows])
+    def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
+        return torch.stack([self.from_coordinates(row, ranges) for row in self._sent.decode(reports, self.unit_ranges(ranges))])
 
-    def _estimate(self, signs: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the (d,) direction that estimated mean ``signs`` (D,) stand for."""
-        return self.from_coordinates(signs * self._scale(signs.numel()), ranges)
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
+        return self._sent.read(payloads, self.unit_ranges(ranges))
 
-    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
-        return BitReports.from_payloads(payloads, rotated_size(ranges.dimension))
-
-    def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
-        clients = self._clients(reports, ranges)
-        return self._estimate((count_ones(reports).double() * (2 / clients) - 1) * self._gain, ranges)
-
-    def _clients(self, reports: Sequence[Any], ranges: LayerRanges) -> int:
-        size = rotated_size(ranges.dimension)
-        clients = sum(int(batch.clients) for batch in reports)
-        if clients == 0:
-            raise PrivacyError("there is no report to aggregate")
-        if any(not isinstance(batch, BitReports) or batch.dimension != size for batch in reports):
-            raise PrivacyError(f"expected reports of {size} bits for {ranges.dimension} weights")
-        return clients
+    def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
+        return self.from_coordinates(self._sent.aggregate(reports, self.unit_ranges(ranges)), ranges)
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """(A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above A^2 pi / (2 D)."""
+        """(g A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above g A^2 pi / (2 D)."""
         signs, worth = self._signs(values, ranges)
         mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
-        own = (self._gain**2 - mean_square) * self._scale(signs.shape[1]) ** 2
+        sizes = Groups.of(self.unit_ranges(ranges), self.group).sizes
+        largest = float(sizes @ sizes) / signs.shape[1]  # g, or a little less where the last group is smaller
+        own = (largest * self._gain**2 - mean_square) * self._scale(signs.shape[1]) ** 2
         return own.expand(-1, ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
+        """g A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
         return torch.full_like(mean, float(self.noise_std(ranges, clients)[0]) ** 2, dtype=torch.float32)
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
-        """A sqrt(pi / (2 D n))."""
-        return torch.full_like(ranges.radius, self._gain * self._scale(rotated_size(ranges.dimension)) / sqrt(clients))
+        """A sqrt(g pi / (2 D n))."""
+        return torch.full_like(ranges.radius, self._gain * self._scale(rotated_size(ranges.dimension)) * sqrt(self.group / clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
-        return rotated_size(ranges.dimension)
+        return self._sent.payload_bits(self.unit_ranges(ranges))
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A bit a coordinate."""
-        return Units.equal(self.payload_bits(ranges), 1)
+        """A bit a coordinate, or a group's place and bit."""
+        return self._sent.units(self.unit_ranges(ranges))
 
     def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
         """Those of a rotated direction, in which a sign is worth a radius."""
@@ -162,13 +171,13 @@ class RotatedSign(Mechanism):
     def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
-    def in_part(self, part: LayerRanges) -> Duchi:
-        """The signs of some coordinates are bits by randomised response, like those of any value."""
-        return Duchi(self.epsilon)
+    def in_part(self, part: LayerRanges) -> Mechanism:
+        return self._sent.in_part(part)
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
+        bits = Groups.of(self.unit_ranges(ranges), self.group).sizes.size
         realised = Duchi(self.epsilon).epsilon_realised
-        return BinaryRelease(self.name, self.epsilon, rotated_size(ranges.dimension), unit="coordinate", realised=realised)
+        return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -184,6 +193,9 @@ class RotatedSignSettings(EpsilonSettings):
     norm: NotNegative = 0.02
     """Longest gradient or update that counts as it is; a longer one is shortened to it. A small one makes directions of nearly all."""
 
+    group: Count = 1
+    """Of so many rotated coordinates one is drawn, in secret, and sent: it saves bytes, and costs little while epsilon is small."""
+
     uses_ranges: ClassVar[bool] = False
 
     @property
@@ -192,4 +204,4 @@ class RotatedSignSettings(EpsilonSettings):
         return self.model_copy(update={"epsilon": 30.0, "budget": "unit"})
 
     def at(self, epsilon: float) -> RotatedSign:
-        return RotatedSign(epsilon, self.norm)
+        return RotatedSign(epsilon, self.norm, self.group)

@@ -199,7 +199,8 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
 
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     def rest(group: RoundGroup) -> tuple[object, ...]:
-        return type(group.release), group.release.unit, group.sampling, group.rate, group.channel, group.linked
+        sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
+        return type(group.release), group.release.unit, sampled, group.sampling, group.rate, group.channel, group.linked
 
     def size(group: RoundGroup) -> tuple[float, int, int, int]:
         return group.release.parameter, group.release.units, -group.cohort, -group.population
@@ -327,7 +328,9 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
         others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
-    shows = "an ideal shuffler shows how often each value was sent for each weight, and nothing else"
+    linked = max(group.linked for group in groups)
+    values = "value" if linked == 1 else f"record of {linked} values"
+    shows = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"
     summed = [group.channel == "secure-sum" for group in groups]
     if any(summed):
         both = "" if all(summed) else f"{shows}; and in other rounds, "

@@ -83,6 +83,7 @@ class BinaryRelease(_ByUnit):
         units: bits that depend on the client's data.
         unit: what one bit stands for.
         realised: the budget that the bits really spend, where finite precision keeps it below ``epsilon``.
+        sampled: of how many coordinates, at most, its client drew in secret the one that a bit is about; 1 where that is fixed.
         claim: what the mechanism's paper says that ``epsilon`` is for the whole run, in a sentence; empty where it says nothing.
     """
 
@@ -91,6 +92,7 @@ class BinaryRelease(_ByUnit):
     units: int
     unit: Unit = "weight"
     realised: float | None = None
+    sampled: int = 1
     claim: str = field(default="", compare=False)
 
 
@@ -223,6 +225,8 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a release of this kind does not protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
+        if isinstance(self.release, BinaryRelease) and not 1 <= self.release.sampled <= _LARGEST:
+            raise ConfigError(f"round {self.round}: a bit cannot be about one of {self.release.sampled} coordinates")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
         match self.release:

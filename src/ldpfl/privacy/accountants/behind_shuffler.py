@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
 from ldpfl.privacy.accountants.base import Accountant
+from ldpfl.privacy.accountants.blanket import LinkedRecords, linked_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
 from ldpfl.privacy.accountants.local import epsilon_of
@@ -108,6 +109,18 @@ class SelfSampledBits(ShuffledAccountant):
         return Bounds(found, found)
 
 
+class LinkedBits(ShuffledAccountant):
+    """Bits of which several travel together, or of coordinates that each client drew in secret."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return all(_are_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
+
+    def bounds(self, delta: float) -> Bounds:
+        found = min(self.local(delta), linked_epsilon([_records(group) for group in self.groups], delta))
+        return Bounds(found, found)
+
+
 class ClonedReports(ShuffledAccountant):
     """Any pure reports, also of several units that travel together; rounds of one kind."""
 
@@ -123,7 +136,7 @@ class ClonedReports(ShuffledAccountant):
         return Bounds(found, found)
 
 
-ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, ClonedReports)
+ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, LinkedBits, ClonedReports)
 """In the order in which they are asked whether they support what is to be composed: a line for each."""
 
 
@@ -137,7 +150,22 @@ _COUNTING = ("ideal-shuffler", "secure-sum")
 
 
 def _is_counted(group: RoundGroup) -> bool:
-    return isinstance(group.release, BinaryRelease) and group.linked == 1 and group.channel in _COUNTING
+    release = group.release
+    return isinstance(release, BinaryRelease) and release.sampled == 1 and _are_bits(group) and _bits_in_a_record(group) == 1
+
+
+def _are_bits(group: RoundGroup) -> bool:
+    return isinstance(group.release, BinaryRelease) and group.channel in _COUNTING
+
+
+def _bits_in_a_record(group: RoundGroup) -> int:
+    # A sum takes apart what travels together.
+    return 1 if group.channel == "secure-sum" else min(group.linked, group.release.units)
+
+
+def _records(group: RoundGroup) -> LinkedRecords:
+    bits = _bits_in_a_record(group)
+    return LinkedRecords(group.release.parameter, bits, group.cohort, ceil(group.release.units / bits) * group.rounds)
 
 
 def _rounds(group: RoundGroup) -> ShuffledRounds:

@@ -1,0 +1,161 @@
+"""Linked bits behind a shuffler, against every data set of few clients, and against the sum that bounds them, by enumeration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import combinations_with_replacement, product
+from math import comb, exp, factorial, inf, prod
+from typing import Any
+
+import pytest
+
+from ldpfl import ConfigError
+from ldpfl.privacy.accountants.behind_shuffler import ClonedReports, behind_shuffler
+from ldpfl.privacy.accountants.blanket import LinkedRecords, linked_delta, linked_epsilon
+from ldpfl.privacy.accountants.shuffled import single_delta
+from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
+from ldpfl.privacy.events import BinaryRelease, RoundEvent
+from ldpfl.privacy.statement import RoundGroup
+
+Record = tuple[int, ...]
+Law = dict[Record, float]
+View = tuple[Record, ...]
+
+EPSILONS = (0.0, 0.05, 0.3, 0.8, 1.5)
+
+
+def record_law(epsilon0: float, signs: tuple[int, ...]) -> Law:
+    """Return the probability of each record of bits, for a client whose bits are ``signs``."""
+    p = 1 / (1 + exp(-epsilon0))
+    return {y: prod(p if a == b else 1 - p for a, b in zip(y, signs, strict=True)) for y in product((0, 1), repeat=len(signs))}
+
+
+def place_law(epsilon0: float, signs: tuple[int, ...]) -> Law:
+    """Return the probability of each (place, bit), for a client that draws one of its places."""
+    p = 1 / (1 + exp(-epsilon0))
+    return {(j, b): (p if b == sign else 1 - p) / len(signs) for j, sign in enumerate(signs) for b in (0, 1)}
+
+
+def shuffled(laws: list[Law]) -> dict[View, float]:
+    """Return the law of the multiset that clients with these laws make."""
+    seen: dict[View, float] = {(): 1.0}
+    for law in laws:
+        after: dict[View, float] = {}
+        for before, chance in seen.items():
+            for y, p in law.items():
+                view = tuple(sorted((*before, y)))
+                after[view] = after.get(view, 0.0) + chance * p
+        seen = after
+    return seen
+
+
+def distance(first: Mapping[Any, float], second: Mapping[Any, float], epsilon: float) -> float:
+    return float(sum(max(0.0, p - exp(epsilon) * second.get(y, 0.0)) for y, p in first.items()))
+
+
+@pytest.mark.parametrize(("law", "bits"), [(record_law, 2), (place_law, 2), (record_law, 1), (place_law, 3)])
+@pytest.mark.parametrize("epsilon0", [0.3, 1.2])
+def test_no_data_set_of_few_clients_exceeds_the_bound(law: Callable[[float, Record], Law], bits: int, epsilon0: float) -> None:
+    """All inputs of three clients, in both directions: 3 of the records, of which one may be replaced."""
+    linked = bits if law is record_law else 1
+    inputs = list(product((0, 1), repeat=bits))
+    bounds = {epsilon: linked_delta(epsilon0, linked, 3, epsilon) for epsilon in EPSILONS}
+    reached = dict.fromkeys(EPSILONS, 0.0)
+    for others in combinations_with_replacement(inputs, 2):
+        rest = [law(epsilon0, other) for other in others]
+        views = {own: shuffled([law(epsilon0, own), *rest]) for own in inputs}
+        for one, other in product(inputs, inputs):
+            for epsilon in EPSILONS:
+                reached[epsilon] = max(reached[epsilon], distance(views[one], views[other], epsilon))
+    for epsilon in EPSILONS:
+        assert reached[epsilon] <= bounds[epsilon] + 1e-12
+    assert reached[0.0] > 0.5 * bounds[0.0]  # and it is no bound that says nothing
+
+
+@pytest.mark.parametrize(("epsilon0", "bits", "clients"), [(0.4, 2, 9), (0.4, 3, 7), (1.5, 2, 6), (0.1, 4, 8)])
+def test_the_lattice_adds_next_to_nothing_to_the_sum_it_bounds(epsilon0: float, bits: int, clients: int) -> None:
+    p = 1 / (1 + exp(-epsilon0))
+    uniform = (2 * (1 - p)) ** bits
+    weights = [comb(bits, k) / 2**bits for k in range(bits + 1)]
+    for epsilon in EPSILONS:
+        gains = [
+            (2 * p) ** k * (2 - 2 * p) ** (bits - k) - exp(epsilon) * (2 * p) ** (bits - k) * (2 - 2 * p) ** k for k in range(bits + 1)
+        ]
+        expected = 0.0
+        for size in range(clients + 1):
+            chance = comb(clients, size) * uniform**size * (1 - uniform) ** (clients - size)
+            for drawn in combinations_with_replacement(range(bits + 1), size):
+                ways = factorial(size) / prod(factorial(times) for times in Counter(drawn).values())
+                expected += chance * ways * prod(weights[k] for k in drawn) * max(0.0, sum(gains[k] for k in drawn))
+        exact = expected / (uniform * clients)
+        found = linked_delta(epsilon0, bits, clients, epsilon)
+        assert exact <= found + 1e-13
+        assert found == pytest.approx(min(exact, found), rel=3e-3, abs=1e-9)
+
+
+def test_composition_holds_for_two_records_of_two_clients() -> None:
+    """By enumeration of all four-tuples of shuffled views, for the inputs that are worst: all bits differ."""
+    epsilon0, delta = 0.5, 0.01
+    ones, zeros = record_law(epsilon0, (1, 1)), record_law(epsilon0, (0, 0))
+    for rest in (ones, zeros, record_law(epsilon0, (1, 0))):
+        first, second = shuffled([ones, rest]), shuffled([zeros, rest])
+        both = {(a, b): first[a] * first[b] for a in first for b in first}
+        other = {(a, b): second[a] * second[b] for a in second for b in second}
+        epsilon = linked_epsilon([LinkedRecords(epsilon0, 2, 2, 2)], delta)
+        assert distance(both, other, epsilon) <= delta * (1 + 1e-9)
+
+
+def test_a_single_bit_costs_little_more_than_its_count() -> None:
+    assert single_delta(0.1, 500, 0.01) <= linked_delta(0.1, 1, 500, 0.01) <= 1.2 * single_delta(0.1, 500, 0.01)
+    counted = certified_epsilon([ShuffledRounds(0.1, 2000, 64, 10)], 1e-5)[1]
+    linked = linked_epsilon([LinkedRecords(0.1, 1, 2000, 640)], 1e-5)
+    assert counted <= linked <= 1.05 * counted
+
+
+def test_links_cost_more_the_longer_they_are_and_far_less_than_any_report_would() -> None:
+    release = BinaryRelease("rotated-sign", 0.06, 4096, unit="coordinate")
+    groups = {linked: RoundGroup(release, 20_000, 20_000, 5, linked=linked) for linked in (1, 2, 8, 32)}
+    found = {}
+    for linked, group in groups.items():
+        accountant = behind_shuffler([group])
+        assert accountant is not None
+        found[linked] = accountant.epsilon(1e-5)
+    assert found[1] < found[2] < found[8] < found[32]
+    assert found[8] < 1.3 * found[1]
+    assert found[32] < 0.25 * ClonedReports([groups[32]]).epsilon(1e-5)
+
+
+def test_a_sampled_coordinate_costs_what_a_known_one_costs_to_a_blanket() -> None:
+    """s of D bits at sqrt(D / s) times the epsilon: as private, while epsilon is small."""
+    whole = RoundGroup(BinaryRelease("rotated-sign", 0.02, 4096, unit="coordinate"), 20_000, 20_000, 20)
+    part = RoundGroup(BinaryRelease("rotated-sign", 0.16, 64, unit="coordinate", sampled=64), 20_000, 20_000, 20)
+    figures = [behind_shuffler([group]).epsilon(1e-5) for group in (whole, part)]  # type: ignore[union-attr]
+    assert figures[0] < figures[1] < 1.1 * figures[0]
+
+
+def test_rounds_of_different_sizes_add_up_and_fewer_clients_hide_less() -> None:
+    def epsilon(*sizes: int) -> float:
+        return linked_epsilon([LinkedRecords(0.2, 4, size, 50) for size in sizes], 1e-5)
+
+    assert epsilon(900) < epsilon(900, 1000) < epsilon(900, 900)
+    many = [LinkedRecords(0.2, 4, size, 10) for size in range(900, 1000, 9)]
+    assert linked_epsilon(many, 1e-5) >= linked_epsilon([LinkedRecords(0.2, 4, 1000, 120)], 1e-5)
+
+
+def test_where_nothing_is_hidden_the_local_figures_hold() -> None:
+    assert linked_epsilon([LinkedRecords(1.0, 2, 5, 3)], 0.0) == pytest.approx(6.0)
+    assert linked_epsilon([LinkedRecords(0.5, 100, 10**6, 1)], 1e-5) <= 50.0
+    assert linked_epsilon([], 1e-5) == 0.0
+    assert linked_delta(0.5, 2, 100, 1.0) == 0.0
+    assert linked_delta(0.5, 2, 1, 0.5) > 0.0
+
+
+@pytest.mark.parametrize("sampled", [0, -1, 10**13])
+def test_a_bit_about_no_coordinate_is_refused(sampled: int) -> None:
+    with pytest.raises(ConfigError, match="coordinates"):
+        RoundEvent(1, BinaryRelease("rotated-sign", 0.1, 8, sampled=sampled), cohort=5, population=5, joined=1)
+
+
+def test_the_budget_of_a_bit_may_be_huge() -> None:
+    assert linked_epsilon([LinkedRecords(20.0, 2, 100, 1)], 1e-5) < inf
