@@ -187,7 +187,17 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
 
 
 def plan_regime(
-    regime: str, target: float, *, clients: int, weights: int, rounds: int, records: int = 1, delta: float = DELTA, colluding: int = 0
+    regime: str,
+    target: float,
+    *,
+    clients: int,
+    weights: int,
+    rounds: int,
+    records: int = 1,
+    group: int = 1,
+    linked: int = 1,
+    delta: float = DELTA,
+    colluding: int = 0,
 ) -> RegimePlan:
     """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run.
 
@@ -195,12 +205,14 @@ def plan_regime(
 
     Args:
         regime: shuffled, local, records or records-summed, see :mod:`ldpfl.planning.regimes`.
+        group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
+        linked: how many of what it sends stay together behind the shuffler, in that regime.
 
     Raises:
         ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
     """
-    figures = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "colluding": colluding}
-    return plan_for_regime(regime_named(regime), target, delta=delta, **figures)
+    sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
+    return plan_for_regime(regime_named(regime), target, delta=delta, colluding=colluding, **sizes)
 
 
 def account(

@@ -74,6 +74,8 @@ def plan(
     regime: Annotated[str | None, typer.Option(help="shuffled, local, records or records-summed: a guarantee worth having.")] = None,
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
+    group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
+    linked: Annotated[int, typer.Option(min=1, help="Of them, how many stay together behind the shuffler, for the regime shuffled.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -85,9 +87,8 @@ def plan(
     if regime is not None or target is not None:
         if regime is None or target is None or clients is None:
             raise ConfigError("a regime is planned with --regime, --target and --clients")
-        _plan_regime(
-            regime, target, as_json, clients=clients, weights=weights, rounds=rounds, records=records, delta=delta, colluding=colluding
-        )
+        sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
+        _plan_regime(regime, target, as_json, delta=delta, colluding=colluding, **sizes)
         return
     setting: dict[str, Any] = {
         "epsilon": epsilon,

@@ -41,6 +41,8 @@ class RegimePlan:
         noise: length of the noise in the mean of directions of length 1: its standard deviation times the root of the weights.
         trusted_noise: that of a trusted server which adds noise for the same unit and target.
         wanted: how many clients, or records a client, bring the noise down to a tenth of a direction.
+        group: of so many coordinates a client sends one; 1 where it sends all.
+        relay_records: into how many records a relay takes a client's report apart.
         bytes_per_client: what one client sends in one of its rounds.
         reports: rounds that a client takes part in.
     """
@@ -57,6 +59,8 @@ class RegimePlan:
     noise: float
     trusted_noise: float
     wanted: int
+    group: int
+    relay_records: int
     bytes_per_client: int
     reports: int
     statement: Statement
@@ -68,9 +72,21 @@ class RegimePlan:
 
 
 def plan_regime(
-    regime: Regime, target: float, *, clients: int, weights: int, rounds: int, records: int = 1, delta: float = DELTA, colluding: int = 0
+    regime: Regime,
+    target: float,
+    *,
+    clients: int,
+    weights: int,
+    rounds: int,
+    records: int = 1,
+    group: int = 1,
+    linked: int = 1,
+    delta: float = DELTA,
+    colluding: int = 0,
 ) -> RegimePlan:
     """Return the least noise with which ``regime`` keeps ``target``, and what it costs. Seconds on one core.
+
+    In the regime ``shuffled`` a client sends one of each ``group`` coordinates, and ``linked`` of these stay together on the way.
 
     Raises:
         ConfigError: a figure is out of range, or nothing reaches the target.
@@ -78,28 +94,34 @@ def plan_regime(
     check_delta(delta)
     if not 0 < target < inf:
         raise ConfigError(f"the target must be positive and finite, got {target:g}")
-    if min(clients - colluding, weights, rounds, records) < 1 or clients > MOST_CLIENTS or weights * rounds > MOST_REPORTS:
-        raise ConfigError("clients that do not collude, weights, rounds and records must be at least 1, and no more than is planned")
+    if min(clients - colluding, weights, rounds, records, group, linked) < 1 or clients > MOST_CLIENTS or weights * rounds > MOST_REPORTS:
+        raise ConfigError(
+            "clients that do not collude, weights, rounds, records, group and linked must be at least 1, and no more than is planned"
+        )
+    if max(group, linked) > 1 and regime != "shuffled":
+        raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {regime}")
     if regime == "local" and clients < rounds:
         raise ConfigError(f"{clients:,} clients cannot take part once each in {rounds:,} rounds")
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (weights,))
 
     def group_at(strength: float) -> RoundGroup:
-        release = _mechanism(regime, strength, records).release(ranges)
+        release = _mechanism(regime, strength, records, group).release(ranges)
         channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(regime, "ideal-shuffler")  # type: ignore[assignment]
         once = regime == "local"
         honest = clients - colluding
-        return RoundGroup(release, honest, honest, 1 if once else rounds, "once" if once else "everyone", channel=channel)
+        return RoundGroup(release, honest, honest, 1 if once else rounds, "once" if once else "everyone", channel=channel, linked=linked)
 
     def epsilon(inverse: float) -> float:
         group = group_at(1 / inverse)
         hidden, local = behind_shuffler([group]), epsilon_of([(group.release, group.rounds)], delta)
         return local if hidden is None else min(local, hidden.epsilon(delta))
 
-    found = smallest(epsilon, _guess(regime, target, clients - colluding, weights, rounds, delta), target, 1e-4, 1e6, _PRECISE)
+    found = smallest(
+        epsilon, _guess(regime, target, clients - colluding, ceil(weights / group), rounds, delta), target, 1e-4, 1e6, _PRECISE
+    )
     if found is None:
         raise ConfigError(f"no noise brings this to epsilon {target:g}: more clients or fewer rounds may")
-    mechanism = _mechanism(regime, 1 / found, records)
+    mechanism = _mechanism(regime, 1 / found, records, group)
     once = regime == "local"
     heard = clients // rounds if once else clients
     noise = float(mechanism.noise_std(ranges, heard)[0]) * sqrt(weights)
@@ -118,6 +140,8 @@ def plan_regime(
         noise=noise,
         trusted_noise=2 * sqrt(rounds) / (units * gaussian_mu(target, delta)) * sqrt(weights),
         wanted=_wanted(regime, noise, clients, records),
+        group=group,
+        relay_records=ceil(mechanism.release(ranges).units / linked),
         bytes_per_client=(mechanism.payload_bits(ranges) + 7) // 8,
         reports=1 if once else rounds,
         statement=account_groups([group_at(1 / found)], delta),
@@ -137,10 +161,10 @@ def regime_named(name: str) -> Regime:
     raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")
 
 
-def _mechanism(regime: Regime, strength: float, records: int) -> Mechanism:
+def _mechanism(regime: Regime, strength: float, records: int, group: int) -> Mechanism:
     """Return the regime's mechanism; what it tells grows with ``strength``."""
     if regime == "shuffled":
-        return RotatedSign(strength)
+        return RotatedSign(strength, group=group)
     if regime == "local":
         return PrivUnitG(strength, 1.0)
     return DpSgd(RecordClip(1.0), 1 / strength, float(records), regime == "records-summed")

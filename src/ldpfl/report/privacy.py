@@ -100,6 +100,8 @@ def regime_table(plan: dict[str, Any]) -> Table:
     table.add_row("for noise of a tenth of it", f"{plan['wanted']:,} {what}")
     sent = plan["bytes_per_client"]
     table.add_row("sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all")
+    if plan["regime"] == "shuffled":
+        table.add_row("over a relay", f"{plan['relay_records']:,} records a round")
     return table
 
 

@@ -93,12 +93,13 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
     p1, p0 = sigmoid(epsilon0), sigmoid(-epsilon0)
     deltas = np.zeros_like(epsilons)
     for index, epsilon in enumerate(epsilons.tolist()):
-        if epsilon >= epsilon0:
+        most = p1 - exp(epsilon) * p0  # no delta is larger
+        if epsilon >= epsilon0 or most <= 0:
             continue
         # The likelihood ratio of a rises with a / (C - a + 1); beyond this it exceeds e^epsilon.
-        border = (exp(epsilon) * p1 - p0) / (p1 - exp(epsilon) * p0)
+        border = (exp(epsilon) * p1 - p0) / most
         first = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all coins, and the report
-        gain = (p1 - exp(epsilon) * p0) * binom.sf(first - 2, counts, 0.5)
+        gain = most * binom.sf(first - 2, counts, 0.5)
         loss = (exp(epsilon) * p1 - p0) * binom.sf(first - 1, counts, 0.5)
         deltas[index] = float(np.dot(weights, np.maximum(gain - loss, 0.0)))
     return deltas
