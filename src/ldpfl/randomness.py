@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     HOLDOUT = 6
     MODEL = 7
     PARTICIPATION = 8
+    RECORDS = 9
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:

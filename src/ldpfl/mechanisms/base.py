@@ -167,6 +167,11 @@ class Mechanism(ABC):
         """How each record's gradient is bounded before a client adds them up; None where records are not looked at one by one."""
         return None
 
+    @property
+    def record_rate(self) -> float:
+        """Probability with which each of a client's records takes part in a round, by a coin of its own."""
+        return 1.0
+
     def in_round(self, public: PublicState) -> Mechanism:
         """Return the mechanism of this round; the same one, unless its noise follows a schedule."""
         return self

@@ -8,7 +8,7 @@ from math import isfinite, sqrt
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
@@ -47,19 +47,24 @@ class DpSgd(VectorMechanism):
     ``values`` are sums of lattice points, (K, d) int64, as :class:`~ldpfl.simulation.gradients.RecordGradientTrainer` gives them. Other
     updates are refused: clipping what many local steps led to bounds a client, not a record.
 
-    Source: Abadi et al. 2016; full batches, so nothing is sampled (Dong, Roth and Su 2022 for the composition, which is exact).
+    With a ``sample_rate`` below 1 each record takes part in a round by a coin of its own (Poisson batches), which is accounted for as
+    long as nobody learns how the coins fell; a client's own budget charges the whole batch all the same.
+
+    Source: Abadi et al. 2016; for full batches the composition is exact (Dong, Roth and Su 2022).
 
     Attributes:
         clip: how records' gradients are bounded.
         noise_multiplier: s, of one client's noise.
         records: mean number of records a client: the report stands for the sum over it.
         summed: whether the server learns nothing but the sum over all clients.
+        sample_rate: probability with which a record takes part in a round.
     """
 
     clip: RecordClip
     noise_multiplier: float
     records: float = 1.0
     summed: bool = False
+    sample_rate: float = 1.0
     name: ClassVar[str] = "dp-sgd"
     source: ClassVar[str] = "Abadi et al. 2016"
 
@@ -68,10 +73,21 @@ class DpSgd(VectorMechanism):
             raise ConfigError(f"noise_multiplier must lie between {_LEAST:g} and {MOST_STEPS / STEPS:g}, got {self.noise_multiplier:g}")
         if not self.records >= 1:
             raise ConfigError(f"a client has at least one record, got {self.records}")
+        if not 0 < self.sample_rate <= 1:
+            raise ConfigError(f"sample_rate is a probability above 0, got {self.sample_rate}")
 
     @property
     def record_clip(self) -> RecordClip:
         return self.clip
+
+    @property
+    def record_rate(self) -> float:
+        return self.sample_rate
+
+    @property
+    def _expected(self) -> float:
+        """Records in a client's batch, on average."""
+        return self.records * self.sample_rate
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
         sums = self._sums(values, ranges)
@@ -96,7 +112,7 @@ class DpSgd(VectorMechanism):
     @property
     def _scale(self) -> float:
         """What a lattice point of a report stands for, in units of C: a step, shared out over the records."""
-        return 1 / (STEPS * self.records)
+        return 1 / (STEPS * self._expected)
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
         if isinstance(reports[0], SummedReports):
@@ -111,18 +127,18 @@ class DpSgd(VectorMechanism):
     @property
     def _std(self) -> float:
         """Of one client's noise, in units of C."""
-        return self.noise_multiplier / self.records
+        return self.noise_multiplier / self._expected
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """(s / m)^2, whatever the values."""
+        """(s / (q m))^2, whatever the values."""
         return torch.full(values.shape, self._std**2, dtype=torch.float32)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(s / m)^2 / n, exact."""
+        """(s / (q m))^2 / n, exact."""
         return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
 
     def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
-        """With the noise multiplier s and m records a client, s / (m sqrt(n)), in units of C."""
+        """With the noise multiplier s and m records a client, each there with probability q, s / (q m sqrt(n)), in units of C."""
         return torch.full_like(ranges.radius, self._std / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
@@ -130,7 +146,7 @@ class DpSgd(VectorMechanism):
         return (64 if self.summed else 32) * ranges.dimension
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * _UP, unit="record")
+        return GaussianRelease(self.name, 2 / self.noise_multiplier * _UP, unit="record", rate=self.sample_rate)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -146,7 +162,8 @@ class DpSgd(VectorMechanism):
 
     @property
     def deployable(self) -> bool:
-        return not self.summed
+        # A node's batches would have to be drawn from its own secret bits, not from the run's seed, as the simulator's are.
+        return not self.summed and self.sample_rate == 1
 
 
 class DpSgdSettings(MechanismSettings):
@@ -160,6 +177,8 @@ class DpSgdSettings(MechanismSettings):
     """Longest gradient of a record; a small one makes directions of nearly all of them, which spares choosing it well."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Mean number of records a client, which is public; 0 takes that of the simulated clients."""
+    sample_rate: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """Probability with which each record takes part in a round (Poisson batches); in simulations alone. 1 makes for the least noise."""
 
     uses_ranges: ClassVar[bool] = False
     needs_training: ClassVar[bool] = True
@@ -180,4 +199,4 @@ class DpSgdSettings(MechanismSettings):
 
     def build(self, facts: Facts) -> DpSgd:
         records = float(self.records) or facts.records
-        return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed)
+        return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed, self.sample_rate)

@@ -12,9 +12,9 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant, behind_shuffler
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
-from ldpfl.privacy.accountants.local import accountant
+from ldpfl.privacy.accountants.local import GaussianAccountant, accountant
 from ldpfl.privacy.claims import paper_claim
-from ldpfl.privacy.events import BinaryRelease, RoundEvent
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, RoundEvent
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup, Statement
@@ -86,9 +86,21 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
     if whole is _RECORD:
         notes.append("one record is protected, not the client that holds it: for m records of one client together, mu is m times as large")
+        notes += _added_or_removed(groups, delta)
     if clients > 1 and delta >= 1 / clients:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+
+
+def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
+    """Say what holds locally for the adjacency that other tools for DP-SGD use, where all rounds are of one record."""
+    spent = accountant((group.release, group.rounds) for group in groups)
+    if not isinstance(spent, GaussianAccountant) or any(group.release.unit != "record" for group in groups):
+        return []
+    from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
+
+    found = added_epsilon(spent.rounds, delta)
+    return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {found:.4g} against who sees senders"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,8 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         return _first_rounds(groups, counts, most)
     # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
-    if all(group.release.by_round and group.channel != "secure-sum" for group in groups):
+    rates = {_rate(group) for group in groups}
+    if len(rates) == 1 and all(group.release.by_round and group.channel != "secure-sum" for group in groups):
         return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
     return [replace(group, rounds=counts[group]) for group in groups]
 
@@ -200,12 +213,16 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     def rest(group: RoundGroup) -> tuple[object, ...]:
         sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
-        return type(group.release), group.release.unit, sampled, group.sampling, group.rate, group.channel, group.linked
+        return type(group.release), group.release.unit, sampled, _rate(group), group.sampling, group.rate, group.channel, group.linked
 
     def size(group: RoundGroup) -> tuple[float, int, int, int]:
         return group.release.parameter, group.release.units, -group.cohort, -group.population
 
     return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
+
+
+def _rate(group: RoundGroup) -> float:
+    return group.release.rate if isinstance(group.release, GaussianRelease) else 1.0
 
 
 def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:

@@ -116,6 +116,7 @@ class GaussianRelease(_Stated):
     Attributes:
         mechanism: its name.
         mu: sensitivity under replacement (twice the clipping norm) over the noise's standard deviation.
+        rate: probability with which each record took part, by a coin of its own that nobody learns; 1 where all did.
     """
 
     by_round: ClassVar[bool] = True
@@ -125,6 +126,7 @@ class GaussianRelease(_Stated):
     mu: float
     units: int = 1
     unit: Unit = "vector"
+    rate: float = 1.0
 
     @property
     def parameter(self) -> float:
@@ -232,6 +234,8 @@ class RoundEvent:
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
                 raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
+            case GaussianRelease(rate=rate, unit=unit) if not (0 < rate <= 1 and (rate == 1 or unit == "record")):
+                raise ConfigError(f"round {self.round}: records, and nothing else, take part with a probability in (0, 1], got {rate}")
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):
                 raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
         if not 0 < self.rate <= 1:

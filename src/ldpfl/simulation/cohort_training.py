@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from ldpfl.randomness import Purpose, stream
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch
+from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch, poisson_batch
 
 _PROBED_CLIENTS = 256
 
@@ -63,10 +63,19 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
     samples = [federation.samples[client] for client in clients]
     if federation.perturbed == "gradient":
-        return full_batch(samples, federation.batch_width).to(federation.device)
+        return _gradient_batch(federation, state, clients, samples).to(federation.device)
     generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
     schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_width)
     return schedule.to(federation.device)
+
+
+def _gradient_batch(
+    federation: Federation, state: ServerState, clients: NDArray[np.int64], samples: Sequence[NDArray[np.int64]]
+) -> BatchSchedule:
+    whole, rate = full_batch(samples, federation.batch_width), federation.mechanism.record_rate
+    if rate == 1:
+        return whole
+    return poisson_batch(whole, rate, [stream(federation.seed, Purpose.RECORDS, state.round + 1, int(client)) for client in clients])
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:

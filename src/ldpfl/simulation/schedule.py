@@ -80,3 +80,12 @@ def full_batch(samples: Sequence[NDArray[np.int64]], width: int) -> BatchSchedul
         index[client, 0, : own.size] = own
         mask[client, 0, : own.size] = 1.0
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
+
+
+def poisson_batch(whole: BatchSchedule, rate: float, generators: Sequence[np.random.Generator]) -> BatchSchedule:
+    """Return ``whole`` with each sample in it by a coin of its own, with a probability of ``rate``, and up to 2^-32 less."""
+    mask = whole.mask.clone()
+    for client, generator in enumerate(generators):
+        drawn = generator.integers(2**32, size=mask.shape[1:], dtype=np.uint64)
+        mask[client] *= torch.from_numpy((drawn < int(rate * 2**32)).astype(np.float32))
+    return BatchSchedule(whole.index, mask)

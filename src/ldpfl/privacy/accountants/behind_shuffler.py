@@ -14,7 +14,6 @@ from math import ceil, inf, sqrt
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import LinkedRecords, linked_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
-from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
 from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
@@ -90,10 +89,10 @@ class SummedNoise(ShuffledAccountant):
         return all(group.channel == "secure-sum" and isinstance(group.release, GaussianRelease) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        mu = composed_mu(group.release.parameter * sqrt(group.reports / group.cohort) for group in self.groups)
+        summed = [(_of_a_sum(group), group.rounds) for group in self.groups]
         # Rounded Gaussians add up to one but for so little that it is never more than this, see decision 0023.
-        found = gaussian_epsilon(mu, delta * (1 - 1e-9))
-        return Bounds(found, found, found)
+        found = epsilon_of(summed, delta * (1 - 1e-9))
+        return Bounds(found, found, found if all(release.rate == 1 for release, _ in summed) else None)
 
 
 class SelfSampledBits(ShuffledAccountant):
@@ -161,6 +160,12 @@ def _are_bits(group: RoundGroup) -> bool:
 def _bits_in_a_record(group: RoundGroup) -> int:
     # A sum takes apart what travels together.
     return 1 if group.channel == "secure-sum" else min(group.linked, group.release.units)
+
+
+def _of_a_sum(group: RoundGroup) -> GaussianRelease:
+    if not isinstance(group.release, GaussianRelease):
+        raise TypeError(f"{group.release.mechanism} adds no Gaussian noise")
+    return replace(group.release, mu=group.release.mu / sqrt(group.cohort))
 
 
 def _records(group: RoundGroup) -> LinkedRecords:

@@ -21,19 +21,17 @@ order too: the result is an upper bound, by about one part in a thousand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
 from math import ceil, exp, log, log2, sqrt
 
 import numpy as np
 from scipy import fft
-from scipy.optimize import brentq
 from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.clones import clone_delta
-from ldpfl.privacy.accountants.losses import GridLosses, from_curve
+from ldpfl.privacy.accountants.losses import Curve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 
 _HIDES_NOTHING = 30.0
@@ -92,17 +90,12 @@ def linked_epsilon(kinds: Sequence[LinkedRecords], delta: float) -> float:
     local = sum_of_reports_epsilon([(kind.epsilon0, kind.bits * kind.records) for kind in kinds], delta)
     if not kinds or delta <= 0 or any(kind.bits * kind.epsilon0 > _HIDES_NOTHING for kind in kinds):
         return local
-    total = sum(kind.records for kind in kinds)
-    tops = [_top(kind, 1e-4 * delta / total) for kind in kinds]
-    step = max(tops) / _POINTS
-    if step == 0:
-        return local
-    losses = [_losses(kind.epsilon0, kind.bits, kind.clients, step) for kind in kinds]
-    if len(kinds) == 1:
-        return min(local, losses[0].composed_epsilon(total, delta))
-    composed = [loss.composed(kind.records, delta) for loss, kind in zip(losses, kinds, strict=True)]
-    known = [loss for loss in composed if loss is not None]
-    return local if len(known) < len(kinds) else min(local, reduce(GridLosses.followed_by, known).epsilon(delta))
+    curves = [Curve(_curve(kind), kind.bits * kind.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
+    return min(local, composed_curves(curves, delta, _POINTS))
+
+
+def _curve(kind: LinkedRecords) -> Callable[[float], float]:
+    return lambda epsilon: linked_delta(kind.epsilon0, kind.bits, kind.clients, epsilon)
 
 
 def _merged(kinds: Sequence[LinkedRecords]) -> list[LinkedRecords]:
@@ -114,28 +107,6 @@ def _merged(kinds: Sequence[LinkedRecords]) -> list[LinkedRecords]:
     for kind in kinds:
         records[kind.epsilon0, kind.bits, max(size for size in kept if size <= kind.clients)] += kind.records
     return [LinkedRecords(*key, count) for key, count in records.items()]
-
-
-def _top(kind: LinkedRecords, delta: float) -> float:
-    """Return a loss that one record exceeds with about ``delta`` at most, so that a grid up to it misses next to nothing."""
-    delta = max(delta, 4 * _ROUNDING)
-    limit = kind.bits * kind.epsilon0
-
-    def excess(epsilon: float) -> float:
-        return linked_delta(kind.epsilon0, kind.bits, kind.clients, epsilon) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = min(limit, 4 * sqrt(kind.bits / kind.clients) * kind.epsilon0)
-    while high < limit and excess(high) > 0:
-        high = min(limit, 2 * high)
-    return float(brentq(excess, 0.0, high, xtol=1e-3 * high, rtol=1e-3)) * 1.01
-
-
-@lru_cache(maxsize=64)
-def _losses(epsilon0: float, bits: int, clients: int, step: float) -> GridLosses:
-    last = min(_POINTS, ceil(bits * epsilon0 / step))
-    return from_curve(np.array([linked_delta(epsilon0, bits, clients, index * step) for index in range(last + 1)]), step)
 
 
 def _gains(epsilon0: float, bits: int, epsilon: float) -> tuple[Array, Array]:

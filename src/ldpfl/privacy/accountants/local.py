@@ -76,15 +76,29 @@ class PureAccountant(LocalAccountant):
 
 
 class GaussianAccountant(LocalAccountant):
-    """Gaussian noise: exact."""
+    """Gaussian noise: exact, but where records take part by chance, which is bounded."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 
     def epsilon(self, delta: float) -> float:
-        return gaussian_epsilon(self.mu, delta)
+        if not self._is_sampled:
+            return gaussian_epsilon(self.mu, delta)
+        from ldpfl.privacy.accountants.poisson import sampled_epsilon  # it loads all of dp-accounting
+
+        return sampled_epsilon(self.rounds, delta)
 
     def delta(self, epsilon: float) -> float:
-        return gaussian_delta(self.mu, epsilon)
+        return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
+
+    @property
+    def rounds(self) -> list[tuple[float, float, int]]:
+        """mu, the probability of taking part, and the number, of each kind of round."""
+        gaussian = [(release, times) for release, times in self.releases.items() if isinstance(release, GaussianRelease)]
+        return [(release.mu * sqrt(release.units), release.rate, times) for release, times in gaussian]
+
+    @property
+    def _is_sampled(self) -> bool:
+        return any(rate < 1 for _, rate, _ in self.rounds)
 
 
 class RenyiAccountant(LocalAccountant):

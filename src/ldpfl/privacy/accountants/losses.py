@@ -5,12 +5,15 @@ The loss of an outcome is log(P / R) for the two neighbouring inputs; masses are
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 
 import numpy as np
 from dp_accounting.pld import common
+from scipy.optimize import brentq
 from scipy.signal import fftconvolve
 
 from ldpfl.privacy.accountants.binomial import Array
@@ -75,6 +78,54 @@ class GridLosses:
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
         return GridLosses(self.step, self.first + other.first, masses, infinite + _ROUNDING)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is known of one kind of release: an upper bound of its delta at each epsilon, in both directions.
+
+    Attributes:
+        delta: of an epsilon >= 0; falls with it.
+        limit: no loss is larger.
+        times: how often it was released.
+        fewest: smallest delta that means something, in the floating point it was computed with.
+    """
+
+    delta: Callable[[float], float]
+    limit: float
+    times: int
+    fewest: float = 1e-18
+
+
+def composed_curves(curves: Sequence[Curve], delta: float, points: int = 1024) -> float:
+    """Return a certified epsilon for ``delta`` of all releases, adaptive; infinite where it is too long to compute.
+
+    Each curve is taken at ``points`` places up to a loss that next to no release exceeds, and its dominating pair convolved.
+    """
+    total = sum(curve.times for curve in curves)
+    step = max((_top(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
+    if step == 0:
+        return 0.0 if all(curve.delta(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
+    losses = []
+    for curve in curves:
+        last = points if curve.limit == inf else min(points, ceil(curve.limit / step))
+        losses.append(from_curve(np.array([curve.delta(index * step) for index in range(last + 1)]), step))
+    if len(curves) == 1:
+        return losses[0].composed_epsilon(total, delta)
+    composed = [loss.composed(curve.times, delta) for loss, curve in zip(losses, curves, strict=True)]
+    known = [loss for loss in composed if loss is not None]
+    return reduce(GridLosses.followed_by, known).epsilon(delta) if len(known) == len(curves) else inf
+
+
+def _top(curve: Curve, delta: float) -> float:
+    """Return a loss that one release exceeds with about ``delta`` at most."""
+    delta = max(delta, curve.fewest)
+    if curve.delta(0.0) <= delta:
+        return 0.0
+    high = min(curve.limit, 1e-6)
+    while high < curve.limit and curve.delta(high) > delta:
+        high = min(curve.limit, 4 * high)
+    return float(brentq(lambda epsilon: curve.delta(epsilon) - delta, 0.0, high, xtol=1e-3 * high, rtol=1e-3)) * 1.01
 
 
 def largest_log_moment(losses: Array, rows: Array, order: Array) -> Array:

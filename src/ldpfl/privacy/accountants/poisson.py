@@ -1,0 +1,76 @@
+"""Gaussian noise on the sum of a secret sample: each record is in a round's batch with the same probability, by a coin of its own.
+
+Replacing a record moves the sum of a batch that has it by 2 C, and one that does not by nothing. With the rest of the batch fixed, the
+two laws are mixtures with a common part, for which Balle, Barthe and Gaboardi 2018 (Theorem 2) give, e^a = 1 + (e^epsilon - 1) / q
+and b = e^(epsilon - a),
+
+    delta(epsilon) <= q ((1 - b) delta_half(a) + b delta_full(a)),
+
+delta_full of noise for a distance of 2 C, delta_half for one of C: a batch with one record against one with neither, or with the other.
+That holds for every rest of the batch, and so for their mixture (joint convexity). The curve is composed by convolution.
+
+Or else the record is removed, and the other one added: with epsilon and delta for each of the two steps, which dp-accounting composes
+exactly, replacing has 2 epsilon and (1 + e^epsilon) delta. The smaller one holds: as a rule the first for large q, the second for small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import exp, inf, log1p, sqrt
+
+from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
+from ldpfl.privacy.accountants.losses import Curve, composed_curves
+
+Sampled = tuple[float, float, int]
+"""mu of the whole batch when a record is replaced, the probability of being in it, and the number of rounds."""
+
+
+def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
+    """Return an upper bound of delta(``epsilon``) of one round that a record joins with probability ``rate``, when it is replaced."""
+    inner = log1p((exp(epsilon) - 1) / rate) if epsilon < 700 else inf
+    if inner == inf:
+        return 0.0
+    shared = exp(epsilon - inner)
+    return rate * ((1 - shared) * gaussian_delta(mu / 2, inner) + shared * gaussian_delta(mu, inner))
+
+
+def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
+    """Return a certified epsilon for ``delta`` when one record is replaced; adaptive, and never more than without sampling."""
+    whole = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
+    if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
+        return whole
+    curves = [Curve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
+    return min(whole, composed_curves(curves, delta), _in_two_steps(tuple(rounds), delta))
+
+
+def _in_two_steps(rounds: tuple[Sampled, ...], delta: float) -> float:
+    accountant = _added_or_removed(rounds)
+    low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
+    while (1 + exp(high)) * accountant.get_delta(high) > delta:
+        if high > 50:
+            return inf
+        high *= 1.5
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if (1 + exp(middle)) * accountant.get_delta(middle) <= delta else (middle, high)
+    return 2 * high
+
+
+def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
+    """Return epsilon for ``delta`` when one record is added or removed, which is what most tools for DP-SGD state; by dp-accounting."""
+    if all(rate == 1 for _, rate, _ in rounds):
+        return gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
+    return float(_added_or_removed(tuple(rounds)).get_epsilon(delta))
+
+
+@lru_cache(maxsize=16)
+def _added_or_removed(rounds: tuple[Sampled, ...]) -> PLDAccountant:
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for mu, rate, count in rounds:
+        event = GaussianDpEvent(2 / mu)
+        accountant.compose(SelfComposedDpEvent(event if rate == 1 else PoissonSampledDpEvent(rate, event), count))
+    return accountant

@@ -1,0 +1,88 @@
+"""Noise on the sum of a secret sample: against the curve of one pair of data sets, against dp-accounting, and against Opacus."""
+
+from __future__ import annotations
+
+from math import exp, inf, sqrt
+
+import numpy as np
+import pytest
+from opacus.accountants import PRVAccountant
+from scipy.stats import norm
+
+from ldpfl import ConfigError
+from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
+from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
+from ldpfl.privacy.accountants.losses import Curve, composed_curves
+from ldpfl.privacy.accountants.poisson import added_epsilon, sampled_delta, sampled_epsilon
+from ldpfl.privacy.accounting import account
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("mu", [0.2, 1.0, 4.0])
+def test_opposite_gradients_do_not_exceed_the_curve(mu: float, rate: float) -> None:
+    """The law of a batch's sum for g and for -g, integrated; of all data sets these two are the natural suspects."""
+    x = np.linspace(-40, 40, 400_001)
+    density = [(1 - rate) * norm.pdf(x) + rate * norm.pdf(x, sign * mu / 2) for sign in (1, -1)]
+    for epsilon in (0.0, 0.01, 0.1, 0.5, 1.0, 3.0):
+        real = float(np.sum(np.maximum(density[0] - exp(epsilon) * density[1], 0.0)) * (x[1] - x[0]))
+        assert real <= sampled_delta(mu, rate, epsilon) + 1e-9
+    assert sampled_delta(mu, rate, 0.0) == pytest.approx(rate * gaussian_delta(mu, 0.0))  # the total variation, exactly
+
+
+def test_a_rate_of_one_is_no_sampling() -> None:
+    for epsilon in (0.0, 0.3, 2.0):
+        assert sampled_delta(0.7, 1.0, epsilon) == pytest.approx(gaussian_delta(0.7, epsilon), rel=1e-12)
+    assert sampled_epsilon([(0.7, 1.0, 9)], 1e-5) == pytest.approx(gaussian_epsilon(2.1, 1e-5), rel=1e-12)
+
+
+@pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 1000), (2.0, 0.1, 100), (10.0, 0.5, 40)])
+def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_whole_batch_costs(
+    noise: float, rate: float, rounds: int
+) -> None:
+    replaced = sampled_epsilon([(2 / noise, rate, rounds)], 1e-5)
+    added = added_epsilon([(2 / noise, rate, rounds)], 1e-5)
+    assert added < replaced < 3 * added
+    assert replaced < gaussian_epsilon(2 / noise * sqrt(rounds), 1e-5)
+    # Removing is one half of some replacement: what one data set really loses is never above the bound, see the first test.
+    assert sampled_epsilon([(2 / noise, rate, rounds // 2), (2 / noise, rate, rounds - rounds // 2)], 1e-5) >= 0.999 * replaced
+
+
+@pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 300), (4.0, 0.2, 50)])
+def test_opacus_states_the_same_epsilon(noise: float, rate: float, rounds: int) -> None:
+    opacus = PRVAccountant()
+    opacus.history = [(noise, rate, rounds)]
+    stated = opacus.get_epsilon(1e-5, eps_error=4e-4)
+    assert added_epsilon([(2 / noise, rate, rounds)], 1e-5) == pytest.approx(stated, abs=1e-3)
+
+
+def test_the_ledger_states_both_adjacencies_and_a_whole_batch_is_not_cheaper() -> None:
+    def statement(rate: float) -> tuple[float, tuple[str, ...]]:
+        release = GaussianRelease("dp-sgd", 2 / 20.0, unit="record", rate=rate)
+        ledger = Ledger()
+        for number in range(1, 11):
+            ledger = ledger.charge(RoundEvent(number, release, 5, 5, number, channel="direct"))
+        found = account(Ledger.from_json(ledger.to_json()), 1e-5)
+        assert found.best is not None
+        return found.best.epsilon, found.notes
+
+    sampled, notes = statement(0.25)
+    whole, whole_notes = statement(1.0)
+    assert sampled < whole == pytest.approx(gaussian_epsilon(0.1 * sqrt(10), 1e-5))
+    assert any("added or removed" in note for note in notes)
+    assert f"epsilon {gaussian_epsilon(0.05 * sqrt(10), 1e-5):.4g}" in " ".join(whole_notes)
+
+
+@pytest.mark.parametrize(("rate", "unit"), [(0.0, "record"), (1.5, "record"), (float("nan"), "record"), (0.5, "vector")])
+def test_what_is_no_sample_of_records_is_refused(rate: float, unit: str) -> None:
+    release = GaussianRelease("dp-sgd", 0.1, unit=unit, rate=rate)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="records"):
+        RoundEvent(1, release, 5, 5, 1, channel="direct")
+
+
+def test_curves_of_different_kinds_add_up() -> None:
+    """Two Gaussian curves, convolved, are the curve of both together: an upper bound, and a close one."""
+    first, second = (Curve(lambda epsilon, mu=mu: gaussian_delta(mu, epsilon), inf, times) for mu, times in ((0.1, 30), (0.4, 5)))  # type: ignore[misc]
+    exact = gaussian_epsilon(sqrt(30 * 0.01 + 5 * 0.16), 1e-5)
+    assert exact <= composed_curves([first, second], 1e-5) <= 1.003 * exact
+    assert composed_curves([], 1e-5) == 0.0
+    assert composed_curves([Curve(lambda epsilon: 0.0, 1.0, 3)], 1e-5) == 0.0
