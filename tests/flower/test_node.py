@@ -102,6 +102,16 @@ def test_what_the_policy_does_not_allow_is_declined(
     assert read_charges(budget) == ()
 
 
+@pytest.mark.parametrize("division", ["data.partition=dirichlet", "data.partition=labels", "data.private_label=7"])
+def test_a_server_cannot_divide_a_nodes_records_by_what_is_in_them(division: str, tmp_path: Path, budget: Path) -> None:
+    """One record would decide which others are summed: far more than what is charged for it."""
+    gradients = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.records=5"]
+    config = config_of(*gradients, division)
+    policy = write_policy(tmp_path, mechanisms='["dp-sgd"]', protects='"record"', delta="1e-5")
+    assert reply_of(policy, budget, terms_of(config=config)).has_error()
+    assert read_charges(budget) == ()
+
+
 class Panic(BaseException):
     """What libraries in other languages raise when they give up."""
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ldpfl import ConfigError, ParameterLayout, models
+from ldpfl.data.partition import LABEL_BLIND, Scheme, partition
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
@@ -159,3 +160,19 @@ def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:
     error = reports[0.25].std(dim=0) / 20
     assert bool(((reports[0.25].mean(dim=0) - reports[1.0][0]).abs() <= 6 * error + 1e-4).all())
     assert not torch.equal(reports[0.25][0], reports[0.25][1])
+
+
+@pytest.mark.parametrize("division", [["data.partition=dirichlet"], ["data.partition=labels"], ["data.private_label=7"]])
+def test_one_record_must_not_decide_where_others_go(division: list[str], tiny_task: Dataset) -> None:
+    overrides = ["model.name=linear", "clients.count=5", "mechanism.name=dp-sgd", "shuffling.channel=direct"]
+    with pytest.raises(ConfigError, match="one record decides where others go"):
+        build(parse_config("", [*overrides, *division], origin="test"), tiny_task, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("scheme", sorted(LABEL_BLIND))
+def test_replacing_a_record_leaves_all_others_with_their_clients(scheme: Scheme) -> None:
+    labels = np.random.default_rng(1).integers(0, 10, 200)
+    before = partition(labels, 7, np.random.default_rng(2), scheme=scheme)
+    labels[13] = (labels[13] + 1) % 10
+    after = partition(labels, 7, np.random.default_rng(2), scheme=scheme)
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))

@@ -42,6 +42,10 @@ class Isolation:
         _check_alpha("alpha of the private label", self.alpha)
 
 
+LABEL_BLIND: frozenset[Scheme] = frozenset({"iid", "quantity"})
+"""Schemes that divide places alone: who gets which sample does not depend on what any sample is."""
+
+
 def partition(
     labels: NDArray[np.int64],
     clients: int,

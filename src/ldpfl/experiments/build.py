@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from ldpfl import models
 from ldpfl.data import Dataset, Samples, partition
+from ldpfl.data.partition import LABEL_BLIND
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.layout import ParameterLayout
@@ -140,6 +141,11 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
         ConfigError: a setting is out of range, or does not fit the others.
     """
     settings, training = config.mechanism, config.training
+    if settings.protects_records and config.data.by_label:
+        raise ConfigError(
+            f"mechanism {settings.name!r} protects single records, and where data are divided by their labels one record decides where "
+            f"others go: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
+        )
     if not settings.uses_ranges and (config.ranges.center != 0 or config.ranges.rule != "fixed"):
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     clip_norm = None if training.clip_norm == "off" else training.clip_norm

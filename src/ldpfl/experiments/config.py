@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 
-from ldpfl.data.partition import Isolation, Scheme
+from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
@@ -41,6 +41,11 @@ class DataConfig(_Section):
     """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+
+    @property
+    def by_label(self) -> bool:
+        """Whether the label of one sample has a say in which client gets another."""
+        return self.partition not in LABEL_BLIND or self.private_label != "none"
 
     @property
     def isolated(self) -> Isolation | None:
