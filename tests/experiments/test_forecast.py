@@ -79,3 +79,9 @@ def test_who_joins_is_counted() -> None:
 def test_what_is_unknown_is_refused_by_name(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         planned_ledger(parse_config(TINY_TOML, [override], origin="test"))
+
+
+def test_a_crowd_that_nobody_has_is_not_forecast() -> None:
+    """An app's settings may name any number: to find that out must not take the machine's memory."""
+    with pytest.raises(ConfigError, match="more than is planned"):
+        planned_ledger(parse_config("", ["clients.count=1000000000"], origin="test"))

@@ -142,3 +142,20 @@ def test_a_certified_figure_is_never_rounded_below_itself_by_much() -> None:
     found = account(Ledger((RoundEvent(1, release, 50, 50, 1),))).figures()["shuffled_upper"]
     assert isinstance(found, float)
     assert float(number(found)) == pytest.approx(found, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "begins"), [(1500.0, "guarantee met: epsilon 1,411.9 for everything"), (1411.0, "guarantee missed: eps")]
+)
+def test_what_was_asked_for_is_held_against_what_is_proved_before_all_else(target: float, begins: str) -> None:
+    """Not against the paper's claim, the estimate, or what holds for fixed inputs alone."""
+    console = Console(file=io.StringIO(), width=160)
+    print_guarantees(console, statement().to_dict(), target)
+    assert console.file.getvalue().startswith(begins)  # type: ignore[attr-defined]
+
+
+def test_nothing_proved_is_a_guarantee_missed() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    unproved = replace(statement(), rows=(row(1.0, 0.0, "client", "shuffled", "claimed", scope="run"),))
+    print_guarantees(console, unproved.to_dict(), 3.0)
+    assert console.file.getvalue().startswith("guarantee missed")  # type: ignore[attr-defined]

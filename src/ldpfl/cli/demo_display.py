@@ -51,7 +51,7 @@ def print_outcome(console: Console, outcome: DemoOutcome) -> None:
     result = outcome.result
     console.print(result_table(result))
     console.print(_rounds_table(outcome))
-    print_guarantees(console, result["privacy"])
+    print_guarantees(console, result["privacy"], result.get("target"))
     console.print(_parties_table(outcome))
     for text in (
         f"run folder: {outcome.site.run} (ldpfl show, ldpfl ledger)",

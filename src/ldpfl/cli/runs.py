@@ -215,7 +215,7 @@ def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_j
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
     console = Console()
     console.print(result_table(result))
-    print_guarantees(console, result["privacy"])
+    print_guarantees(console, result["privacy"], result.get("target"))
     for caveat in result.get("caveats", ()):
         console.print(Text(f"note: {caveat}"), soft_wrap=True)
     console.print(layer_table(result))

@@ -17,6 +17,10 @@ from ldpfl.ranges import LayerRanges
 from ldpfl.server import once_cohort, round_cohort, round_event
 
 
+_LONGEST = 2 * 10**8
+"""Clients times rounds: some ten seconds."""
+
+
 def planned_ledger(config: RunConfig) -> Ledger:
     """Return the ledger that a complete run of ``config`` will end with.
 
@@ -30,6 +34,10 @@ def planned_ledger(config: RunConfig) -> Ledger:
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
+    if clients * config.training.rounds > _LONGEST:
+        raise ConfigError(
+            f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
+        )
     joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
     for number in range(1, config.training.rounds + 1):

@@ -24,8 +24,11 @@ _FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of t
 _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
 
 
-def print_guarantees(console: Console, privacy: dict[str, Any]) -> None:
-    """Print the table of guarantees and what has to be said beside it."""
+def print_guarantees(console: Console, privacy: dict[str, Any], target: float | None = None) -> None:
+    """Print the table of guarantees and what has to be said beside it; where there was a ``target``, whether it is kept, before all else."""
+    if target is not None:
+        kept, text = _held_against(privacy, target)
+        console.print(Text(text, style="bold green" if kept else "bold red"), soft_wrap=True)
     if privacy.get("verdict"):
         console.print(Text(privacy["verdict"], style="bold"), soft_wrap=True)
     console.print(guarantee_table(privacy))
@@ -33,6 +36,19 @@ def print_guarantees(console: Console, privacy: dict[str, Any]) -> None:
         console.print(Text(note), soft_wrap=True)
     for warning in privacy["warnings"]:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
+    """Return whether the best line over all that is sent keeps the target, and a sentence that says so."""
+    whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in ("client", "record")]
+    proved = [row["epsilon"] for row in whole if row["status"] == "proved" and row["adaptive"] and isinstance(row["epsilon"], float | int)]
+    if not proved:
+        return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
+    best = min(proved)
+    kept = best <= target
+    what = "one record" if privacy["protected"] == "record" else "everything of a client"
+    said = f"epsilon {number(best)} for {what}, over all that is ever sent; {target:g} was asked for"
+    return kept, f"guarantee {'met' if kept else 'missed'}: {said}"
 
 
 def guarantee_table(privacy: dict[str, Any]) -> Table:
