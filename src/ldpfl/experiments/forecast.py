@@ -16,7 +16,6 @@ from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import once_cohort, round_cohort, round_event
 
-
 _LONGEST = 2 * 10**8
 """Clients times rounds: some ten seconds."""
 

@@ -25,7 +25,7 @@ _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what 
 
 
 def print_guarantees(console: Console, privacy: dict[str, Any], target: float | None = None) -> None:
-    """Print the table of guarantees and what has to be said beside it; where there was a ``target``, whether it is kept, before all else."""
+    """Print the table of guarantees and what has to be said beside it; before all else whether a ``target`` is kept, if there was one."""
     if target is not None:
         kept, text = _held_against(privacy, target)
         console.print(Text(text, style="bold green" if kept else "bold red"), soft_wrap=True)
