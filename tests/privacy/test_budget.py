@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import product
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ import pytest
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted, ConfigError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.privacy import Ledger, Release, RoundEvent, budget_file
-from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
+from ldpfl.privacy import BinaryRelease, Ledger, Release, RoundEvent, budget_file
+from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, hidden_epsilon
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
@@ -589,3 +591,78 @@ def test_a_budget_of_nothing_does_not_fix_the_rule_for_ever(tmp_path: Path) -> N
     assert read_books(path).order == filter_order(50.0, 1e-5)
     set_limit(path, 80.0, 1e-5)
     assert read_books(path).order == filter_order(50.0, 1e-5)
+
+
+# --- what a relay hides -----------------------------------------------------------------------------------------------
+
+
+def _refusal(budget: Budget, number: int, **changes: Any) -> str:
+    try:
+        budget.charge(request(number, cohort=10_000, **changes))
+    except Exhausted as refusal:
+        return str(refusal)
+    return ""
+
+
+def fitting(path: Path, **changes: Any) -> int:
+    """Return how many rounds of ten bits at 0.5 among 10,000 fit a bound of 0.5."""
+    set_limit(path, 1000.0)
+    budget = Budget(path, with_policy(relay_epsilon=0.5, min_clients=10_000, linked=2))
+    refused = next(text for number in range(1, 500) if (text := _refusal(budget, number, **changes)))
+    assert "above the policy's relay_epsilon = 0.5" in refused
+    return len(read_charges(path))
+
+
+def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path: Path) -> None:
+    """Never less than what is known of as many rounds that were fixed beforehand; linked units cost more."""
+    sent, ledger = fitting(tmp_path / "apart.sqlite"), Ledger()
+    for number in range(1, sent + 1):
+        ledger = ledger.charge(RoundEvent(number, DUCHI.release(RANGES), 10_000, 10_000, number))
+    known = account(ledger, 1e-5).figures()["shuffled_upper_adaptive"]
+    assert isinstance(known, float)
+    assert 0.25 < known <= 0.5
+    assert sent > fitting(tmp_path / "linked.sqlite", linked=2) > 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "mechanism"), [({"transport": "direct", "key": b""}, DUCHI), ({}, NOISE)], ids=["a reply", "another mechanism"]
+)
+def test_what_a_relay_does_not_hide_is_declined_under_such_a_bound(changes: dict[str, Any], mechanism: Mechanism, path: Path) -> None:
+    budget = Budget(path, with_policy(relay_epsilon=50.0))
+    declined(lambda: budget.charge(request(1, mechanism, **changes)), "relay_epsilon")
+    assert read_charges(path) == ()
+
+
+def test_a_reply_before_the_bound_was_set_is_not_forgotten(path: Path) -> None:
+    Budget(path, POLICY).charge(request(1, transport="direct", key=b""))
+    declined(lambda: Budget(path, with_policy(relay_epsilon=50.0)).charge(request(2)), "cost epsilon inf behind the relay")
+
+
+def test_the_divergences_behind_a_relay_bound_every_small_tree_of_choices() -> None:
+    """Two reports of two clients; the second one's epsilon follows from what was seen of the first: by enumeration, at the other's worst.
+
+    The filter lets either choice through within its epsilon; then no tree of such choices exceeds it.
+    """
+    delta, limit = 0.05, 1.2
+    order = filter_order(limit, delta)
+
+    def hidden(*epsilons: float) -> float:
+        bits = [(BinaryRelease("duchi", epsilon, 1), 2, 1, 1) for epsilon in epsilons]
+        return hidden_epsilon(bits, order, delta)
+
+    allowed = [epsilon for epsilon in (0.1, 0.2, 0.4, 0.6, 0.9) if hidden(0.3, epsilon) <= limit]
+    assert allowed
+    assert hidden(0.3, 0.9) > hidden(0.3, 0.1)
+
+    def counts(epsilon: float, own: int, other: int) -> list[float]:
+        p, q = (1 / (1 + exp(-epsilon)) if bit else 1 - 1 / (1 + exp(-epsilon)) for bit in (own, other))
+        return [(1 - p) * (1 - q), p * (1 - q) + q * (1 - p), p * q]
+
+    for others in product((0, 1), repeat=2):
+        for choices in product(allowed, repeat=3):
+            excess = 0.0
+            for first in range(3):
+                for second in range(3):
+                    one, two = (counts(0.3, own, others[0])[first] * counts(choices[first], own, others[1])[second] for own in (1, 0))
+                    excess += max(0.0, one - exp(limit) * two)
+            assert excess <= delta

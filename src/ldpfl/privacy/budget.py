@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from sqlite3 import Connection
 
-from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, note_refusal, opened
-from ldpfl.privacy.events import Release
+from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon
+from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, hidden_among, note_refusal, opened
+from ldpfl.privacy.events import BinaryRelease, Release
 from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
 
 
@@ -52,6 +55,7 @@ class Budget:
             self.policy.check(request)
             with opened(self.path, write=True) as connection:
                 self._check_room(request, books_in(connection), release)
+                self._check_hidden(request, connection)
                 return add_charge(connection, request, release)
 
     def refused(self, refusal: Declined) -> Declined:
@@ -76,6 +80,20 @@ class Budget:
             if not spent <= limit.epsilon:
                 why = f"all releases would cost epsilon {spent:.6g} at delta {limit.delta:g}, above {source} = {limit.epsilon:g}"
                 raise request.declined(why, Exhausted)
+
+    def _check_hidden(self, request: Request, connection: Connection) -> None:
+        """Check what the policy says of all that ever leaves through the relay, this report included."""
+        allowed, policy = self.policy.relay_epsilon, self.policy
+        if allowed is None:
+            return
+        sent = [*hidden_among(connection), (as_stored(request.release), request.cohort, request.linked, 1)]
+        spent = inf
+        if policy.delta > 0 and all(isinstance(release, BinaryRelease) and clients for release, clients, _, _ in sent):
+            bits = [(release, clients, linked, count) for release, clients, linked, count in sent if isinstance(release, BinaryRelease)]
+            spent = hidden_epsilon(bits, filter_order(allowed, policy.delta), policy.delta)
+        if not spent <= allowed:
+            why = f"all releases would cost epsilon {spent:.6g} behind the relay, above the policy's relay_epsilon = {allowed:g}"
+            raise request.declined(why, Exhausted)
 
     @contextmanager
     def _noting_refusals(self) -> Iterator[None]:

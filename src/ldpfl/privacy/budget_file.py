@@ -311,6 +311,13 @@ def as_stored(release: Release) -> Release:
     return _loaded(*_figures(release))
 
 
+def hidden_among(connection: sqlite3.Connection) -> list[tuple[Release, int, int, int]]:
+    """Return what was charged: each release, the clients it was mixed with (0 where it was not), units that stayed together, how often."""
+    releases = _releases(connection)
+    rows = connection.execute("SELECT release, cohort, transport, linked, count(*) FROM charges GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4")
+    return [(releases[key][0], cohort * (transport == "relay"), linked, count) for key, cohort, transport, linked, count in rows]
+
+
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
     figures = _figures(release)
     connection.execute(

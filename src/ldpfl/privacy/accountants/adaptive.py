@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from math import inf, log
+from math import ceil, inf, log
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.local import accountant
 from ldpfl.privacy.accountants.moments import renyi_factor
 from ldpfl.privacy.accountants.randomized_response import log_moment
-from ldpfl.privacy.events import Release
+from ldpfl.privacy.events import BinaryRelease, Release
 
 _UP = 1 + 1e-7
 """More than what divergences of reports at 1e-9 lose by rounding, and sums of thousands of them."""
@@ -58,6 +58,28 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
     t = np.array([order])
     divergence = np.sum([number * log_moment(each, t) / order for each, number in composed.pure], axis=0) + (1 + t) * composed.mu**2 / 2
     return min(pure, float((divergence + _price(t, delta))[0]) * _UP) if composed.releases else 0.0
+
+
+def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:
+    """Return the same against who sees what a relay lets through, by the divergences of that order alone; infinite if none is known.
+
+    Args:
+        sent: bits that were released, the clients that they were hidden among, how many travelled together, and how often.
+    """
+    from ldpfl.privacy.accountants.blanket import LinkedRecords, record_losses  # these load much that most nodes do not need
+    from ldpfl.privacy.accountants.losses import largest_log_moment
+
+    divergence, missed = 0.0, 0.0
+    for release, clients, linked, count in sent:
+        bits = min(linked, release.units)
+        records = ceil(release.units / bits) * count
+        up_to = 1 << (records - 1).bit_length()  # so that the losses of one more record are most often known
+        losses = record_losses(LinkedRecords(release.epsilon, bits, clients, up_to), delta)
+        divergence += records * float(largest_log_moment(losses.losses, losses.masses[None], np.array([order]))[0]) / order
+        missed += records * losses.infinite
+    if order == inf or missed >= delta:
+        return inf
+    return (divergence + float(_price(np.array([order]), delta - missed)[0])) * _UP
 
 
 def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> float:
