@@ -160,3 +160,17 @@ def test_what_does_not_fit_is_refused(
 
 def test_every_name_is_listed() -> None:
     assert set(names()) == {"scattering", "strokes", "efficientnet-lite0"}
+
+
+def test_scattering_is_pooled_mirrored_and_taken_roots_of() -> None:
+    images = torch.randint(0, 256, (3, 3, 16, 16), generator=torch.Generator().manual_seed(9), dtype=torch.uint8)
+    maps = Scattering()(images)
+    pooled = feature_map("scattering", {"pooled": 2, "roots": True})
+    assert pooled.shape((3, 16, 16)) == (3 * 81 * 4,)
+    rows = maps.reshape(3, 243, 2, 2, 2, 2).mean((3, 5)).clamp_min(0).sqrt().flatten(1)
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    torch.testing.assert_close(pooled(images), rows / rows.norm(dim=1, keepdim=True), atol=1e-4, rtol=1e-3)
+    mirrored = feature_map("scattering", {"mirrored": True})
+    torch.testing.assert_close(mirrored(images), mirrored(images.flip(-1)), atol=1e-6, rtol=1e-4)
+    with pytest.raises(ConfigError, match="cannot be averaged over 3"):
+        feature_map("scattering", {"pooled": 3}).shape((3, 16, 16))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import cos, pi, prod, sin
+from math import cos, pi, sin
 
 import numpy as np
 import torch
@@ -36,13 +36,32 @@ class ScatteringFeatures(FeatureMap):
     """Images (N, C, H, W) uint8 to their scattering, normalised in groups of maps and to length 1: (N, 81 C H W / 16) float32.
 
     Source: Tramer and Boneh 2021, for the group norm and its 27 groups.
+
+    Attributes:
+        pooled: places each way over which maps are averaged: fewer features, and so less noise.
+        mirrored: whether the mean with the mirrored image's maps is taken; for pictures in which left and right mean nothing.
+        roots: whether square roots are taken, and a sample is normalised as a whole, in the place of groups.
     """
 
+    pooled: int = 1
+    mirrored: bool = False
+    roots: bool = False
+
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        return (prod(Scattering().shape(inputs)),)
+        maps, height, width = Scattering().shape(inputs)
+        if self.pooled < 1 or height % self.pooled or width % self.pooled:
+            raise ConfigError(f"maps of {height} x {width} places cannot be averaged over {self.pooled} each way")
+        return (maps * height * width // self.pooled**2,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return unit(scattered(inputs))
+        maps = Scattering()(inputs)
+        if self.mirrored:
+            maps = (maps + Scattering()(inputs.flip(-1))) / 2
+        if self.pooled > 1:
+            maps = F.avg_pool2d(maps, self.pooled)
+        if self.roots:
+            maps = maps.clamp_min(0).sqrt()
+        return unit(group_normalised(maps, 1 if self.roots else _GROUPS))
 
 
 def scattered(images: Tensor) -> Tensor:
