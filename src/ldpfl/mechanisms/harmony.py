@@ -18,7 +18,7 @@ from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits, unit_bits
 from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
 from ldpfl.mechanisms.units import Units
-from ldpfl.privacy import BinaryRelease, PureRelease
+from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
@@ -138,11 +138,12 @@ class Harmony(Mechanism):
         """Where every layer that is left is smaller than a group, each of them is one group, and the largest sets the size."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
-    def release(self, ranges: LayerRanges) -> BinaryRelease | PureRelease:
-        """A pure report a group. Only groups of one weight are plain bits, which the shuffle accountants count."""
+    def release(self, ranges: LayerRanges) -> BinaryRelease:
+        """A bit a group, about a weight that was drawn without looking."""
         if self.group == 1:
             return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name, claim=_CLAIM)
-        return PureRelease(self.name, self.epsilon, Groups.of(ranges, self.group).sizes.size, self._unit, _CLAIM)
+        sizes, realised = Groups.of(ranges, self.group).sizes, self.epsilon_realised
+        return BinaryRelease(self.name, self.epsilon, sizes.size, self._unit, realised, int(sizes.max()), _CLAIM)
 
     @property
     def _unit(self) -> Unit:
