@@ -154,8 +154,9 @@ def _is_counted(group: RoundGroup) -> bool:
 
 
 def _are_bits(group: RoundGroup) -> bool:
-    # Of clients that come one after the other each knows what was released before: that is proved for clones alone.
-    return isinstance(group.release, BinaryRelease) and group.channel in _COUNTING and group.sampling != "once"
+    # Of clients that hide among all of a run, round after round, later ones know earlier bits: that is proved for clones alone.
+    in_order = group.sampling == "once" and group.release.units == 1
+    return isinstance(group.release, BinaryRelease) and group.channel in _COUNTING and not in_order
 
 
 def _bits_in_a_record(group: RoundGroup) -> int:
