@@ -84,7 +84,7 @@ class Budget:
     def _check_hidden(self, request: Request, connection: Connection) -> None:
         """Check what the policy says of all that ever leaves through the relay, this report included."""
         allowed, policy = self.policy.relay_epsilon, self.policy
-        if allowed is None:
+        if allowed == "off":
             return
         sent = [*hidden_among(connection), (as_stored(request.release), request.cohort, request.linked, 1)]
         spent = inf

@@ -194,9 +194,9 @@ class Policy(BaseModel):
     """Largest epsilon, at ``delta``, of all that the client sends in one round."""
     lifetime_epsilon: NotNegative = 0.0
     """Largest epsilon, at ``delta``, of all that the client ever sends, in all runs, against whoever keeps all of it."""
-    relay_epsilon: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    relay_epsilon: Annotated[FiniteFloat, Field(gt=0)] | Literal["off"] = "off"
     """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than the relay lets through, which has
-    to mix each report with ``min_clients`` of honest clients; reports must be bits then, and leave through it. Unset: no bound."""
+    to mix each report with ``min_clients`` of honest clients; reports must be bits then, and leave through it."""
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_reliable)] = DELTA
     """Failure probability at which the bounds count; 0 for pure ones."""
     rounds: Annotated[int, Field(ge=0)] = 0
@@ -268,7 +268,7 @@ class Policy(BaseModel):
         if request.transport == "relay":
             keys = [base64.b64decode(key) for key in self.aggregator_keys]
             yield request.key in keys, "the aggregator's key is not among the policy's aggregator_keys"
-        if self.relay_epsilon is not None:
+        if self.relay_epsilon != "off":
             hidden = request.transport == "relay" and isinstance(request.release, BinaryRelease)
             yield hidden, "relay_epsilon is for bits that leave through the relay, and for nothing else"
         linked = request.linked
