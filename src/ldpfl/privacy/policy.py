@@ -256,7 +256,9 @@ class Policy(BaseModel):
             Declined: it is code that this policy does not name, or an option is text, which may be a path.
         """
         if ":" in name and name not in self.models:
-            raise Declined(f"{what} {name!r} is code that the server names, and not among the policy's models; nothing was run or sent")
+            raise Declined(
+                f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
+            )
         if any(isinstance(value, str) for value in options.values()):
             raise Declined(f"an option of the {what} is text, which a server could use as a path; nothing was run or sent")
 
