@@ -137,7 +137,15 @@ def test_shipped_sweeps_are_made_of_valid_runs() -> None:
         shipped = load_sweep(name)
         assert shipped.name == name
         assert shipped.description
-        check_cells(cells(shipped))
+        check_cells(cells(without_targets(shipped)))
+
+
+def without_targets(shipped: SweepConfig) -> SweepConfig:
+    """Return the sweep without its targets: to find each one's noise takes seconds, and is tested by itself."""
+    variants = {name: [own for own in settings if not own.startswith("privacy.target")] for name, settings in shipped.variants.items()}
+    axes = {key: values for key, values in shipped.axes.items() if key != "privacy.target"}
+    settings = [own for own in shipped.settings if not own.startswith("privacy.target")]
+    return shipped.model_copy(update={"variants": variants, "axes": axes, "settings": settings})
 
 
 def test_a_variant_that_does_not_fit_is_found_before_any_training() -> None:

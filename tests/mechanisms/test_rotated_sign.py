@@ -152,7 +152,7 @@ def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gap
 @pytest.mark.parametrize("group", [1, 3, 16, 32])
 def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
     """The mean over many clients with the same update; a bound that a right estimate exceeds with probability below 1e-8."""
-    mechanism, clients = RotatedSign(1.0, group=group, round=2), 20_000
+    mechanism, clients = RotatedSign(1.0, group=group, round=2), 5_000
     values = torch.linspace(-1, 1, DIMENSION)[None].repeat(clients, 1)
     reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(11, 2, range(clients)))
     assert reports.bytes_per_client == (mechanism.payload_bits(RANGES) + 7) // 8
@@ -164,7 +164,7 @@ def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
     own = mechanism.decode(reports, RANGES)
     torch.testing.assert_close(own.mean(dim=0), found, atol=1e-5, rtol=1e-4)
     measured = float(own.double().var(dim=0).mean())
-    assert measured == pytest.approx(float(mechanism.variance(values[:1], RANGES).mean()), rel=0.02)
+    assert measured == pytest.approx(float(mechanism.variance(values[:1], RANGES).mean()), rel=0.05)
 
 
 def test_sampled_coordinates_are_released_group_by_group() -> None:

@@ -97,12 +97,12 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_it_bounds(epsilon0: float, 
 def test_composition_holds_for_two_records_of_two_clients() -> None:
     """By enumeration of all four-tuples of shuffled views, for the inputs that are worst: all bits differ."""
     epsilon0, delta = 0.5, 0.01
+    epsilon = linked_epsilon([LinkedRecords(epsilon0, 2, 2, 2)], delta)
     ones, zeros = record_law(epsilon0, (1, 1)), record_law(epsilon0, (0, 0))
     for rest in (ones, zeros, record_law(epsilon0, (1, 0))):
         first, second = shuffled([ones, rest]), shuffled([zeros, rest])
         both = {(a, b): first[a] * first[b] for a in first for b in first}
         other = {(a, b): second[a] * second[b] for a in second for b in second}
-        epsilon = linked_epsilon([LinkedRecords(epsilon0, 2, 2, 2)], delta)
         assert distance(both, other, epsilon) <= delta * (1 + 1e-9)
 
 
