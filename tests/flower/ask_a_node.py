@@ -87,7 +87,7 @@ def main(folder: Path) -> None:
         if any("zebrafinch" in str(argument) for argument in arguments):
             touched.append(event)
 
-    rounds = [*with_bad_terms(), *with_bad_run_config(random.Random(5), 1000)]
+    rounds = [*with_bad_terms(), *with_bad_run_config(random.Random(5), 300)]
     sys.addaudithook(watch)
     for content, settings in rounds:
         grid = InProcessGrid(client_app, 1, run_config=settings)
