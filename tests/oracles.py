@@ -101,11 +101,6 @@ def _times(left: Array, right: Array) -> Array:
     return product
 
 
-def binary_report(epsilon0: float) -> float:
-    """Share of coins for binary randomised response: 2 / (e^epsilon0 + 1)."""
-    return 2 * sigmoid(-epsilon0)
-
-
 def clone_closed_form(epsilon0: float, clients: int, delta: float) -> float:
     """FMT 2021, Theorem 3.1: ln(1 + tanh(e0/2) (8 sqrt(e^e0 ln(4/d) / n) + 8 e^e0 / n)), or e0 where its condition fails."""
     if clients <= 1 or epsilon0 > log(clients / (16 * log(2 / delta))):

@@ -239,6 +239,10 @@ def _value(text: str) -> Any:
         return text
 
 
+_LONGEST_SHOWN = 200
+"""Characters of a refused value: a server may have sent it, and this ends in a node's log."""
+
+
 def _explain(error: ValidationError, origin: str, tree: Mapping[str, Any]) -> str:
     errors = error.errors()
     first = errors[0]
@@ -253,7 +257,7 @@ def _explain(error: ValidationError, origin: str, tree: Mapping[str, Any]) -> st
     # A setting of several kinds, a number or a word, gives an error for each kind.
     expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
-    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
+    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {repr(first['input'])[:_LONGEST_SHOWN]}"
 
 
 def _suggest(key: str, known: Iterable[str]) -> str:

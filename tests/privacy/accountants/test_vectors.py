@@ -15,7 +15,7 @@ import pytest
 
 from ldpfl import ConfigError
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.privacy.accountants.clones import any_report, clone_delta, clone_epsilon
+from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_delta, clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import classical_sigma, composed_mu, gaussian_epsilon, gaussian_sigma
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
@@ -26,7 +26,6 @@ from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, shuff
 from oracles import (
     advanced_composition_epsilon,
     amplified_epsilon,
-    binary_report,
     clone_closed_form,
     composed_rdp_epsilon,
     gaussian_mironov_epsilon,

@@ -66,18 +66,18 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     Args:
         sent: bits that were released, the clients that they were hidden among, how many travelled together, and how often.
     """
-    from ldpfl.privacy.accountants.blanket import LinkedRecords, record_losses  # these load much that most nodes do not need
-    from ldpfl.privacy.accountants.losses import largest_log_moment
+    from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_log_moment, clone_outside  # most nodes need none of it
 
+    if order == inf:
+        return inf
     divergence, missed = 0.0, 0.0
     for release, clients, linked, count in sent:
         bits = min(linked, release.units)
-        records = ceil(release.units / bits) * count
-        up_to = 1 << (records - 1).bit_length()  # so that the losses of one more record are most often known
-        losses = record_losses(LinkedRecords(release.epsilon, bits, clients, up_to), delta)
-        divergence += records * float(largest_log_moment(losses.losses, losses.masses[None], np.array([order]))[0]) / order
-        missed += records * losses.infinite
-    if order == inf or missed >= delta:
+        epsilon, records = bits * release.epsilon, ceil(release.units / bits) * count
+        share = binary_report(epsilon) if bits == 1 else any_report(epsilon)
+        divergence += records * clone_log_moment(epsilon, clients, order, share) / order
+        missed += records * clone_outside(clients, share)
+    if missed >= delta:
         return inf
     return (divergence + float(_price(np.array([order]), delta - missed)[0])) * _UP
 

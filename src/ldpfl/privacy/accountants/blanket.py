@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import ceil, exp, log, log2, sqrt
 
 import numpy as np
@@ -32,7 +31,7 @@ from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.clones import clone_delta
-from ldpfl.privacy.accountants.losses import Curve, GridLosses, composed_curves, dominating
+from ldpfl.privacy.accountants.losses import Curve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 
 _HIDES_NOTHING = 30.0
@@ -93,14 +92,6 @@ def linked_epsilon(kinds: Sequence[LinkedRecords], delta: float) -> float:
         return local
     curves = [Curve(_curve(kind), kind.bits * kind.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
     return min(local, composed_curves(curves, delta, _POINTS))
-
-
-@lru_cache(maxsize=64)
-def record_losses(kind: LinkedRecords, delta: float) -> GridLosses:
-    """Return losses that dominate those of one such record, fine enough for ``delta`` of all of them; what is infinite adds to delta."""
-    if kind.bits * kind.epsilon0 > _HIDES_NOTHING:
-        return GridLosses(kind.bits * kind.epsilon0, 1, np.ones(1))
-    return dominating(Curve(_curve(kind), kind.bits * kind.epsilon0, kind.records, 4 * _ROUNDING), delta, _POINTS)
 
 
 def _curve(kind: LinkedRecords) -> Callable[[float], float]:

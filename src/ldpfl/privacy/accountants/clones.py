@@ -15,13 +15,14 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from ldpfl.privacy.accountants.binomial import Array, Binomial, sigmoid
+from ldpfl.privacy.accountants.binomial import Array, Binomial, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 
 _POINTS = 2048
 _COIN_CELLS = 64
 
+_OUTSIDE = 1e-30
 _HIDES_NOTHING = 30.0
 """Beyond this budget a report among even 1e10 others is a clone with probability below 1e-3: what holds locally is all there is."""
 
@@ -29,6 +30,37 @@ _HIDES_NOTHING = 30.0
 def any_report(epsilon0: float) -> float:
     """Share of coins for an arbitrary epsilon0-LDP randomiser."""
     return exp(-epsilon0)
+
+
+def binary_report(epsilon0: float) -> float:
+    """Share of coins for randomised response, of a bit about a known coordinate or one that its client drew in secret."""
+    return 2 * sigmoid(-epsilon0)
+
+
+def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: float) -> float:
+    """Return an upper bound of log E[e^(order * loss)] of the pair above, for as many coins as there are but for :func:`clone_outside`.
+
+    In milliseconds for any number of clients: the fewest likely coins stand for all numbers of them, which hides less.
+    """
+    coins = _fewest_coins(clients, coin_share) if epsilon0 <= _HIDES_NOTHING else 0
+    _, logs = Binomial(coins, 0.0).log_pmf()
+    with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
+    log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
+    first, second = (np.logaddexp(one + with_report, other + without) for one, other in ((log_p1, log_p0), (log_p0, log_p1)))
+    # What a window of the binomial leaves out is below 1e-30, and no loss exceeds epsilon0.
+    inside = float(np.logaddexp.reduce(first + order * np.minimum(first - second, epsilon0)))
+    return min(order * epsilon0, float(np.logaddexp(inside, log(_OUTSIDE) + order * epsilon0)))
+
+
+def clone_outside(clients: int, coin_share: float) -> float:
+    """Return the probability that there are fewer coins than :func:`clone_log_moment` counts on: whoever uses it adds that to delta."""
+    return _OUTSIDE if _fewest_coins(clients, coin_share) else 0.0
+
+
+def _fewest_coins(clients: int, coin_share: float) -> int:
+    if coin_share >= 1:
+        return clients - 1
+    return max(0, int(binom.ppf(_OUTSIDE, clients - 1, coin_share)) - 1)
 
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:

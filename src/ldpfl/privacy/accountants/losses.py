@@ -117,13 +117,6 @@ def composed_curves(curves: Sequence[Curve], delta: float, points: int = 1024) -
     return reduce(GridLosses.followed_by, known).epsilon(delta) if len(known) == len(curves) else inf
 
 
-def dominating(curve: Curve, delta: float, points: int) -> GridLosses:
-    """Return losses that dominate those of one release, of which ``times`` together miss less than a thousandth of ``delta``."""
-    step = max(_top(curve, 1e-4 * delta / curve.times), 1e-12) / points
-    last = points if curve.limit == inf else min(points, ceil(curve.limit / step))
-    return from_curve(np.array([curve.delta(index * step) for index in range(last + 1)]), step)
-
-
 def _top(curve: Curve, delta: float) -> float:
     """Return a loss that one release exceeds with about ``delta`` at most."""
     delta = max(delta, curve.fewest)
