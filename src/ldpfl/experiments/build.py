@@ -141,17 +141,18 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
         ConfigError: a setting is out of range, or does not fit the others.
     """
     settings, training = config.mechanism, config.training
-    if settings.protects_records and config.data.by_label:
-        raise ConfigError(
-            f"mechanism {settings.name!r} protects single records, and where data are divided by their labels one record decides where "
-            f"others go: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
-        )
     if not settings.uses_ranges and (config.ranges.center != 0 or config.ranges.rule != "fixed"):
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm)
     facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), config.shuffling.channel == "secure-sum")
-    return built(settings, facts)
+    mechanism = built(settings, facts)
+    if mechanism.record_clip is not None and config.data.by_label:
+        raise ConfigError(
+            f"mechanism {mechanism.name!r} protects single records, and where data are divided by their labels one record decides where "
+            f"others go: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
+        )
+    return mechanism
 
 
 def _try_model(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, classes: int) -> None:

@@ -181,7 +181,6 @@ class DpSgdSettings(MechanismSettings):
     """Probability with which each record takes part in a round (Poisson batches); in simulations alone. 1 makes for the least noise."""
 
     uses_ranges: ClassVar[bool] = False
-    protects_records: ClassVar[bool] = True
     needs_training: ClassVar[bool] = True
 
     def at_strength(self, strength: float) -> DpSgdSettings:

@@ -69,9 +69,6 @@ class MechanismSettings(BaseModel):
     uses_ranges: ClassVar[bool] = True
     """Whether values are clamped to ranges, rather than clipped by their norm."""
 
-    protects_records: ClassVar[bool] = False
-    """Whether what it protects is one record of a client, and not the client's data as a whole."""
-
     needs_training: ClassVar[bool] = False
     """Whether it can be built only for a training that is known: such mechanisms are not planned, audited or created by themselves."""
 

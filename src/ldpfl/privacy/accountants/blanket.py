@@ -29,10 +29,11 @@ import numpy as np
 from scipy import fft
 from scipy.stats import binom
 
-from ldpfl.privacy.accountants.binomial import Array, log_sigmoid, sigmoid
-from ldpfl.privacy.accountants.clones import clone_delta
+from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
+from ldpfl.privacy.accountants.clones import binary_report, clone_delta
 from ldpfl.privacy.accountants.losses import Curve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
+from ldpfl.privacy.accountants.shuffled import rounded_down
 
 _HIDES_NOTHING = 30.0
 """Beyond this budget of a record none of 1e10 others is uniform."""
@@ -72,7 +73,7 @@ def linked_delta(epsilon0: float, bits: int, clients: int, epsilon: float) -> fl
     """
     if epsilon >= bits * epsilon0:
         return 0.0
-    share = 2 * sigmoid(-epsilon0)
+    share = binary_report(epsilon0)
     if bits == 1:
         return clone_delta(epsilon0, clients, epsilon, share)
     uniform = exp(bits * (log(2) + log_sigmoid(-epsilon0)))
@@ -101,11 +102,10 @@ def _curve(kind: LinkedRecords) -> Callable[[float], float]:
 def _merged(kinds: Sequence[LinkedRecords]) -> list[LinkedRecords]:
     """Add up what is alike, after rounding cohorts down to a few sizes."""
     kinds = [kind for kind in kinds if kind.records > 0 and kind.epsilon0 > 0]
-    sizes = sorted({kind.clients for kind in kinds})
-    kept = sizes if len(sizes) <= _SIZES else [sizes[round(i * (len(sizes) - 1) / _SIZES)] for i in range(_SIZES)]
+    rounded = rounded_down((kind.clients for kind in kinds), _SIZES)
     records: Counter[tuple[float, int, int]] = Counter()
     for kind in kinds:
-        records[kind.epsilon0, kind.bits, max(size for size in kept if size <= kind.clients)] += kind.records
+        records[kind.epsilon0, kind.bits, rounded[kind.clients]] += kind.records
     return [LinkedRecords(*key, count) for key, count in records.items()]
 
 

@@ -12,7 +12,7 @@ clients whose extreme the cell leaves open, each is a fair coin with probability
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, exp
@@ -188,3 +188,10 @@ def _curves(masses: Array, step: float) -> Array:
     for i in range(masses.shape[1] - 2, -1, -1):
         curve[:, i] = (1 - shrink) * above[:, i + 1] + shrink * curve[:, i + 1]
     return curve
+
+
+def rounded_down(sizes: Iterable[int], most: int | None) -> dict[int, int]:
+    """Return for each cohort size one of ``most`` sizes that is no larger, itself if there are no more or no limit: fewer hide less."""
+    known = sorted(set(sizes))
+    kept = known if most is None or len(known) <= most else [known[round(i * (len(known) - 1) / most)] for i in range(most)]
+    return {size: max(other for other in kept if other <= size) for size in known}

@@ -27,7 +27,14 @@ from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.losses import GridLosses, curve_of, epsilon_of, from_curve
 from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
 from ldpfl.privacy.accountants.randomized_response import HUGE_BUDGET, sum_of_reports_epsilon
-from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_attained_epsilon, single_epsilon
+from ldpfl.privacy.accountants.shuffled import (
+    ShuffledLosses,
+    attained_losses,
+    rounded_down,
+    shuffled_losses,
+    single_attained_epsilon,
+    single_epsilon,
+)
 
 _BERRY_ESSEEN = 0.56
 _CURVE_POINTS = 8192
@@ -279,10 +286,7 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None = _SIZES) -> tup
     """Add up rounds that are alike, after rounding their cohorts down to a few ``sizes``: safe for an upper bound alone."""
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
-    all_sizes = sorted({group.clients for group in groups})
-    many = sizes is not None and len(all_sizes) > sizes
-    kept = [all_sizes[round(i * (len(all_sizes) - 1) / _SIZES)] for i in range(_SIZES)] if many else all_sizes
+    rounded = rounded_down((group.clients for group in groups), sizes)
     for group in groups:
-        size = max(size for size in kept if size <= group.clients)
-        rounds[group.epsilon0, size, group.reports] += group.rounds
+        rounds[group.epsilon0, rounded[group.clients], group.reports] += group.rounds
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
