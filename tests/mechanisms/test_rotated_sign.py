@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, pi, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,14 +124,19 @@ def test_what_is_no_report_of_this_model_is_refused() -> None:
             RotatedSign(1.0, norm=wrong)
 
 
-def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gaps() -> None:
-    """Through the records of a relay: all of them are the pool itself, and without some coordinates these count as 0."""
-    mechanism, clients = RotatedSign(2.0, round=3), 30
+def cut_for_a_relay(mechanism: RotatedSign, clients: int) -> tuple[Any, RecordPlan, list[Any]]:
+    """Return reports of random updates, the plan of their records, and each client's records."""
     values = torch.randn(clients, DIMENSION, generator=torch.Generator().manual_seed(6))
     reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(7, 3, range(clients)))
     plan = RecordPlan(mechanism, RANGES)
+    return reports, plan, [plan.split(payload) for payload in reports.payloads()]
+
+
+def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gaps() -> None:
+    """Through the records of a relay: all of them are the pool itself, and without some coordinates these count as 0."""
+    mechanism, clients = RotatedSign(2.0, round=3), 30
+    reports, plan, cut = cut_for_a_relay(mechanism, clients)
     assert plan.records == 32
-    cut = [plan.split(payload) for payload in reports.payloads()]
     whole = plan.join(np.concatenate(cut), clients).pool
     assert whole is not None
     assert torch.equal(whole.aggregate(mechanism, RANGES).mean, mechanism.aggregate([reports], RANGES))
@@ -172,11 +178,8 @@ def test_sampled_coordinates_are_released_group_by_group() -> None:
     release = mechanism.release(RANGES)
     assert (release.units, release.sampled, release.epsilon) == (4, 8, 2.0)
     assert mechanism.payload_bits(RANGES) == 4 * (3 + 1)
-    values = torch.randn(clients, DIMENSION, generator=torch.Generator().manual_seed(6))
-    reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(7, 3, range(clients)))
-    plan = RecordPlan(mechanism, RANGES)
+    reports, plan, cut = cut_for_a_relay(mechanism, clients)
     assert plan.records == 4
-    cut = [plan.split(payload) for payload in reports.payloads()]
     whole = plan.join(np.concatenate(cut), clients).pool
     missing = plan.join(np.concatenate([records[1:] for records in cut]), clients).pool
     assert whole is not None
