@@ -34,8 +34,7 @@ from ldpfl.experiments.sweep_run import run_sweep
 from ldpfl.mechanisms import Mechanism
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
-from ldpfl.planning.regimes import RegimePlan, regime_named
-from ldpfl.planning.regimes import plan_regime as plan_for_regime
+from ldpfl.planning.regimes import plan_regime as plan_regime
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA, account_together
 from ldpfl.privacy.statement import Statement
@@ -184,35 +183,6 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
         return plan_setting(Setting(**setting))
     found, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
     return replace(plan_setting(found), solution=solution)
-
-
-def plan_regime(
-    regime: str,
-    target: float,
-    *,
-    clients: int,
-    weights: int,
-    rounds: int,
-    records: int = 1,
-    group: int = 1,
-    linked: int = 1,
-    delta: float = DELTA,
-    colluding: int = 0,
-) -> RegimePlan:
-    """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run.
-
-        ldpfl.plan_regime("records", 2.0, clients=100, records=600, weights=2000, rounds=15).noise
-
-    Args:
-        regime: shuffled, local, records or records-summed, see :mod:`ldpfl.planning.regimes`.
-        group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
-        linked: how many of what it sends stay together behind the shuffler, in that regime.
-
-    Raises:
-        ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
-    """
-    sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
-    return plan_for_regime(regime_named(regime), target, delta=delta, colluding=colluding, **sizes)
 
 
 def account(

@@ -47,6 +47,15 @@ def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
     assert small.noise <= 0.1
 
 
+def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise() -> None:
+    plain, drawn, linked = (ldpfl.plan_regime("shuffled", 1.0, **SIZE["shuffled"], **more) for more in ({}, {"group": 8}, {"linked": 8}))
+    assert (plain.bytes_per_client, plain.relay_records) == (4, 32)
+    assert (drawn.bytes_per_client, drawn.relay_records) == (2, 4)
+    assert (linked.bytes_per_client, linked.relay_records) == (4, 4)
+    assert plain.noise < min(drawn.noise, linked.noise)
+    assert all(plan.statement.best is not None and 0.98 < plan.statement.best.epsilon <= 1.0 for plan in (plain, drawn, linked))
+
+
 def test_colluding_clients_cost_noise_where_others_hide() -> None:
     for regime in ("shuffled", "records-summed"):
         alone, betrayed = (ldpfl.plan_regime(regime, 1.0, **SIZE[regime], colluding=colluding) for colluding in (0, 50))
@@ -61,6 +70,10 @@ def test_colluding_clients_cost_noise_where_others_hide() -> None:
         ("records", {"clients": 0}, "at least 1"),
         ("local", {"clients": 5}, "once each"),
         ("records", {"delta": 0.0}, "delta"),
+        ("records", {"group": 4}, "in the regime shuffled, not in records"),
+        ("local", {"linked": 2}, "in the regime shuffled, not in local"),
+        ("shuffled", {"group": 0}, "at least 1"),
+        ("shuffled", {"group": 64}, "group of 64"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(regime: str, changes: dict[str, Any], why: str) -> None:

@@ -72,7 +72,7 @@ class RegimePlan:
 
 
 def plan_regime(
-    regime: Regime,
+    regime: str,
     target: float,
     *,
     clients: int,
@@ -84,13 +84,19 @@ def plan_regime(
     delta: float = DELTA,
     colluding: int = 0,
 ) -> RegimePlan:
-    """Return the least noise with which ``regime`` keeps ``target``, and what it costs. Seconds on one core.
+    """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run. Seconds on one core.
 
-    In the regime ``shuffled`` a client sends one of each ``group`` coordinates, and ``linked`` of these stay together on the way.
+        ldpfl.plan_regime("records", 2.0, clients=100, records=600, weights=2000, rounds=15).noise
+
+    Args:
+        regime: shuffled, local, records or records-summed, see :data:`Regime`.
+        group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
+        linked: how many of what it sends stay together behind the shuffler, in that regime.
 
     Raises:
-        ConfigError: a figure is out of range, or nothing reaches the target.
+        ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
     """
+    kind = regime_named(regime)
     check_delta(delta)
     if not 0 < target < inf:
         raise ConfigError(f"the target must be positive and finite, got {target:g}")
@@ -98,16 +104,16 @@ def plan_regime(
         raise ConfigError(
             "clients that do not collude, weights, rounds, records, group and linked must be at least 1, and no more than is planned"
         )
-    if max(group, linked) > 1 and regime != "shuffled":
-        raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {regime}")
-    if regime == "local" and clients < rounds:
+    if max(group, linked) > 1 and kind != "shuffled":
+        raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {kind}")
+    if kind == "local" and clients < rounds:
         raise ConfigError(f"{clients:,} clients cannot take part once each in {rounds:,} rounds")
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (weights,))
 
     def group_at(strength: float) -> RoundGroup:
-        release = _mechanism(regime, strength, records, group).release(ranges)
-        channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(regime, "ideal-shuffler")  # type: ignore[assignment]
-        once = regime == "local"
+        release = _mechanism(kind, strength, records, group).release(ranges)
+        channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(kind, "ideal-shuffler")  # type: ignore[assignment]
+        once = kind == "local"
         honest = clients - colluding
         return RoundGroup(release, honest, honest, 1 if once else rounds, "once" if once else "everyone", channel=channel, linked=linked)
 
@@ -116,19 +122,17 @@ def plan_regime(
         hidden, local = behind_shuffler([group]), epsilon_of([(group.release, group.rounds)], delta)
         return local if hidden is None else min(local, hidden.epsilon(delta))
 
-    found = smallest(
-        epsilon, _guess(regime, target, clients - colluding, ceil(weights / group), rounds, delta), target, 1e-4, 1e6, _PRECISE
-    )
+    found = smallest(epsilon, _guess(kind, target, clients - colluding, ceil(weights / group), rounds, delta), target, 1e-4, 1e6, _PRECISE)
     if found is None:
         raise ConfigError(f"no noise brings this to epsilon {target:g}: more clients or fewer rounds may")
-    mechanism = _mechanism(regime, 1 / found, records, group)
-    once = regime == "local"
+    mechanism = _mechanism(kind, 1 / found, records, group)
+    once = kind == "local"
     heard = clients // rounds if once else clients
     noise = float(mechanism.noise_std(ranges, heard)[0]) * sqrt(weights)
-    units = clients * records if regime.startswith("records") else clients
-    name, value = ("noise_multiplier", found) if regime.startswith("records") else ("epsilon", 1 / found)
+    units = clients * records if kind.startswith("records") else clients
+    name, value = ("noise_multiplier", found) if kind.startswith("records") else ("epsilon", 1 / found)
     return RegimePlan(
-        regime=regime,
+        regime=kind,
         target=target,
         clients=clients,
         records=records,
@@ -139,7 +143,7 @@ def plan_regime(
         value=value,
         noise=noise,
         trusted_noise=2 * sqrt(rounds) / (units * gaussian_mu(target, delta)) * sqrt(weights),
-        wanted=_wanted(regime, noise, clients, records),
+        wanted=_wanted(kind, noise, clients, records),
         group=group,
         relay_records=ceil(mechanism.release(ranges).units / linked),
         bytes_per_client=(mechanism.payload_bits(ranges) + 7) // 8,
