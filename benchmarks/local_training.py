@@ -50,11 +50,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     task = data.load(options.data, options.data_dir)
-    module = models.create(options.model, task.shape, task.classes, seed=0)
+    module = models.create(options.model, task.shape, task.outputs, seed=0)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
     local = LocalTask(module, layout, task.train, task.mean, task.std, learning_rate=0.03)
-    parts = data.partition(task.train.labels.numpy(), options.clients, stream(0, Purpose.PARTITION))
+    parts = data.partition(task.train.targets.numpy(), options.clients, stream(0, Purpose.PARTITION))
     orders = [stream(0, Purpose.BATCH_ORDER, 1, client) for client in range(options.clients)]
     schedule = batch_schedule(parts, orders, epochs=1, batch_size=BATCH_SIZE)
 

@@ -62,8 +62,8 @@ def collect(folders: Iterable[Path]) -> dict[tuple[str, float], list[dict[str, A
     for folder in folders:
         for result in sorted(folder.rglob("result.json")):
             config = read_config(result.with_name("config.toml"))
-            if config.privacy.target != "off":
-                found[regime_of(config), config.privacy.target].append(json.loads(result.read_text(encoding="utf-8")))
+            if config.privacy.target_epsilon != "off":
+                found[regime_of(config), config.privacy.target_epsilon].append(json.loads(result.read_text(encoding="utf-8")))
     return found
 
 
@@ -113,9 +113,9 @@ def draw_bytes(axes: Any, folders: Iterable[Path]) -> None:
     groups: dict[int, int] = {}
     for result in (result for folder in folders for result in sorted(folder.rglob("result.json"))):
         config, figures = read_config(result.with_name("config.toml")), json.loads(result.read_text(encoding="utf-8"))
-        if isinstance(config.mechanism, RotatedSignSettings) and config.privacy.target != "off":
+        if isinstance(config.mechanism, RotatedSignSettings) and config.privacy.target_epsilon != "off":
             sent = int(figures["uplink_bytes_per_client_round"])
-            found[config.privacy.target][sent].append(figures)
+            found[config.privacy.target_epsilon][sent].append(figures)
             groups[sent] = config.mechanism.group
     for target, by_bytes in sorted(found.items()):
         points = sorted(by_bytes)
@@ -127,7 +127,7 @@ def draw_bytes(axes: Any, folders: Iterable[Path]) -> None:
 
 def draw_line(axes: Any, points: Sequence[float], runs: Sequence[list[dict[str, Any]]], label: str, named: Sequence[str]) -> None:
     """Draw mean and spread over seeds, and print them."""
-    accuracies = [[100 * run["accuracy"] for run in own] for own in runs]
+    accuracies = [[100 * run["score"] for run in own] for own in runs]
     for name, values in zip(named, accuracies, strict=True):
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         print(f"{label}, {name}: {fmean(values):.2f}{spread} %, {len(values)} seed{'s' * (len(values) > 1)}")

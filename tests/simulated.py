@@ -24,10 +24,10 @@ def federation_of(
     learning_rate: float = 0.05,
 ) -> tuple[Federation, Checkpoint]:
     """A small federation over ``data``, and its state before the first round."""
-    module = models.create(model, data.shape, data.classes, seed=1)
+    module = models.create(model, data.shape, data.outputs, seed=1)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    samples = partition(data.train.labels.numpy(), CLIENTS, np.random.default_rng(2), scheme=scheme)  # type: ignore[arg-type]
+    samples = partition(data.train.targets.numpy(), CLIENTS, np.random.default_rng(2), scheme=scheme)  # type: ignore[arg-type]
     task = LocalTask(module, layout, data.train, data.mean, data.std, learning_rate)
     parameters = {"epsilon": 2.0} if mechanism == "duchi" else {}
     federation = Federation(

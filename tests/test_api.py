@@ -34,7 +34,7 @@ def test_a_run_gives_typed_figures_a_plain_module_and_no_file(tiny_data: Path, t
     result = small(tiny_data, epsilon=2.0, on_round=seen.append)
     assert [metrics.round for metrics in seen] == [1, 2]
     assert result.history == tuple(seen)
-    assert result.accuracy == seen[-1].accuracy
+    assert result.accuracy == seen[-1].score
     assert result.baseline is not None
     assert len(result.baseline) == 2
     assert result.config.mechanism.budgeted == (2.0, "unit")
@@ -70,7 +70,7 @@ def test_a_result_shows_itself(tiny_data: Path, tmp_path: Path) -> None:
     result = small(tiny_data)
     frame = result.to_dataframe()
     assert list(frame.index) == [1, 2]
-    assert frame["accuracy"].tolist() == [metrics.accuracy for metrics in result.history]
+    assert frame["score"].tolist() == [metrics.score for metrics in result.history]
     assert any(column.startswith("noise_std.") for column in frame.columns)
     picture = result.plot()
     picture.save(tmp_path / "curve.svg")

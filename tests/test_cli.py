@@ -15,7 +15,7 @@ from conftest import TINY_TOML, CommandLine, digits, write_split
 from ldpfl import __version__
 from ldpfl.experiments import Runner, read_config, recipe_names
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import RoundMetrics
 
 
@@ -25,7 +25,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 class StopAfterFirst:
     def warn(self, message: str) -> None: ...
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None: ...
 
     def clients_done(self, done: int, total: int) -> None: ...
 
@@ -37,7 +37,7 @@ class StopAfterFirst:
 def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
     """The folder of a run that was interrupted after its first round."""
     folder = RunFolder(tmp_path / "unfinished")
-    runner = Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_accuracy_curve)
+    runner = Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_score_curve)
     with pytest.raises(KeyboardInterrupt):
         runner.run(read_config(config_file), folder, baseline=False)
     return folder.path
@@ -63,9 +63,9 @@ def test_json_is_all_that_stdout_gets(ldpfl: CommandLine, config_file: Path, tin
     assert outcome.code == 0
     result = json.loads(outcome.out)
     assert result == json.loads(Path("result/result.json").read_text(encoding="utf-8"))
-    assert set(result) >= {"accuracy", "accuracy_per_round", "epsilon_per_unit", "clients", "rounds", "weights"}
+    assert set(result) >= {"metric", "score", "scores", "score_per_round", "epsilon_per_unit", "clients", "rounds", "weights"}
     assert set(result) >= {"uplink_bytes_per_client_round", "seconds", "seed", "versions"}
-    assert result["noise_free_accuracy"] is None
+    assert result["noise_free_score"] is None
 
 
 def test_settings_and_seed_reach_the_run(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_recipe_runs_by_name_on_the_bundled_digits_and_learns(ldpfl: CommandLi
     assert outcome.code == 0, outcome.err
     result = json.loads(outcome.out)
     assert result["name"] == "quickstart"
-    assert result["accuracy"] > 0.5
+    assert result["score"] > 0.5
 
 
 BAD_SETTINGS = {

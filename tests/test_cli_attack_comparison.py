@@ -19,7 +19,7 @@ from ldpfl.simulation import simulate
 
 
 class Quiet:
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None: ...
     def clients_done(self, done: int, total: int) -> None: ...
     def round_done(self, metrics: RoundMetrics) -> None: ...
     def warn(self, message: str) -> None: ...
@@ -90,7 +90,7 @@ def test_runs_are_compared_and_nothing_is_made_twice(
     for name, parts in expected.items():
         assert lines[name]["distances"] == [distance for part in parts for distance in part["distances"]]
         assert lines[name]["shares"] == [share for part in parts for share in part["shares"]]
-    assert lines["0.02"]["accuracies"] == [results[0]["accuracy"], results[1]["accuracy"]]
+    assert lines["0.02"]["accuracies"] == [results[0]["score"], results[1]["score"]]
     assert lines["0.02"]["runs"] == [str(runs[0]), str(runs[1])]
     assert rows[3]["unprotected"] == rows[0]["unprotected"] == rows[2]["unprotected"]
 
@@ -114,8 +114,8 @@ def test_the_attack_takes_the_baseline_that_the_run_was_compared_with(
     outcome = ldpfl("attack", "gan", run, "--steps", "1", "--data-dir", tiny_data, "--json")
     rows = {row["kind"]: row for row in json.loads(outcome.out)["rows"]}
     assert counted.trained == 0
-    assert rows["unprotected"]["accuracy"] == result["noise_free_accuracy"]
-    assert rows["protected"]["accuracy"] == result["accuracy"]
+    assert rows["unprotected"]["accuracy"] == result["noise_free_score"]
+    assert rows["protected"]["accuracy"] == result["score"]
     assert rows["floor"]["accuracy"] is None
     assert {path.name for path in (run / "attacks/gan-4").iterdir() if path.is_dir()} == {"images"}
 

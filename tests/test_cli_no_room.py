@@ -156,7 +156,7 @@ def test_a_sweep_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLin
         line = outcome.err.splitlines()[-1]
         assert "no space left on" in line
         assert ldpfl(*hint(line)).code == 0
-        assert (out / "accuracy.svg").read_bytes() == (Path("whole") / "accuracy.svg").read_bytes()
+        assert (out / "score.svg").read_bytes() == (Path("whole") / "score.svg").read_bytes()
 
 
 def unusable(cache: Path) -> None:
@@ -213,7 +213,7 @@ class Watch:
         self.warnings: list[str] = []
         self._label = ""
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         self._label = label
 
     def clients_done(self, done: int, total: int) -> None: ...
@@ -229,7 +229,7 @@ def run(config_file: Path, data: Path, folder: Path) -> tuple[Watch, object]:
     watch = Watch()
     runner = Runner(data, torch.device("cpu"), watch, lambda path, result: None)
     config = read_config(config_file, ["shuffling.channel=direct"])
-    return watch, runner.run(config, RunFolder(folder)).figures["noise_free_accuracy_per_round"]
+    return watch, runner.run(config, RunFolder(folder)).figures["noise_free_score_per_round"]
 
 
 def test_a_cache_that_fills_up_loses_no_round_of_the_baseline(config_file: Path, tiny_data: Path, tmp_path: Path, cache: Path) -> None:

@@ -19,7 +19,7 @@ from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.privacy import BinaryRelease, Ledger
-from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
 from test_cli import StopAfterFirst, content
 from test_cli_sweep import SWEEP
@@ -47,12 +47,12 @@ def after_a_round(origin: str, accuracy: float = nan) -> Checkpoint:
     return replace(start, state=replace(start.state, round=1), history=(metrics,))
 
 
-def flower_folder(path: Path, kind: Kind | None, origin: str = " on Flower", *, accuracy: float = nan) -> RunFolder:
+def flower_folder(path: Path, kind: Kind | None, origin: str = " on Flower", *, score: float = nan) -> RunFolder:
     """A run of one round as the strategy leaves it; without ``kind``, as it did before kinds were recorded."""
     folder = RunFolder(path)
     folder.open(own_config(), resume=True, kind=kind)
     (path / "participation.json").write_text("{}", encoding="utf-8")
-    folder.save_round(after_a_round(origin, accuracy))
+    folder.save_round(after_a_round(origin, score))
     return folder
 
 
@@ -126,7 +126,7 @@ def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of before"])
 def test_the_ready_app_is_gone_on_with_by_flower(recorded: bool, ldpfl: CommandLine, tmp_path: Path) -> None:
-    folder = flower_folder(tmp_path / "ready", Kind.READY_APP if recorded else None, READY_ORIGIN, accuracy=0.25)
+    folder = flower_folder(tmp_path / "ready", Kind.READY_APP if recorded else None, READY_ORIGIN, score=0.25)
     out = ldpfl("show", folder.path).out
     assert "not finished (ready app on Flower), 1 of 2 rounds done, accuracy 25.00%" in out
     assert "flwr run" in out
@@ -156,17 +156,17 @@ def test_a_damaged_kind_is_refused_by_name(ldpfl: CommandLine, tmp_path: Path) -
 def test_metrics_are_json_for_every_reader(tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "own", Kind.OWN_APP)
     (line,) = folder.metrics_path.read_text(encoding="utf-8").splitlines()
-    assert json.loads(line, parse_constant=pytest.fail)["accuracy"] is None
+    assert json.loads(line, parse_constant=pytest.fail)["score"] is None
     last = folder.checkpoint()
     assert last is not None
-    assert last.history[0].accuracy != last.history[0].accuracy  # what goes on from here goes on as before
+    assert last.history[0].score != last.history[0].score  # what goes on from here goes on as before
 
 
 def unmeasured(value: Any) -> Any:
     """Return a result as one would have it whose server measures nothing, and whose noise has no bound."""
     layers = {name: {**layer, "noise_std": float("inf")} for name, layer in value["layers"].items()}
     noise = {"norm": float("inf"), "protected_fraction": 1.0, "paper_epsilon": nan, "paper_epsilon_per_round": [nan]}
-    return {**value, "accuracy": nan, "accuracy_per_round": [nan, nan, nan], "layers": layers, "noise": noise}
+    return {**value, "score": nan, "score_per_round": [nan, nan, nan], "layers": layers, "noise": noise}
 
 
 @pytest.mark.slow
@@ -178,8 +178,8 @@ def test_a_result_of_before_with_bare_nan_is_shown(ldpfl: CommandLine, config_fi
     assert outcome.code == 0, outcome.err
     assert "nan" not in outcome.out
     shown = json.loads(ldpfl("show", "run", "--json").out, parse_constant=pytest.fail)
-    assert shown["accuracy"] is None
-    draw_accuracy_curve(Path("curve.svg"), shown)
+    assert shown["score"] is None
+    draw_score_curve(Path("curve.svg"), shown)
     assert "<svg" in Path("curve.svg").read_text(encoding="utf-8")
 
 
@@ -216,7 +216,7 @@ def test_a_result_is_written_as_strict_json(config_file: Path, tiny_data: Path, 
             return torch.nn.Linear(1, 1)
 
     folder.save_result(last, Task, unmeasured(result))  # type: ignore[arg-type]
-    assert json.loads(folder.result_path.read_text(encoding="utf-8"), parse_constant=pytest.fail)["accuracy"] is None
+    assert json.loads(folder.result_path.read_text(encoding="utf-8"), parse_constant=pytest.fail)["score"] is None
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
     """A simulation after its first round, in a folder whose name a shell would split."""
     folder, direct = RunFolder(tmp_path / "my runs; one"), read_config(config_file, ["shuffling.channel=direct"])
     with pytest.raises(KeyboardInterrupt):
-        Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_accuracy_curve).run(direct, folder, baseline=False)
+        Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_score_curve).run(direct, folder, baseline=False)
     return folder.path
 
 

@@ -40,12 +40,12 @@ def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: 
         assert word in outcome.out, word
     assert "8/8: bits, epsilon 4.0, seed 1" in outcome.err
     found = json.loads((tmp_path / "s" / "rows.json").read_text(encoding="utf-8"))
-    assert [(row["variant"], row["point"], len(row["accuracy"])) for row in found] == [
+    assert [(row["variant"], row["point"], len(row["score"])) for row in found] == [
         ("plain", {}, 2),
         ("bits", {"mechanism.epsilon": 1.0}, 2),
         ("bits", {"mechanism.epsilon": 4.0}, 2),
     ]
-    assert (tmp_path / "s" / "accuracy.svg").stat().st_size > 1000
+    assert (tmp_path / "s" / "score.svg").stat().st_size > 1000
     assert not (tmp_path / "s" / "noise.svg").exists()
     assert "noise" not in outcome.out
 

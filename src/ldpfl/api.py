@@ -5,6 +5,7 @@ The command line parses, calls these functions and prints; notebooks call them t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,21 +15,24 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from ldpfl import mechanisms
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
+from ldpfl.data.settings import GIVEN
+from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.experiments.canary import audit_run as audit_folder
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
-from ldpfl.experiments.dataset import load_dataset
+from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
-from ldpfl.experiments.shipped import DEFAULT
+from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.experiments.sweep import SweepConfig, load_sweep
 from ldpfl.experiments.sweep_run import run_sweep
 from ldpfl.mechanisms import Mechanism
@@ -40,7 +44,7 @@ from ldpfl.privacy.accounting import DELTA, account_together
 from ldpfl.privacy.statement import Statement
 from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.noise_plot import draw_noise
-from ldpfl.report.plots import draw_accuracy_curve, draw_sweep
+from ldpfl.report.plots import draw_score_curve, draw_sweep
 from ldpfl.report.results import RunResult, SweepResult
 from ldpfl.server import RoundMetrics
 from ldpfl.suggestions import did_you_mean
@@ -49,7 +53,7 @@ OnRound = Callable[[RoundMetrics], None]
 Settings = Mapping[str, Any] | Sequence[str]
 """Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them."""
 
-ACCURACY_PLOT, NOISE_PLOT = "accuracy.svg", "noise.svg"
+SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
 """Plots in a sweep's folder."""
 
 
@@ -73,19 +77,23 @@ def run(
     device: str = "auto",
     progress: bool | ProgressDisplay = True,
     on_round: OnRound | None = None,
+    data: object = None,
+    model: str | nn.Module | None = None,
     **overrides: Any,
 ) -> RunResult:
     """Train a model over simulated clients, and return what came out and what it guarantees.
 
         result = ldpfl.run("quickstart", epsilon=0.5, rounds=3)
         result.accuracy, result.privacy, result.module()
+        ldpfl.run(data=frame, target="outcome", client="hospital", target_epsilon=4.0).scores
 
     Args:
-        what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the config in ``folder``.
+        what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the recipe ``own`` for one's own
+            ``data``, or the config in ``folder``.
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
         overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
-            name of a section stands for its ``name``: ``mechanism="harmony"``. ``target`` sets the mechanism's noise by the epsilon of
-            the whole run.
+            name of a section stands for its ``name``: ``mechanism="harmony"``. ``target_epsilon`` sets the mechanism's noise by
+            the epsilon of the whole run.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is written.
         resume: go on with the run in ``folder``.
         baseline: whether to train without noise as well, to compare.
@@ -93,6 +101,9 @@ def run(
         device: auto, cpu or cuda.
         progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
         on_round: called with the figures of each private round when it is done; what it raises ends the run.
+        data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
+            such pairs, an :class:`ldpfl.data.Dataset`; or the name of a built-in data set, or of one on the hub.
+        model: one's own module, whose weights are public and where training begins; or its name or import path.
 
     Raises:
         ConfigError: no such recipe or setting, or one that does not fit.
@@ -105,16 +116,18 @@ def run(
     if resume and what is None and path is not None:
         RunFolder(path).config()  # which names what is missing or damaged there
         what = RunFolder(path).config_path
-    config = settled(configure(DEFAULT if what is None else what, settings, **overrides))
+    brought, given = _brought(data, model)
+    default = OWN if data is not None else DEFAULT
+    config = settled(configure(default if what is None else what, [*_listed(settings), *_listed(brought)], **overrides), given)
     with _display(progress) as display:
-        runner = _runner(data_dir, device, display if on_round is None else _OnRound(display, on_round))
+        runner = _runner(data_dir, device, display if on_round is None else _OnRound(display, on_round), given)
         if path is None:
             return RunResult.of(runner.in_memory(config, baseline=baseline), None)
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline), path)
 
 
-def load_run(folder: str | Path, *, data_dir: str | Path | None = None) -> RunResult:
-    """Return the finished run in ``folder``.
+def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
+    """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
 
     Raises:
         ConfigError: there is none, or it is not finished.
@@ -124,8 +137,9 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None) -> RunRe
     config, last, figures = kept.config(), kept.checkpoint(), kept.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
-    task = load_dataset(config.data, None if data_dir is None else Path(data_dir))
-    federation, _ = build(config, task, torch.device("cpu"))
+    given = Given(data, model)
+    task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
+    federation, _ = build(config, task, torch.device("cpu"), model)
     return RunResult.of(Finished(config, federation, last, figures), Path(folder))
 
 
@@ -272,9 +286,9 @@ class _OnRound:
         self._display, self._on_round, self._phase = display, on_round, 0
         self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         self._phase += 1
-        self._display.started(label, rounds, done)
+        self._display.started(label, rounds, done, metric)
 
     def round_done(self, metrics: RoundMetrics) -> None:
         self._display.round_done(metrics)
@@ -293,13 +307,34 @@ def _sweep(
             out,
             lambda number, of, cell: display.next_run(f"{number}/{of}: {cell}"),
         )
-    draw_sweep(out / ACCURACY_PLOT, config, rows)
+    draw_sweep(out / SCORE_PLOT, config, rows)
     draw_noise(out / NOISE_PLOT, config, curves)
     return SweepResult(config, tuple(rows), tuple(curves), out)
 
 
-def _runner(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound) -> Runner:
-    return Runner(None if data_dir is None else Path(data_dir), choose_device(device), display, draw_accuracy_curve, display.preparing)
+def _brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], Given]:
+    """Return the settings that name what a caller brings, and what of it has no name."""
+    settings: dict[str, Any] = {}
+    if isinstance(data, str | Path):
+        settings |= named_data(str(data))
+    elif data is not None:
+        settings["data.name"] = GIVEN
+    if model is not None:
+        settings["model.name"] = GIVEN if isinstance(model, nn.Module) else model
+    handed = None if isinstance(data, str | Path) else data
+    return settings, Given(handed, model if isinstance(model, nn.Module) else None)
+
+
+def named_data(data: str) -> dict[str, Any]:
+    """Return the setting that names ``data``: a file or folder of tables, or else a data set."""
+    path = Path(data)
+    is_path = path.suffix in SUFFIXES or path.is_dir() or data.startswith((".", "/", "~"))
+    return {"data.path": str(path.expanduser().resolve())} if is_path else {"data.name": data}
+
+
+def _runner(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound, given: Given = NOTHING) -> Runner:
+    folder = None if data_dir is None else Path(data_dir)
+    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given)
 
 
 @contextmanager
@@ -323,9 +358,14 @@ def _listed(settings: Settings) -> list[str]:
 
 
 def _text(value: Any) -> str:
+    """Return a value as TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {_text(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else f'"{value}"'
+    return repr(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
 
 
 def _by_leaf(overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:

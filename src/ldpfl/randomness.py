@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     MODEL = 7
     PARTICIPATION = 8
     RECORDS = 9
+    MEASURING = 10
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:

@@ -30,13 +30,13 @@ def target_of(task: Dataset, *, steps: int = 0) -> Target:
     optimiser = torch.optim.Adam(parameters.values(), 3e-3)
     for _ in range(steps):
         optimiser.zero_grad()
-        F.cross_entropy(target.logits(parameters, task.train.inputs.float() / 255), task.train.labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(target.logits(parameters, task.train.inputs.float() / 255), task.train.targets).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return replace(target, weights=layout.flatten({name: p.detach() for name, p in parameters.items()}))
 
 
 def without(images: Samples, label: int) -> Samples:
-    return images.take((images.labels != label).nonzero()[:, 0])
+    return images.take((images.targets != label).nonzero()[:, 0])
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_progress_counts_every_step_and_may_stop_the_attack(target: Target, own:
 
 
 def test_a_client_that_holds_the_label_alone_can_attack_too(target: Target, tiny_task: Dataset) -> None:
-    only = tiny_task.train.take((tiny_task.train.labels == LABEL).nonzero()[:1, 0])
+    only = tiny_task.train.take((tiny_task.train.targets == LABEL).nonzero()[:1, 0])
     assert attack(target, only, LABEL, 2, QUICK, 0)[1].shape == (2, 1, 20, 20)
 
 

@@ -67,12 +67,12 @@ def task(tmp_path: Path) -> Dataset:
 
 
 def test_femnist_is_read_as_grey_28x28_of_62_classes(task: Dataset) -> None:
-    assert (task.name, task.shape, task.classes) == ("femnist", (1, 28, 28), 62)
+    assert (task.name, task.shape, task.outputs) == ("femnist", (1, 28, 28), 62)
     assert image_shape("femnist") == ((1, 28, 28), 62)
     assert task.train.inputs.dtype == torch.uint8
     assert len(task.mean) == len(task.std) == 1
     for part in (task.train, task.test):
-        assert part.labels.tolist() == [LABELS[row] for row in rows_of(part.inputs)]
+        assert part.targets.tolist() == [LABELS[row] for row in rows_of(part.inputs)]
 
 
 def test_every_image_is_in_train_or_in_test(task: Dataset) -> None:
@@ -95,7 +95,7 @@ def test_what_is_known_of_an_image_does_not_decide_where_others_go(changed: str,
     moved = 0
     for before, after in ((task.train, other.train), (task.test, other.test)):
         assert len(before) == len(after)
-        moved += int(((before.inputs != after.inputs).flatten(1).any(dim=1) | (before.labels != after.labels)).sum())
+        moved += int(((before.inputs != after.inputs).flatten(1).any(dim=1) | (before.targets != after.targets)).sum())
     assert moved == (changed != "writer_id")
 
 
@@ -109,7 +109,7 @@ def test_a_form_that_asks_for_ten_characters_in_turn_is_not_tested_on_one_of_the
     write(tmp_path, **content, character=[index % 10 for index in range(1000)])
     task = load("femnist", tmp_path)
     assert len(task.test) == 100
-    assert set(task.test.labels.tolist()) == set(range(10))
+    assert set(task.test.targets.tolist()) == set(range(10))
 
 
 def test_the_cache_keeps_the_division(task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_the_cache_keeps_the_division(task: Dataset, tmp_path: Path, monkeypatch
     monkeypatch.setattr(datasets, "load_dataset", forbidden)
     again = load("femnist", tmp_path)
     assert torch.equal(again.test.inputs, task.test.inputs)
-    assert torch.equal(again.train.labels, task.train.labels)
+    assert torch.equal(again.train.targets, task.train.targets)
 
 
 def test_the_hub_is_asked_for_the_name_it_has_there(task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,11 +49,11 @@ def test_a_folder_gives_back_the_pixels_and_labels_that_were_written(name: str, 
 
     task = load(name, tmp_path)
 
-    assert (task.name, task.classes, task.shape) == (name, classes, shape)
+    assert (task.name, task.outputs, task.shape) == (name, classes, shape)
     assert len(task.mean) == len(task.std) == shape[0]
     assert task.train.inputs.dtype == torch.uint8
-    assert task.train.labels.tolist() == labels
-    assert task.test.labels.tolist() == labels[:5]
+    assert task.train.targets.tolist() == labels
+    assert task.test.targets.tolist() == labels[:5]
     expected = train[:, None] if train.ndim == 3 else train.transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(task.train.inputs.numpy(), expected)
 
@@ -71,7 +71,7 @@ def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path) -> None:
         both = table.append_column("coarse_label", [[19, 4, 1]])
         parquet.write_table(both.replace_schema_metadata({"huggingface": json.dumps(described)}), path)
     task = load("cifar100", tmp_path)
-    assert task.train.labels.tolist() == task.test.labels.tolist() == [99, 0, 7]
+    assert task.train.targets.tolist() == task.test.targets.tolist() == [99, 0, 7]
 
     write_split(tmp_path / "more", "cifar100", "train", images, [0, 1, 100], columns=("img", "fine_label"))
     write_split(tmp_path / "more", "cifar100", "test", images, [0, 1, 2], columns=("img", "fine_label"))
@@ -120,12 +120,12 @@ def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
     task = load("mnist-5k")
     assert task.shape == (1, 28, 28)
     assert (len(task.train), len(task.test)) == (4000, 1000)
-    assert torch.bincount(task.train.labels).tolist() == [400] * 10
-    assert torch.bincount(task.test.labels).tolist() == [100] * 10
+    assert torch.bincount(task.train.targets).tolist() == [400] * 10
+    assert torch.bincount(task.test.targets).tolist() == [100] * 10
     train, test = ({image.tobytes() for image in part.inputs.numpy()} for part in (task.train, task.test))
     assert not train & test
     assert task.train.inputs.max() == 255
-    ink = [float(task.train.inputs[task.train.labels == label].float().mean()) for label in (0, 1)]
+    ink = [float(task.train.inputs[task.train.targets == label].float().mean()) for label in (0, 1)]
     assert ink[0] > 1.5 * ink[1]  # a 0 takes more ink than a 1, in real digits
 
 
@@ -150,7 +150,7 @@ def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.M
     second = load("mnist", tmp_path)
     assert second.fingerprint == first.fingerprint
     assert torch.equal(first.train.inputs, second.train.inputs)
-    assert torch.equal(first.test.labels, second.test.labels)
+    assert torch.equal(first.test.targets, second.test.targets)
 
 
 def test_a_cached_load_does_not_import_datasets(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_changed_content_gets_a_new_cache_entry(tmp_path: Path, cache: Path) -> 
     write_split(tmp_path, "mnist", "train", images, labels[::-1])
     after = load("mnist", tmp_path)
     assert after.fingerprint != before.fingerprint
-    assert after.train.labels.tolist() == labels[::-1]
+    assert after.train.targets.tolist() == labels[::-1]
     assert len(cached_files(cache)) == 2
 
 
@@ -183,7 +183,7 @@ def test_changed_content_of_the_same_age_is_decoded_anew(tmp_path: Path) -> None
     images, labels = digits(12, seed=1)
     write_split(tmp_path, "mnist", "train", images, labels[::-1])
     os.utime(path, ns=(10**18, 10**18))
-    assert load("mnist", tmp_path).train.labels.tolist() == labels[::-1]
+    assert load("mnist", tmp_path).train.targets.tolist() == labels[::-1]
 
 
 def test_the_same_content_elsewhere_shares_the_cache_entry(tmp_path: Path, cache: Path) -> None:
@@ -305,7 +305,7 @@ def test_labels_that_are_no_numbers_are_refused(labels: list[int | str | None], 
 
 def test_taking_images_keeps_pixels_and_labels_together(tiny_task: Dataset) -> None:
     taken = tiny_task.train.take(torch.tensor([7, 3]))
-    assert taken.labels.tolist() == [7, 3]
+    assert taken.targets.tolist() == [7, 3]
     assert torch.equal(taken.inputs[0], tiny_task.train.inputs[7])
 
 
@@ -320,5 +320,5 @@ def test_what_is_kept_of_the_data_is_for_this_user_alone(tmp_path: Path, monkeyp
     spoilt["train.labels"] = (spoilt["train.labels"] + 1) % 10
     save_file(spoilt, kept)
     kept.chmod(0o606)  # as if somebody else had made it
-    assert torch.equal(load("mnist", tmp_path).train.labels, before.labels)
+    assert torch.equal(load("mnist", tmp_path).train.targets, before.targets)
     assert kept.stat().st_mode & 0o777 == 0o600

@@ -46,7 +46,7 @@ def test_each_step_is_told_once(site: Site) -> None:
     watch.look()
     watch.look()
     assert reported.told == [(1, "node-0", "node-1")]
-    (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "accuracy": 0.5}) + "\n", encoding="utf-8")
+    (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "score": 0.5}) + "\n", encoding="utf-8")
     first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()

@@ -36,7 +36,7 @@ def config_of(case: str, *more: str) -> RunConfig:
 @pytest.mark.parametrize("target", [0.5, 4.0])
 @pytest.mark.parametrize("case", CASES)
 def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float) -> None:
-    config = settled(config_of(case, f"privacy.target={target}"))
+    config = settled(config_of(case, f"privacy.target_epsilon={target}"))
     ledger = planned_ledger(config)
     best = account(ledger).best
     assert best is not None
@@ -61,7 +61,7 @@ def test_without_a_target_a_config_stays_as_it_is() -> None:
 )
 def test_what_cannot_keep_a_target_says_so(overrides: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        settled(parse_config("", [*BASE, *overrides, "privacy.target=1e-9"], origin="test"))
+        settled(parse_config("", [*BASE, *overrides, "privacy.target_epsilon=1e-9"], origin="test"))
 
 
 def test_everybody_takes_part_once_in_an_order_that_the_seed_decides() -> None:

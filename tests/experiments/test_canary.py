@@ -22,7 +22,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments import canary
 from ldpfl.experiments.build import build
 from ldpfl.experiments.canary import CONFIDENCE, FEWEST_TRIALS, RunAudit, audit_run
-from ldpfl.experiments.config import DataConfig, parse_config
+from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import BitReports
 from ldpfl.mechanisms.duchi import Duchi
@@ -242,8 +242,8 @@ def test_a_folder_without_a_finished_round_is_refused(tmp_path: Path, tiny_data:
 
 
 def test_other_data_than_the_run_s_are_refused(finished: RunFolder, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_data(config: DataConfig, data_dir: Path | None) -> Dataset:
-        return replace(load(config.name, data_dir), fingerprint="something else")
+    def other_data(config: RunConfig, data_dir: Path | None) -> Dataset:
+        return replace(load(config.data.name, data_dir), fingerprint="something else")
 
     monkeypatch.setattr(canary, "load_dataset", other_data)
     with pytest.raises(ConfigError, match="cannot be audited"):

@@ -56,7 +56,7 @@ def test_its_alpha_is_positive_and_finite(value: str) -> None:
 )
 def test_a_federation_keeps_the_label_from_client_0_only(overrides: list[str], tiny_task: Dataset) -> None:
     federation, _ = build(parse("data.private_label=3", *overrides), tiny_task, torch.device("cpu"))
-    holds = [bool((federation.task.images.labels[torch.from_numpy(part)] == 3).any()) for part in federation.samples]
+    holds = [bool((federation.task.data.targets[torch.from_numpy(part)] == 3).any()) for part in federation.samples]
     assert not holds[CURIOUS_CLIENT]
     assert any(holds[1:])
 
@@ -66,7 +66,7 @@ def test_both_concentrations_reach_the_division(tiny_task: Dataset) -> None:
     for private_alpha, most in (("1e-9", 20), ("1e9", 3)):
         config = parse("data.private_label=3", "data.partition=dirichlet", f"data.private_alpha={private_alpha}")
         federation, _ = build(config, tiny_task, torch.device("cpu"))
-        labels = tiny_task.train.labels
+        labels = tiny_task.train.targets
         assert max(int((labels[torch.from_numpy(part)] == 3).sum()) for part in federation.samples) == most
 
 

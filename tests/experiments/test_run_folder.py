@@ -106,7 +106,7 @@ def test_only_one_process_works_in_a_folder(folder: RunFolder) -> None:
     assert "got in" in other_process()
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"accuracy": ', "[1]", "null", "3"])
+@pytest.mark.parametrize("text", ["", "{", '{"score": ', "[1]", "null", "3"])
 def test_a_damaged_result_is_refused_by_name(text: str, folder: RunFolder) -> None:
     folder.open(config_of(), resume=False)
     folder.result_path.write_text(text, encoding="utf-8")

@@ -25,15 +25,17 @@ from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.report.plots import draw_accuracy_curve
+from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, VectorizedTrainer
 
 REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")
 
 KEYS = {
-    "accuracy",
-    "accuracy_per_round",
+    "metric",
+    "score",
+    "scores",
+    "score_per_round",
     "epsilon_per_unit",
     "clients",
     "rounds",
@@ -55,7 +57,7 @@ class Watch:
         self.rounds: list[int] = []
         self._stop_after = stop_after
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         self.labels.append(label)
 
     def clients_done(self, done: int, total: int) -> None: ...
@@ -88,7 +90,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), folder).figures
+    result = runner(tiny_data, curve=draw_score_curve).run(config_of(), folder).figures
     names = {path.name for path in folder.path.iterdir() if not path.name.startswith(".")}
     data = {"config.toml", "checkpoint.safetensors", "metrics.jsonl", "ledger.json"}
     assert names == data | {"result.json", "model.safetensors", "curve.svg"}
@@ -104,8 +106,8 @@ def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_
     assert result["weights"] == 20 * 20 * 10 + 10
     assert result["uplink_bytes_per_client_round"] == -(-4010 // 8)
     assert (result["clients"], result["rounds"], result["seed"], result["epsilon_per_unit"]) == (8, 3, 3, 2.0)
-    assert len(result["accuracy_per_round"]) == 3
-    assert result["accuracy"] == result["accuracy_per_round"][-1]
+    assert len(result["score_per_round"]) == 3
+    assert result["score"] == result["score_per_round"][-1]
     assert result["privacy"]["local_pure"] == pytest.approx(2.0 * 4010 * 3)
     assert result["privacy"]["paper_claim"] == 2.0
     assert 0 < result["privacy"]["shuffled_upper"] <= result["privacy"]["local"] < result["privacy"]["local_pure"]
@@ -121,7 +123,7 @@ def test_metrics_have_a_line_a_round(tiny_data: Path, tmp_path: Path) -> None:
     result = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     lines = [json.loads(line) for line in folder.metrics_path.read_text(encoding="utf-8").splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
-    assert [line["accuracy"] for line in lines] == result["accuracy_per_round"]
+    assert [line["score"] for line in lines] == result["score_per_round"]
 
 
 def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Path, tmp_path: Path) -> None:
@@ -131,16 +133,16 @@ def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Pa
     folder = RunFolder(tmp_path / "run")
     result = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     task = load("mnist", tiny_data)
-    module = models.create("logistic-regression", task.shape, task.classes, seed=0)
+    module = models.create("logistic-regression", task.shape, task.outputs, seed=0)
     module.load_state_dict(load_file(folder.model_path))
     predicted = module(normalise(task.test.inputs, task.mean, task.std)).argmax(dim=1)
-    assert float((predicted == task.test.labels).float().mean()) == pytest.approx(result["accuracy"])
+    assert float((predicted == task.test.targets).float().mean()) == pytest.approx(result["score"])
 
 
 def test_the_written_config_runs_again_to_the_same_bytes(tiny_data: Path, tmp_path: Path) -> None:
-    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "one"), baseline=False)
+    runner(tiny_data, curve=draw_score_curve).run(config_of(), RunFolder(tmp_path / "one"), baseline=False)
     config = read_config(tmp_path / "one" / "config.toml")
-    runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(tmp_path / "two"), baseline=False)
+    runner(tiny_data, curve=draw_score_curve).run(config, RunFolder(tmp_path / "two"), baseline=False)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert len(files(tmp_path / "one")) == 5
 
@@ -152,13 +154,13 @@ def test_another_seed_ends_in_another_model(tiny_data: Path, tmp_path: Path) -> 
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tiny_data: Path, tmp_path: Path) -> None:
-    runner(tiny_data, curve=draw_accuracy_curve).run(config_of(), RunFolder(tmp_path / "whole"), baseline=False)
+    runner(tiny_data, curve=draw_score_curve).run(config_of(), RunFolder(tmp_path / "whole"), baseline=False)
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         runner(tiny_data, Watch(stop_after=2)).run(config_of(), folder, baseline=False)
     assert folder.result() is None
     watch = Watch()
-    runner(tiny_data, watch, curve=draw_accuracy_curve).run(config_of(), folder, resume=True, baseline=False)
+    runner(tiny_data, watch, curve=draw_score_curve).run(config_of(), folder, resume=True, baseline=False)
     assert watch.rounds == [3]
     assert files(folder.path) == files(tmp_path / "whole")
 
@@ -190,7 +192,7 @@ def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Pat
     monkeypatch.setenv("LDPFL_CACHE_DIR", str(home / "cache"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", photographed)
-        result = runner(tiny_data, curve=draw_accuracy_curve).run(config, RunFolder(home / "run")).figures
+        result = runner(tiny_data, curve=draw_score_curve).run(config, RunFolder(home / "run")).figures
     expected = files(home / "run")
     assert len(sites) >= 15
 
@@ -199,11 +201,11 @@ def test_a_crash_at_any_write_can_be_resumed_from(tiny_data: Path, tmp_path: Pat
         monkeypatch.setenv("LDPFL_CACHE_DIR", str(pictures / site / "cache"))
         folder = RunFolder(pictures / site / "run")
         try:
-            again = runner(tiny_data, curve=draw_accuracy_curve).run(config, folder, resume=folder.config_path.exists()).figures
+            again = runner(tiny_data, curve=draw_score_curve).run(config, folder, resume=folder.config_path.exists()).figures
         except (ConfigError, DataError) as error:
             broken[site] = str(error)
             continue
-        if files(folder.path) != expected or again["noise_free_accuracy_per_round"] != result["noise_free_accuracy_per_round"]:
+        if files(folder.path) != expected or again["noise_free_score_per_round"] != result["noise_free_score_per_round"]:
             broken[site] = "other bytes"
         elif list(folder.path.glob(".*.toml.*")) + list(folder.path.glob(".*.safetensors.*")):
             broken[site] = "half-written files were left behind"
@@ -249,18 +251,18 @@ def test_the_baseline_is_trained_once_and_shared_by_runs_that_differ_in_noise_on
     assert first.labels == ["private", "noise-free baseline"]
     assert second.labels == ["private"]
     assert third.labels == ["private", "noise-free baseline"]
-    baselines = [result["noise_free_accuracy_per_round"] for result in results]
+    baselines = [result["noise_free_score_per_round"] for result in results]
     assert len(baselines[0]) == 3
     assert baselines[0] == baselines[1]
-    assert results[0]["noise_free_accuracy"] == baselines[0][-1]
+    assert results[0]["noise_free_score"] == baselines[0][-1]
 
 
 def test_the_baseline_is_the_same_training_without_noise(tiny_data: Path, tmp_path: Path) -> None:
     result = runner(tiny_data).run(config_of(), RunFolder(tmp_path / "private")).figures
     plain = runner(tiny_data).run(config_of("mechanism.name=none"), RunFolder(tmp_path / "plain")).figures
-    assert result["noise_free_accuracy_per_round"] == plain["accuracy_per_round"]
+    assert result["noise_free_score_per_round"] == plain["score_per_round"]
     assert plain["epsilon_per_unit"] is None
-    assert plain["noise_free_accuracy"] is None  # a run without noise has no baseline
+    assert plain["noise_free_score"] is None  # a run without noise has no baseline
 
 
 def test_the_baseline_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_data: Path, tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_the_baseline_that_is_handed_out_is_the_one_a_run_is_compared_with(tiny_
     assert watch.labels == []
     kept = folder.result()
     assert kept is not None
-    assert kept["accuracy_per_round"] == result["noise_free_accuracy_per_round"]
+    assert kept["score_per_round"] == result["noise_free_score_per_round"]
     assert folder.config().mechanism.name == "none"
     assert runner(tiny_data, watch).baseline(config_of("seed=4")) != folder  # another seed, another training
     assert watch.labels == ["noise-free baseline"]
@@ -280,7 +282,7 @@ def test_without_a_baseline_none_is_trained(tiny_data: Path, tmp_path: Path) -> 
     watch = Watch()
     result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run"), baseline=False).figures
     assert watch.labels == ["private"]
-    assert result["noise_free_accuracy"] is None
+    assert result["noise_free_score"] is None
 
 
 def test_a_baseline_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, tmp_path: Path) -> None:
@@ -288,8 +290,8 @@ def test_a_baseline_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, 
     first = runner(tiny_data).run(config_of(), folder, baseline=False).figures
     model, watch = folder.model_path.read_bytes(), Watch()
     result = runner(tiny_data, watch).run(config_of(), folder, resume=True, baseline=True).figures
-    assert len(result["noise_free_accuracy_per_round"]) == 3
-    assert result["accuracy_per_round"] == first["accuracy_per_round"]
+    assert len(result["noise_free_score_per_round"]) == 3
+    assert result["score_per_round"] == first["score_per_round"]
     assert watch.labels[-1] == "noise-free baseline"
     assert watch.rounds == [1, 2, 3]  # those of the baseline: the private rounds stand
     assert folder.model_path.read_bytes() == model
@@ -343,7 +345,7 @@ def test_holdout_measures_on_a_tenth_of_the_training_images(tiny_data: Path, tmp
     """It must not touch the test images, which are for the last word."""
     result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), baseline=False).figures
     assert result["evaluated_on"] == "holdout"
-    assert all(share * 20 == pytest.approx(round(share * 20)) for share in result["accuracy_per_round"])
+    assert all(share * 20 == pytest.approx(round(share * 20)) for share in result["score_per_round"])
     with pytest.raises(ConfigError, match="has 180"):
         runner(tiny_data).run(config_of("data.evaluate_on=holdout", "clients.count=181"), RunFolder(tmp_path / "more"), baseline=False)
 
@@ -389,7 +391,7 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Pa
     config = tmp_path / "long.toml"
     config.write_text(config_of(*LONG).to_toml(), encoding="utf-8")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    result = runner(tiny_data, curve=draw_accuracy_curve).run(config_of(*LONG), RunFolder(whole), baseline=False).figures
+    result = runner(tiny_data, curve=draw_score_curve).run(config_of(*LONG), RunFolder(whole), baseline=False).figures
     a_round = min(result["seconds_per_round"])
     instants = random.Random(7)
 
@@ -425,14 +427,14 @@ def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> 
 
 def test_a_baseline_that_fails_does_not_cost_the_run_its_result(tiny_data: Path, tmp_path: Path) -> None:
     class NoTwin(Watch):
-        def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
-            super().started(label, rounds, done)
+        def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+            super().started(label, rounds, done, metric)
             if label == "noise-free baseline":
                 raise PrivacyError("training went to NaN")
 
     watch = NoTwin()
     result = runner(tiny_data, watch).run(config_of(), RunFolder(tmp_path / "run")).figures
-    assert result["noise_free_accuracy"] is None
+    assert result["noise_free_score"] is None
     assert watch.warnings == ["no noise-free baseline to compare with: training went to NaN"]
     assert watch.labels == ["private", "noise-free baseline"]  # and it is not tried again without a cache
     assert RunFolder(tmp_path / "run").result() == result

@@ -42,7 +42,7 @@ class Counting:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None: ...
 
     def clients_done(self, done: int, total: int) -> None: ...
 
@@ -90,7 +90,7 @@ def test_equal_runs_are_made_once_and_a_second_sweep_makes_none(tiny_data: Path,
     assert counting.rounds == 6
     again = [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in todo]
     assert counting.rounds == 6
-    assert [result["accuracy"] for _, result in again] == [result["accuracy"] for _, result in results]
+    assert [result["score"] for _, result in again] == [result["score"] for _, result in results]
 
     gathered = rows(results)
     assert [(row.variant, dict(row.point).get("mechanism.epsilon")) for row in gathered] == [
@@ -98,14 +98,14 @@ def test_equal_runs_are_made_once_and_a_second_sweep_makes_none(tiny_data: Path,
         ("bits", 1.0),
         ("bits", 4.0),
     ]
-    assert len(gathered[0].accuracy) == 2
+    assert len(gathered[0].score) == 2
     assert gathered[0].privacy["local"] == "infinity"
     assert gathered[1].privacy["per_report"] == 1.0
-    assert gathered[1].mean == pytest.approx(sum(gathered[1].accuracy) / 2)
-    assert gathered[1].deviation == pytest.approx(abs(gathered[1].accuracy[0] - gathered[1].accuracy[1]) / math.sqrt(2))
+    assert gathered[1].mean == pytest.approx(sum(gathered[1].score) / 2)
+    assert gathered[1].deviation == pytest.approx(abs(gathered[1].score[0] - gathered[1].score[1]) / math.sqrt(2))
     json.dumps([row.to_dict() for row in gathered], allow_nan=False)
     assert sweep_table(config, gathered).row_count == 3
-    for name in ("accuracy.svg", "accuracy.png"):
+    for name in ("score.svg", "accuracy.png"):
         draw_sweep(tmp_path / name, config, gathered)
         assert (tmp_path / name).stat().st_size > 1000
 
@@ -142,9 +142,11 @@ def test_shipped_sweeps_are_made_of_valid_runs() -> None:
 
 def without_targets(shipped: SweepConfig) -> SweepConfig:
     """Return the sweep without its targets: to find each one's noise takes seconds, and is tested by itself."""
-    variants = {name: [own for own in settings if not own.startswith("privacy.target")] for name, settings in shipped.variants.items()}
-    axes = {key: values for key, values in shipped.axes.items() if key != "privacy.target"}
-    settings = [own for own in shipped.settings if not own.startswith("privacy.target")]
+    variants = {
+        name: [own for own in settings if not own.startswith("privacy.target_epsilon")] for name, settings in shipped.variants.items()
+    }
+    axes = {key: values for key, values in shipped.axes.items() if key != "privacy.target_epsilon"}
+    settings = [own for own in shipped.settings if not own.startswith("privacy.target_epsilon")]
     return shipped.model_copy(update={"variants": variants, "axes": axes, "settings": settings})
 
 
@@ -242,13 +244,13 @@ def test_a_run_that_goes_to_nan_is_a_result_and_the_sweep_goes_on(tiny_data: Pat
     assert run_cell(todo[1], runner, tmp_path / "out") == results[1][1]  # and it is not tried again
     assert counting.rounds == began
     good, bad = rows(results)
-    assert (len(good.accuracy), good.stopped) == (1, ())
-    assert (bad.accuracy, bad.mean, bad.deviation) == ((), None, 0.0)
+    assert (len(good.score), good.stopped) == (1, ())
+    assert (bad.score, bad.mean, bad.deviation) == ((), None, 0.0)
     assert len(bad.stopped) == 1
     json.dumps(bad.to_dict(), allow_nan=False)
     table = sweep_table(config, [good, bad])
     assert "stopped" in str(table.caption)
-    draw_sweep(tmp_path / "accuracy.svg", config, [good, bad])
+    draw_sweep(tmp_path / "score.svg", config, [good, bad])
 
 
 @pytest.fixture
@@ -268,7 +270,7 @@ def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
     found = curves(noisy, tmp_path / "out")
     assert [curve.row for curve in found] == gathered
     assert (plain.noise, found[0].norm, found[0].paper_epsilon) == ({}, (), ())
-    assert len(found[0].accuracy) == 2
+    assert len(found[0].score) == 2
     assert len(others) == 2
     for one in others:
         own = [result for cell, result in noisy if cell.variant == "noisy" and cell.point == one.point]
@@ -279,7 +281,7 @@ def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
         assert one.noise["protected_fraction"] == 1
         assert one.noise["paper_epsilon"] == pytest.approx(own[0]["noise"]["paper_epsilon"], rel=1e-12)
         curve = next(curve for curve in found if curve.row == one)
-        assert curve.accuracy == tuple(tuple(result["accuracy_per_round"]) for result in own)
+        assert curve.score == tuple(tuple(result["score_per_round"]) for result in own)
         for result, norm, epsilon in zip(own, curve.norm, curve.paper_epsilon, strict=True):
             assert len(norm) == 3
             assert 0 < norm[0] < norm[1] < norm[2] == pytest.approx(result["noise"]["norm"], rel=1e-12)
@@ -332,7 +334,7 @@ def test_a_stopped_run_has_no_course_and_costs_the_others_nothing(noisy: list[tu
     hit = next(number for number, curve in enumerate(whole) if curve.row.point == noisy[first][0].point)
     for number, (before, after) in enumerate(zip(whole, partly, strict=True)):
         if number == hit:
-            assert (after.norm, after.accuracy, after.row.stopped) == (before.norm[1:], before.accuracy[1:], ("round 1: NaN",))
+            assert (after.norm, after.score, after.row.stopped) == (before.norm[1:], before.score[1:], ("round 1: NaN",))
             assert after.row.noise["norm"] == pytest.approx(before.norm[1][-1], rel=1e-12)
             assert before.norm[1][-1] == pytest.approx(noisy[first][1]["noise"]["norm"], rel=0.5)
             assert after.row.noise["norm_deviation"] == 0

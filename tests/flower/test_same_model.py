@@ -99,7 +99,7 @@ def test_the_same_config_and_seed_give_the_same_model(
     assert torch.equal(ours.state.weights, theirs.state.weights)
     assert torch.equal(ours.state.ranges.radius, theirs.state.ranges.radius)
     assert torch.equal(ours.state.ranges.center, theirs.state.ranges.center)
-    assert [metrics.accuracy for metrics in ours.history] == [metrics.accuracy for metrics in theirs.history]
+    assert [metrics.score for metrics in ours.history] == [metrics.score for metrics in theirs.history]
     assert not torch.equal(ours.state.weights, ours.state.previous)  # type: ignore[arg-type]
     for own, other in zip(ours.ledger.events, theirs.ledger.events, strict=True):
         assert own.channel == "direct"
@@ -120,7 +120,7 @@ def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_pa
         assert result["layers"]["1.bias"]["clipped_fraction"] is None  # only a simulation knows it
         assert RunFolder(tmp_path / "run").model_path.exists()
         assert RunFolder(tmp_path / "run").config().shuffling.channel == "direct"
-        assert np.isfinite(result["accuracy"])
+        assert np.isfinite(result["score"])
 
 
 def test_a_client_without_data_reports_as_any_other(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -379,13 +379,13 @@ def test_a_strategy_measures_on_the_server_and_hands_its_own_settings_to_apps() 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"largest": float(arrays["weight"].numpy().max())})
 
-    strategy = LdpStrategy(QUIET, accuracy=lambda weights: 0.5)
+    strategy = LdpStrategy(QUIET, score=lambda weights: 0.5)
     result = strategy.start(
         InProcessGrid(app_of(train), 2), start_arrays(), 2, train_config=ConfigRecord({"lr": 0.1}), evaluate_fn=evaluate
     )
     assert [dict(entry) for entry in told[::2]] == [{"lr": 0.1, "server-round": 1}, {"lr": 0.1, "server-round": 2}]
     assert [entry["largest"] for entry in result.evaluate_metrics_serverapp.values()] == [pytest.approx(1.15), pytest.approx(1.3)]
-    assert result.train_metrics_clientapp[1]["accuracy"] == 0.5
+    assert result.train_metrics_clientapp[1]["score"] == 0.5
     assert result.arrays["bias"].numpy() == pytest.approx(strategy.checkpoint.state.weights[12:].numpy())
     assert EXAMPLES not in [value for entry in result.train_metrics_clientapp.values() for value in entry.values()]
 

@@ -29,10 +29,10 @@ LOW, HIGH = ((("mechanism.epsilon", 0.05),), (("mechanism.epsilon", 0.2),))
 
 def curve(variant: str, point: Point, *, norm: float = 0.0, local: float | str = "infinity", **changes: Any) -> Curve:
     """Three rounds of two seeds; noise and epsilon that grow by ``norm`` and a hundredth of it, if that is not 0."""
-    accuracy = ((0.1, 0.3, 0.5), (0.2, 0.4, 0.6))
+    scores = ((0.1, 0.3, 0.5), (0.2, 0.4, 0.6))
     row = Row(variant, point, (0.5, 0.6), 10, {"local": local}, 1.0, **changes)
     steps = tuple(tuple(norm * (count + seed / 10) for count in (1, 2, 3)) for seed in (0, 1)) if norm else ()
-    return Curve(row, accuracy, steps, tuple(tuple(value / 100 for value in run) for run in steps))
+    return Curve(row, scores, steps, tuple(tuple(value / 100 for value in run) for run in steps))
 
 
 PLAIN = curve("no noise", ())
@@ -90,8 +90,8 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     assert drawn(tmp_path / "again.svg", COURSES) == before
     full = COURSES[1]
     moved = ((2.0, 3.0, 9.0), full.norm[1])
-    accuracy = ((0.1, 0.2, 0.9), full.accuracy[1])
-    for changed in (replace(full, norm=moved), replace(full, paper_epsilon=moved), replace(full, accuracy=accuracy)):
+    scores = ((0.1, 0.2, 0.9), full.score[1])
+    for changed in (replace(full, norm=moved), replace(full, paper_epsilon=moved), replace(full, score=scores)):
         assert drawn(tmp_path / "other.svg", [PLAIN, changed, *COURSES[2:]]) != before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.svg", "noise.svg", "other.svg"]
 
@@ -111,7 +111,7 @@ def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: 
 
 def test_seeds_that_stopped_are_counted(tmp_path: Path) -> None:
     partly = curve("LaDP-FL", LOW, norm=1.0, stopped=("NaN",))
-    partly = Curve(partly.row, partly.accuracy[:1], partly.norm[:1], partly.paper_epsilon[:1])
+    partly = Curve(partly.row, partly.score[:1], partly.norm[:1], partly.paper_epsilon[:1])
     text = drawn(tmp_path / "noise.svg", [PLAIN, partly, COURSES[4]])
     assert "LaDP-FL (ledger: infinite; 1 of 2 seeds)" in text
     assert bands(text) == 2  # one seed has no spread
@@ -126,7 +126,7 @@ def test_a_point_at_which_no_noisy_run_was_finished_is_left_out(tmp_path: Path) 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_few_rounds_and_no_axes_are_drawn_too(rounds: int, tmp_path: Path) -> None:
     def begin(whole: Curve) -> Curve:
-        kept = [tuple(run[:rounds] for run in runs) for runs in (whole.accuracy, whole.norm, whole.paper_epsilon)]
+        kept = [tuple(run[:rounds] for run in runs) for runs in (whole.score, whole.norm, whole.paper_epsilon)]
         return Curve(whole.row, *kept)
 
     curves = [PLAIN, curve("Full DP", (), norm=100.0), curve("LaDP-FL", (), norm=1.0), curve("stopped", (), norm=1e-9)]

@@ -113,7 +113,7 @@ def test_a_zero_gradient_stays_zero(trainer: AnyTrainer) -> None:
     labels = torch.tensor([3, 3, 5, 5])
     certain = torch.zeros_like(weights)
     certain[task.layout.slices["1.bias"]][3] = 1000.0
-    clipping = replace(task, images=Samples(task.images.inputs, labels), clip_norm=0.1)
+    clipping = replace(task, data=Samples(task.data.inputs, labels), clip_norm=0.1)
     trained = trainer(clipping).train(certain, schedule_of((2, 2), epochs=1, batch_size=2))
     assert torch.equal(trained[0], certain)
     moved = trained[1] - certain

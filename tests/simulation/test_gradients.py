@@ -87,7 +87,7 @@ def test_replacing_a_record_moves_the_sum_by_two_norms_at_most() -> None:
 
 def test_a_record_with_no_usable_gradient_counts_as_nothing() -> None:
     task, _, weights = task_of("linear", (30,))
-    task.images.inputs[2] = float("nan")
+    task.data.inputs[2] = float("nan")
     with_it = RecordGradientTrainer(task, RecordClip(0.01)).train(weights, full_batch([np.array([1, 2, 3])], 3))
     without = RecordGradientTrainer(task, RecordClip(0.01)).train(weights, full_batch([np.array([1, 3])], 2))
     assert torch.equal(with_it, without)

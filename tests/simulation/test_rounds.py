@@ -167,5 +167,5 @@ def test_nan_in_a_client_stops_the_round_by_number_and_keeps_the_rounds_before(t
 def test_training_learns(tiny_task: Dataset) -> None:
     """Ten easy classes under noise: chance is 10 %, and half of them right is a low bar."""
     federation, start = federation_of(tiny_task)
-    accuracies: Sequence[float] = [checkpoint.history[-1].accuracy for checkpoint in simulate(federation, start, 6)]
+    accuracies: Sequence[float] = [checkpoint.history[-1].score for checkpoint in simulate(federation, start, 6)]
     assert accuracies[-1] > 0.5

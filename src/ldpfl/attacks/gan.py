@@ -210,7 +210,7 @@ class _Game:
         self._target, self._label, self._config, self._random = target, label, config, random
         self._device = own.inputs.device
         self._real = own.inputs.float() / 255
-        self._held = torch.unique(own.labels.cpu())
+        self._held = torch.unique(own.targets.cpu())
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
         with torch.no_grad():

@@ -165,7 +165,7 @@ class Attacker:
             DataError: the data cannot be read, or the splits hold too few images of the class.
         """
         config, weights, accuracy = finished_run(folder)
-        task = load_dataset(config.data, self.data_dir)
+        task = load_dataset(config, self.data_dir)
         label = label_of(plan, config)
         _check_class(label, task)
         federation = _federation(folder, config, task, self.device)
@@ -187,7 +187,7 @@ class Attacker:
         return result, pictures
 
     def _warn_of_own(self, own: Samples, label: int) -> None:
-        if int((own.labels == label).sum()) > 0:
+        if int((own.targets == label).sum()) > 0:
             self.observer.warn(
                 f"client {CURIOUS_CLIENT} holds images of label {label} itself, so the label is not private to the others and the "
                 f"attack learns from them too; train a run with data.private_label={label} to keep them from it"
@@ -206,7 +206,7 @@ class Attacker:
             epsilon=epsilon,
             budget=budget,
             own_images=len(own),
-            own_of_label=int((own.labels == label).sum()),
+            own_of_label=int((own.targets == label).sum()),
             plan=plan,
             extractor=extractor.name,
             features=extractor.features,
@@ -264,7 +264,7 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
             f"{folder.path} is not finished, {done} of {config.training.rounds} rounds done: "
             f"go on with ldpfl run --resume --out {folder.path}, then attack it"
         )
-    return config, last.state.model, float(result["accuracy"])
+    return config, last.state.model, float(result["score"])
 
 
 def config_of(folder: RunFolder) -> RunConfig:
@@ -301,8 +301,8 @@ def label_of(plan: AttackPlan, config: RunConfig) -> int:
 
 
 def _check_class(label: int, task: Dataset) -> None:
-    if not 0 <= label < task.classes:
-        raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.classes - 1}")
+    if not 0 <= label < task.outputs:
+        raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.outputs - 1}")
 
 
 def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
@@ -317,17 +317,17 @@ def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: tor
 
 def _own_images(federation: Federation) -> Samples:
     """Return what the attacking client holds; no other client's samples are looked at."""
-    images = federation.task.images
+    images = federation.task.data
     return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.inputs.device))
 
 
 def _target(federation: Federation, task: Dataset, weights: Tensor) -> Target:
-    return Target(federation.task.module, federation.task.layout, weights, task.classes, task.mean, task.std)
+    return Target(federation.task.module, federation.task.layout, weights, task.outputs, task.mean, task.std)
 
 
 def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor]:
     """Return equally many real images of ``label``: of the test split to compare with, of the train split as the floor."""
-    real, others = (split.inputs[split.labels == label] for split in (task.test, task.train))
+    real, others = (split.inputs[split.targets == label] for split in (task.test, task.train))
     count = min(most, len(real), len(others))
     if count < FEWEST_IMAGES:
         raise DataError(f"{task.name} holds {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
@@ -336,7 +336,7 @@ def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor
 
 def _foreign(own: Samples, label: int, most: int) -> tuple[Tensor, ...]:
     """Return the attacking client's images of other classes, evenly taken from what it holds; nothing if it holds too few."""
-    pixels = own.inputs[own.labels != label].cpu()
+    pixels = own.inputs[own.targets != label].cpu()
     index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
 
@@ -361,7 +361,7 @@ def _reporting(progress: PhaseProgress, phase: str) -> Callable[[int, int], None
 def _key(target: Target, own: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
     """Name all that the images depend on, except a model's code that is named by import path."""
     digest = hashlib.sha256()
-    for tensor in (target.weights, own.inputs, own.labels):
+    for tensor in (target.weights, own.inputs, own.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.inputs.device.type)
     digest.update(repr(facts).encode())

@@ -173,7 +173,7 @@ class _Bars:
         if self._lines and done == total:
             self._console.print(f"{name}: done")
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         self._label, self._rounds, self._round = "the same run without protection", rounds, len(done)
 
     def clients_done(self, done: int, total: int) -> None:

@@ -66,7 +66,7 @@ def _rounds_table(outcome: DemoOutcome) -> Table:
     for heading in ("round", "uploads mixed", "records", "accuracy"):
         table.add_column(heading, justify="right")
     each = [terms["records_per_upload"] for terms in outcome.relayed.terms]
-    rows = zip(outcome.relayed.released, each, outcome.result["accuracy_per_round"], strict=True)
+    rows = zip(outcome.relayed.released, each, outcome.result["score_per_round"], strict=True)
     for released, records, accuracy in rows:
         table.add_row(f"{released['round']}", f"{released['uploads']}", f"{released['uploads'] * records:,}", f"{accuracy:.2%}")
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from datetime import datetime
@@ -21,14 +22,16 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.shipped import DEFAULT, sweep_names
+from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import WriteError, to_json
 from ldpfl.privacy.accounting import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
+from ldpfl.report.scores import shown
 from ldpfl.server import Checkpoint
+from ldpfl.tasks import ACCURACY
 
 
 def run(
@@ -38,21 +41,32 @@ def run(
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random streams.")] = None,
-    target: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
+    data: Annotated[str | None, typer.Option(help="Your own data: a CSV or Parquet file, or a folder; or a data set's name.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column that is to be told from the others.")] = None,
+    client: Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")] = None,
+    task: Annotated[str | None, typer.Option(help="classification, multilabel, regression or language-model.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
+    target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
+    if target is not None and _is_number(target):
+        raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
+    own = {"data.target": target, "data.client": client, "task.name": task, "model.name": model}
     overrides = [
+        *([f"{key}={value}" for key, value in api.named_data(data).items()] if data is not None else []),
+        *(f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None),
         *(set_ or []),
         *([f"seed={seed}"] if seed is not None else []),
-        *([f"privacy.target={target}"] if target is not None else []),
+        *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
     ]
+    default = DEFAULT if data is None else OWN
     choose_device(device)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    config = None if resume and recipe is None else api.configure(recipe or DEFAULT, overrides)
+    config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(_cores())
     errors = Console(stderr=True)
@@ -75,6 +89,14 @@ def run(
     except WriteError as error:
         raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
     print(to_json(result, indent=2)) if as_json else _print_result(folder, result)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _stopped_by(error: WriteError, again: str) -> WriteError:
@@ -133,7 +155,7 @@ def sweep(
     console.print(result)
     noise_plot = folder / api.NOISE_PLOT
     if noise_plot.exists():
-        console.print(Text(f"budget as the papers count it, noise and accuracy by round: {noise_plot}"), soft_wrap=True)
+        console.print(Text(f"budget as the papers count it, noise and score by round: {noise_plot}"), soft_wrap=True)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
 
 
@@ -167,7 +189,7 @@ def show(
         figures = {"name": config.name, "kind": str(kind), "finished": finished, "rounds_done": done, "rounds": rounds}
         print(to_json(figures | ({"stopped": stopped} if stopped is not None else {}), indent=2))
         return
-    print(f"{config.name}: {_how_far(kind, done, rounds)}{_reached(last)}")
+    print(f"{config.name}: {_how_far(kind, done, rounds)}{_reached(config, last)}")
     print(f"given up: {stopped}" if stopped is not None else _how_to_go_on(run_folder, config, kind, last))
 
 
@@ -177,9 +199,12 @@ def _how_far(kind: Kind, done: int, rounds: int) -> str:
     return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {rounds} rounds done"
 
 
-def _reached(last: Checkpoint | None) -> str:
-    measured = last is not None and last.history and isfinite(last.history[-1].accuracy)
-    return f", accuracy {last.history[-1].accuracy:.2%}" if last is not None and measured else ""
+def _reached(config: RunConfig, last: Checkpoint | None) -> str:
+    measured = last is not None and last.history and isfinite(last.history[-1].score)
+    if last is None or not measured:
+        return ""
+    metric = ACCURACY if config.task.name == RunConfig().task.name else "score"
+    return f", {metric} {shown(metric, last.history[-1].score)}"
 
 
 def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:

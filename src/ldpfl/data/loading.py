@@ -139,7 +139,7 @@ def _load_bundled() -> Dataset:
     flat, labels = mnist_data()
     pixels = torch.from_numpy(flat.astype(np.uint8)).view(-1, 1, 28, 28)
     images = Samples(pixels, torch.from_numpy(labels.astype(np.int64)))
-    fingerprint = hashlib.sha256(pixels.numpy().tobytes() + images.labels.numpy().tobytes()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(pixels.numpy().tobytes() + images.targets.numpy().tobytes()).hexdigest()[:16]
     # The digits come sorted by class, 500 each: every fifth one is a stratified test set.
     is_test = torch.arange(len(images)) % 5 == 4
     return Dataset(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
@@ -287,7 +287,7 @@ def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
 
 
 def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
-    tensors = {"train.pixels": train.inputs, "train.labels": train.labels, "test.pixels": test.inputs, "test.labels": test.labels}
+    tensors = {"train.pixels": train.inputs, "train.labels": train.targets, "test.pixels": test.inputs, "test.labels": test.targets}
     write_cached(_cache_path(name, fingerprint), tensors, "data", warn)
 
 

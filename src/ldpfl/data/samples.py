@@ -1,49 +1,79 @@
-"""Labelled samples as tensors."""
+"""Samples with their targets, as tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled samples: ``inputs`` (N, ...) in the type that they have, and ``labels`` (N,) int64. Images are (N, C, H, W) uint8."""
+    """Samples with their targets.
+
+    Attributes:
+        inputs: (N, ...) in the type that they have; images are (N, C, H, W) uint8, rows of a table (N, F) float32, texts (N, T) int64.
+        targets: (N, ...) what a task wants to be told of each: a class is int64.
+    """
 
     inputs: Tensor
-    labels: Tensor
+    targets: Tensor
 
     def __len__(self) -> int:
-        return int(self.labels.numel())
+        return len(self.targets)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.inputs.device
 
     def take(self, index: Tensor) -> Samples:
         """Return the samples at ``index``."""
-        return Samples(self.inputs[index], self.labels[index])
+        return Samples(self.inputs[index], self.targets[index])
 
     def to(self, device: torch.device) -> Samples:
         """Return a copy on ``device``."""
-        return Samples(self.inputs.to(device), self.labels.to(device))
+        return Samples(self.inputs.to(device), self.targets.to(device))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is to be classified: train and test samples, and the public constants that normalise the pixels of images.
+    """Train and test samples, and what is public about them.
 
     Attributes:
-        mean, std: per channel, on the scale where pixels lie in [0, 1]; fixed constants of the field, not computed
+        outputs: that a model has for a sample: classes, or 1 for a number.
+        mean, std: per channel of images, on the scale where pixels lie in [0, 1]; fixed constants of the field, not computed
             from the clients' data at run time. Samples that are no pixels are taken as they are.
         fingerprint: identifies the content.
+        clients: for each train sample the client that it belongs to, from 0, where the data say so; else a partition divides them.
+        vocabulary: how many tokens there are, where samples are texts.
+        unscaled: columns of ``inputs`` on whatever scale they have, see :mod:`ldpfl.data.scaling`.
+        target_unscaled: whether the targets are as well.
+        unit: of the targets, in their own units.
+        notes: what is assumed of the data, for the guarantee to hold.
     """
 
     name: str
     train: Samples
     test: Samples
-    classes: int
+    outputs: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fingerprint: str
+    clients: NDArray[np.int64] | None = None
+    vocabulary: int | None = None
+    unscaled: tuple[int, ...] = ()
+    target_unscaled: bool = False
+    unit: float = 1.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether nothing is left to be measured before training."""
+        return not self.unscaled and not self.target_unscaled
 
     @property
     def shape(self) -> tuple[int, ...]:

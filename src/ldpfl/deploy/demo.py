@@ -255,7 +255,7 @@ class Watch:
         participation = self._participation()  # read first: the round that it tells of follows those that are told before it
         for metrics in rounds_in(self.site)[self._done :]:
             self._done += 1
-            self.observer.round_done(metrics["round"], metrics["clients"], metrics["accuracy"])
+            self.observer.round_done(metrics["round"], metrics["clients"], metrics["score"])
         if participation is not None and participation.begun > self._begun:
             self._begun = participation.begun
             asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)

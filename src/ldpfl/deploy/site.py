@@ -88,7 +88,7 @@ def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: P
 
 def _policy(config: RunConfig, data_dir: Path | None, reply_s: float) -> Policy:
     """Return the policy that allows what ``config`` releases, and hardly more."""
-    _, start = build(config, load_dataset(config.data, data_dir), choose_device("cpu"))
+    _, start = build(config, load_dataset(config, data_dir), choose_device("cpu"))
     return fitting_policy(Offer(config, "relay", config.clients.count, LINKED, reply_s), start.state.ranges)
 
 

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from ldpfl import models
+from ldpfl import models, tasks
 from ldpfl.data import Dataset, Samples, partition
+from ldpfl.data.loading import Warn
 from ldpfl.data.partition import LABEL_BLIND
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
+from ldpfl.experiments.dataset import Description
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.privacy import Ledger
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.server import Checkpoint, initial_checkpoint
-from ldpfl.simulation import BatchSchedule, Federation, GradientTrainer, LocalTask, RecordGradientTrainer, Trainer, VectorizedTrainer
+from ldpfl.simulation import (
+    BatchSchedule,
+    Federation,
+    GradientTrainer,
+    LocalTask,
+    LoopTrainer,
+    RecordGradientTrainer,
+    Trainer,
+    VectorizedTrainer,
+)
+from ldpfl.simulation.measuring import Measuring
 from ldpfl.suggestions import did_you_mean
+from ldpfl.tasks import Task
 
+_LOG = logging.getLogger(__name__)
 _HOLDOUT = 0.1
 
 
@@ -39,43 +56,41 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build(config: RunConfig, task: Dataset, device: torch.device) -> tuple[Federation, Checkpoint]:
+def build(
+    config: RunConfig, task: Dataset, device: torch.device, given: nn.Module | None = None, warn: Warn = _LOG.warning
+) -> tuple[Federation, Checkpoint]:
     """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
+
+    ``given`` is the model, where a caller hands it over; ``warn`` is told of what makes a run slow.
 
     Raises:
         ConfigError, PrivacyError: what is wrong with the config or the model.
     """
-    train, evaluation = _evaluation_split(config, task)
-    module = models.create(config.model.name, task.shape, task.classes, seed=_model_seed(config.seed), options=config.model.options)
+    task = _evaluation_split(config, task)
+    parts = divided(config, task)
+    module = model_of(config, Description.of(task), _model_seed(config.seed), given)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
-    parts = partition(
-        train.labels.numpy(),
-        config.clients.count,
-        stream(config.seed, Purpose.PARTITION),
-        scheme=config.data.partition,
-        alpha=config.data.alpha,
-        labels_per_client=config.data.labels_per_client,
-        isolated=config.data.isolated,
-    )
+    ranges = initial_ranges(config, layout, weights)
+    mechanism = mechanism_of(config, ranges, [own.size for own in parts])
+    task, ledger = _scaled(config, task, parts, mechanism)
     local = LocalTask(
         module.to(device),
         layout,
-        train.to(device),
+        task.train.to(device),
         task.mean,
         task.std,
         config.training.learning_rate,
         config.training.momentum,
         None if config.training.clip_norm == "off" else config.training.clip_norm,
+        tasks.create(config.task.name, task.outputs, scale=task.unit),
     )
-    ranges = initial_ranges(config, layout, weights)
-    mechanism = mechanism_of(config, ranges, [own.size for own in parts])
     federation = Federation(
         seed=config.seed,
         task=local,
-        trainer=trainer_of(config, local, mechanism),
+        trainer=_tried(config, local, mechanism, weights, task.outputs, warn),
         samples=parts,
-        evaluation=evaluation.to(device),
+        evaluation=task.test.to(device),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
@@ -86,11 +101,76 @@ def build(config: RunConfig, task: Dataset, device: torch.device) -> tuple[Feder
         channel=config.shuffling.channel,
         self_sampling=self_sampling_of(config),
         once_over=config.training.rounds if config.clients.once else None,
+        measured=len(ledger.events),
     )
-    _try_model(config, local, mechanism, weights, task.classes)
     origin = f"{task.name} {task.fingerprint} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
-    return federation, initial_checkpoint(weights, ranges, origin)
+    return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None) -> nn.Module:
+    """Return the model of ``config`` for data that are ``described``; ``given`` is what a caller handed over."""
+    by_place = tasks.create(config.task.name, data.outputs).targets == "tokens"
+    model = config.model
+    return models.create(
+        model.name, data.shape, data.outputs, seed=seed, options=model.options, vocabulary=data.vocabulary, by_place=by_place, given=given
+    )
+
+
+def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
+    """Return the train samples of each client: as the data say, or else as ``config`` divides them.
+
+    Raises:
+        ConfigError: they cannot be divided so.
+    """
+    own = config.data
+    if task.clients is not None:
+        if own.by_label or own.partition != "iid":
+            raise ConfigError("data.client says whose each row is: leave data.partition and data.private_label out")
+        count = int(task.clients.max()) + 1
+        parts = tuple(np.flatnonzero(task.clients == client) for client in range(count))
+        if count != config.clients.count or not all(part.size for part in parts):
+            raise ConfigError(f"the data name {count} clients, and clients.count is {config.clients.count}: leave that out")
+        return parts
+    classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
+    if own.by_label and not classes:
+        raise ConfigError(f"data.partition = {own.partition!r} divides by classes, and these targets are none: take iid or quantity")
+    return partition(
+        task.train.targets.numpy() if classes else np.zeros(len(task.train), dtype=np.int64),
+        config.clients.count,
+        stream(config.seed, Purpose.PARTITION),
+        scheme=own.partition,
+        alpha=own.alpha,
+        labels_per_client=own.labels_per_client,
+        isolated=own.isolated,
+    )
+
+
+def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]], mechanism: Mechanism) -> tuple[Dataset, Ledger]:
+    """Return ``task`` with all its columns scaled, and what was released to do so."""
+    if task.is_scaled:
+        return task, Ledger()
+    check_measuring(config, mechanism)
+    records = sum(part.size for part in parts) / len(parts)
+    counting = mechanism if mechanism.record_clip is not None else None
+    return Measuring(config.seed, counting, records, config.shuffling.channel).scaled(task, parts)
+
+
+def check_measuring(config: RunConfig, mechanism: Mechanism) -> None:
+    """Return if columns without bounds can be measured in this run.
+
+    Raises:
+        ConfigError: its mechanism does not protect records, or not all of them in each round; bounds would have to be given.
+    """
+    instead = "give data.bounds for each column of numbers, the target's too where it is one"
+    if config.mechanism.protects and mechanism.record_clip is None:
+        raise ConfigError(
+            f"columns without data.bounds are measured by mechanisms that protect records, and {mechanism.name!r} is none: {instead}"
+        )
+    if mechanism.record_rate != 1 or config.clients.once:
+        raise ConfigError(
+            f"columns without data.bounds are measured over all records of all clients, and here not all take part: {instead}"
+        )
 
 
 def self_sampling_of(config: RunConfig) -> float | None:
@@ -112,8 +192,8 @@ def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
 
-def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism) -> Trainer:
-    """Return what turns a broadcast into what clients put into ``mechanism``.
+def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_once: bool = True) -> Trainer:
+    """Return what turns a broadcast into what clients put into ``mechanism``, many clients ``at_once`` or one after another.
 
     Raises:
         ConfigError: the mechanism bounds each record's gradient, and something else than gradients is asked for.
@@ -126,10 +206,10 @@ def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism) -> Tra
     if config.mechanism.perturbed != "gradient":
         if clip is not None:
             raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
-        return VectorizedTrainer(local)
+        return VectorizedTrainer(local) if at_once else LoopTrainer(local)
     if local.momentum or local.clip_norm is not None:
         raise ConfigError("a gradient is taken once a round, at the broadcast weights: leave training.momentum and training.clip_norm out")
-    return GradientTrainer(local) if clip is None else RecordGradientTrainer(local, clip)
+    return GradientTrainer(local, at_once) if clip is None else RecordGradientTrainer(local, clip, at_once)
 
 
 def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -155,33 +235,59 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     return mechanism
 
 
-def _try_model(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, classes: int) -> None:
-    """Train two clients for a step on blank images, so that a model that does not fit is refused before a run begins."""
-    blank = Samples(torch.zeros_like(local.images.inputs[:2]), torch.zeros_like(local.images.labels[:2]))
-    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.inputs.device)
+def _tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, outputs: int, warn: Warn) -> Trainer:
+    """Return the trainer, after it has trained two clients for a step on blank samples: a model that does not fit is refused before a run.
+
+    A model that has no form for many clients at once is trained client by client.
+    """
+    inputs, targets = (torch.zeros(2, *part.shape[1:], dtype=part.dtype) for part in (local.data.inputs, local.data.targets))
+    blank = Samples(inputs, targets).to(local.data.device)
+    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.device)
+    trial = replace(local, data=blank)
+    model, where = config.model.name, config.data.path or config.data.name
     try:
-        logits = functional_call(local.module, local.layout.unflatten(weights.to(blank.inputs.device)), (local.normalised(blank.inputs),))
-        fits = tuple(logits.shape) == (2, classes)
-        trainer_of(config, replace(local, images=blank), mechanism).train(weights, schedule)
-    except Exception as error:  # it is the user's code, on blank images: no private value is in the message
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(
-            f"model {config.model.name!r} cannot be trained on {config.data.name}: {type(error).__name__}: {reason}"
-        ) from error
-    if not fits:
-        raise ConfigError(f"model {config.model.name!r} gives {tuple(logits.shape)} for two images, expected (2, {classes})")
+        found = functional_call(local.module, local.layout.unflatten(weights.to(blank.device)), (local.normalised(blank.inputs),))
+        fits = _fits(local.task, found, blank.targets, outputs)
+        try:
+            trainer_of(config, trial, mechanism).train(weights, schedule)
+            at_once = True
+        except RuntimeError as error:
+            trainer_of(config, trial, mechanism, at_once=False).train(weights, schedule)
+            at_once = False
+            warn(f"model {model!r} cannot be trained for many clients at once ({_first_line(error)}): one after another, which is slower")
+    except Exception as error:  # it is the user's code, on blank samples: no private value is in the message
+        raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {_first_line(error)}") from error
+    if fits:
+        raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for two samples, expected {fits}")
+    return trainer_of(config, local, mechanism, at_once=at_once)
+
+
+def _fits(task: Task, found: Tensor, targets: Tensor, outputs: int) -> str:
+    """Return what a model's outputs for two samples should look like, if they do not."""
+    wanted: tuple[int, ...] = (2, outputs)
+    if task.targets == "tokens":
+        wanted = (*targets.shape, outputs)
+    if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (2,)):
+        return ""
+    return str(wanted)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _model_seed(seed: int) -> int:
     return int(stream(seed, Purpose.MODEL).integers(2**63))
 
 
-def _evaluation_split(config: RunConfig, task: Dataset) -> tuple[Samples, Samples]:
+def _evaluation_split(config: RunConfig, task: Dataset) -> Dataset:
+    """Return ``task`` with what is measured on in the place of its test samples."""
     if config.data.evaluate_on == "test":
-        return task.train, task.test
+        return task
     order = torch.from_numpy(stream(config.seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
     held_out = int(len(task.train) * _HOLDOUT)
-    return task.train.take(order[held_out:]), task.train.take(order[:held_out])
+    train, test = task.train.take(order[held_out:]), task.train.take(order[:held_out])
+    return replace(task, train=train, test=test, clients=None if task.clients is None else task.clients[order[held_out:].numpy()])
 
 
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from math import floor, inf, log10
 
+from ldpfl.data.settings import GIVEN
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.experiments.forecast import planned_ledger, start_of
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.planning.planner import smallest
@@ -22,8 +24,10 @@ _DIGITS = 4
 _PRECISE = 1e-3
 
 
-def settled(config: RunConfig) -> RunConfig:
-    """Return ``config`` with as little noise as keeps its ``privacy.target``; as it is, where it has none.
+def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
+    """Return ``config`` with as many clients as its data name, and as little noise as keeps its ``privacy.target_epsilon``.
+
+    Without such data, or without a target, that part is as it is; ``given`` is what a caller handed over.
 
     What is protected, and against whom, is what the config says: its mechanism and channel; the best line of the ledger counts, as in
     the verdict of a run. The parameter that is set has four digits, rounded to the side of more noise.
@@ -31,20 +35,26 @@ def settled(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: the mechanism has no parameter to set, or none reaches the target.
     """
-    if config.privacy.target == "off":
+    if config.data.brought and (clients := described(config, given).clients) is not None:
+        config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
+    if config.privacy.target_epsilon == "off":
         return config
     # Who takes part in which round follows from the seed; where all do, or each once, that changes nothing.
     plain = config.clients.fraction == 1 and config.clients.self_sampling == "off"
     alike = config.model_copy(update={"name": "", "description": "", **({"seed": 0} if plain else {})})
-    return config.model_copy(update={"mechanism": config.mechanism.at_strength(_strength(alike.to_toml()))})
+    strength = _searched(alike, given) if config.data.brought or config.model.name == GIVEN else _strength(alike.to_toml())
+    return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 
 
 @lru_cache(maxsize=256)
 def _strength(text: str) -> float:
-    config = parse_config(text, origin="calibration")
-    target = config.privacy.target
+    return _searched(parse_config(text, origin="calibration"), NOTHING)
+
+
+def _searched(config: RunConfig, given: Given) -> float:
+    target = config.privacy.target_epsilon
     assert target != "off"  # noqa: S101  # for mypy
-    guaranteed = _guaranteed(config)
+    guaranteed = _guaranteed(config, given)
     guess = _guess(guaranteed, target, config.privacy.delta)
     inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
     if inverse is None:
@@ -52,9 +62,9 @@ def _strength(text: str) -> float:
     return _rounded_down(1 / inverse)
 
 
-def _guaranteed(config: RunConfig) -> Callable[[float], float]:
+def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
     """Return what says which epsilon holds for the run when the mechanism has a given strength."""
-    ledger, (weights, ranges) = planned_ledger(config), start_of(config)
+    ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def guaranteed(strength: float) -> float:
         mechanism = mechanism_of(config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)}), ranges)

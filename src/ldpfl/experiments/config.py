@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 
-from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
+from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
@@ -22,35 +22,15 @@ from ldpfl.suggestions import did_you_mean
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-class DataConfig(_Section):
-    """Which data, and how they are divided over the clients."""
+class TaskConfig(_Section):
+    """What is learned of the data."""
 
-    name: str = "mnist"
-    features: str = "none"
-    """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
-    feature_options: dict[str, bool | int | float | str] = {}
-    partition: Scheme = "iid"
-    alpha: Positive = 0.5
-    labels_per_client: Count = 2
-    private_label: Annotated[int, Field(ge=0)] | Literal["none"] = "none"
-    """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
-    private_alpha: Positive = 0.5
-    """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
-    evaluate_on: Literal["test", "holdout"] = "test"
-    """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
-
-    @property
-    def by_label(self) -> bool:
-        """Whether the label of one sample has a say in which client gets another."""
-        return self.partition not in LABEL_BLIND or self.private_label != "none"
-
-    @property
-    def isolated(self) -> Isolation | None:
-        """What is kept from client 0, if anything."""
-        return None if self.private_label == "none" else Isolation(self.private_label, self.private_alpha)
+    name: str = "classification"
+    """``classification``, ``multilabel``, ``regression`` or ``language-model``; or ``package.module:function``, which is told the
+    number of outputs and returns an ``ldpfl.tasks.Task``."""
 
 
 class ModelConfig(_Section):
@@ -125,7 +105,7 @@ class PrivacyConfig(_Section):
 
     delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
     """Failure probability of the figures that are not pure; it should be below 1 / n."""
-    target: Positive | Literal["off"] = "off"
+    target_epsilon: Positive | Literal["off"] = "off"
     """Epsilon of all that a client, or one record of it, ever sends in the run; the mechanism's noise is set by it."""
 
 
@@ -136,6 +116,7 @@ class RunConfig(_Section):
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
     data: DataConfig = DataConfig()
+    task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
     clients: ClientsConfig = ClientsConfig()
     training: TrainingConfig = TrainingConfig()

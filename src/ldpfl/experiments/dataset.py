@@ -1,13 +1,18 @@
-"""The data that a config names, with the features that it names in their place."""
+"""The data that a config names or a caller hands over, with the features that the config names in their place."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
+from ldpfl import tasks
 from ldpfl.data import Dataset, load
+from ldpfl.data.brought import load_brought
 from ldpfl.data.loading import Warn, image_shape
-from ldpfl.experiments.config import DataConfig
+from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.features.registry import NONE
@@ -15,22 +20,64 @@ from ldpfl.features.registry import NONE
 _LOG = logging.getLogger(__name__)
 
 
-def load_dataset(config: DataConfig, data_dir: Path | None, warn: Warn = _LOG.warning, progress: Progress = quietly) -> Dataset:
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a caller handed over, where a config names nothing that could be looked up: data, a model."""
+
+    data: object = None
+    module: nn.Module | None = None
+
+
+NOTHING = Given()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is public about data before anything is trained.
+
+    Attributes:
+        shape: of one sample as the model sees it.
+        outputs: of the model.
+        vocabulary: tokens that there are, where samples are texts.
+        clients: how many the data themselves name; None where a partition makes them.
+        is_scaled: whether nothing is to be measured before the first round.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    vocabulary: int | None = None
+    clients: int | None = None
+    is_scaled: bool = True
+
+    @classmethod
+    def of(cls, data: Dataset) -> Description:
+        """Return what is public about ``data``."""
+        clients = None if data.clients is None else int(data.clients.max()) + 1
+        return cls(data.shape, data.outputs, data.vocabulary, clients, data.is_scaled)
+
+
+def load_dataset(
+    config: RunConfig, data_dir: Path | None, warn: Warn = _LOG.warning, progress: Progress = quietly, given: Given = NOTHING
+) -> Dataset:
     """Return the data of ``config``; features are computed once and cached.
 
     Raises:
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
-    return extracted(load(config.name, data_dir, warn), config.features, config.feature_options, warn, progress)
+    data = config.data
+    targets = tasks.create(config.task.name, 1).targets
+    found = load_brought(data, targets, given.data) if data.brought else load(data.name, data_dir, warn)
+    return extracted(found, data.features, data.feature_options, warn, progress)
 
 
-def input_shape(config: DataConfig) -> tuple[tuple[int, ...], int]:
-    """Return the shape of one sample as the model sees it, and the number of classes, without reading the data.
+def described(config: RunConfig, given: Given = NOTHING) -> Description:
+    """Return what is public about the data of ``config``; built-in ones are not read for it.
 
     Raises:
-        ConfigError: as :func:`load_dataset`.
+        LdpflError: as :func:`load_dataset`.
     """
-    shape, classes = image_shape(config.name)
-    if config.features == NONE:
-        return shape, classes
-    return feature_map(config.features, config.feature_options).shape(shape), classes
+    data = config.data
+    if data.brought:
+        return Description.of(load_dataset(config, None, given=given))
+    shape, outputs = image_shape(data.name)
+    return Description(shape if data.features == NONE else feature_map(data.features, data.feature_options).shape(shape), outputs)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from ldpfl import models
+from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import initial_ranges, mechanism_of, self_sampling_of
+from ldpfl.experiments.build import check_measuring, initial_ranges, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import input_shape
+from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
@@ -20,16 +20,20 @@ _LONGEST = 2 * 10**8
 """Clients times rounds: some ten seconds."""
 
 
-def planned_ledger(config: RunConfig) -> Ledger:
-    """Return the ledger that a complete run of ``config`` will end with.
+def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
+    """Return the ledger that a complete run of ``config``, on what is ``given``, will end with.
 
     Who takes part in which round follows from the seed, so this is the ledger of that very run.
 
     Raises:
         ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes.
     """
-    weights, ranges = start_of(config)
+    weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
+    measured = 0
+    if not described(config, given).is_scaled:
+        check_measuring(config, mechanism)
+        measured = STAGES
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
@@ -37,8 +41,11 @@ def planned_ledger(config: RunConfig) -> Ledger:
         raise ConfigError(
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
-    joined = np.zeros(clients, dtype=np.int64)
     ledger = Ledger()
+    for stage in range(1, measured + 1):
+        event = round_event(stage, mechanism.release(ranges), clients, np.full(clients, stage), config.shuffling.channel)
+        ledger = ledger.charge(event)
+    joined = np.full(clients, measured, dtype=np.int64)
     for number in range(1, config.training.rounds + 1):
         if once:
             cohort = once_cohort(config.seed, number, clients, config.training.rounds)
@@ -47,7 +54,7 @@ def planned_ledger(config: RunConfig) -> Ledger:
         joined[cohort] += 1
         if cohort.size or self_sampling is not None:
             release = mechanism.in_round(PublicState(number, weights, None, ranges.sizes)).release(ranges)
-            event = round_event(number, release, cohort.size, joined, config.shuffling.channel, self_sampling, once=once)
+            event = round_event(measured + number, release, cohort.size, joined, config.shuffling.channel, self_sampling, once=once)
             ledger = ledger.charge(event)
     return ledger
 
@@ -63,14 +70,13 @@ def check_fit(config: RunConfig) -> None:
     mechanism_of(config, ranges).payload_bits(ranges)
 
 
-def start_of(config: RunConfig) -> tuple[Tensor, LayerRanges]:
+def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRanges]:
     """Return some initial weights of the model, and the ranges of the first round.
 
     Raises:
         ConfigError: the data set or the model is unknown, or they do not fit.
     """
-    shape, classes = input_shape(config.data)
-    module = models.create(config.model.name, shape, classes, seed=0, options=config.model.options)
+    module = model_of(config, described(config, given), 0, given.module)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     return weights, initial_ranges(config, layout, weights)

@@ -18,10 +18,11 @@ from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
+from ldpfl.simulation.local_training import measured
 
 
 def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: list[float] | None) -> dict[str, Any]:
-    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (accuracy per round).
+    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (score per round).
 
     None stands for a figure that is not a finite number.
     """
@@ -29,12 +30,14 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
     figures = {
         "name": config.name,
         "seed": config.seed,
-        "accuracy": history[-1].accuracy,
-        "accuracy_per_round": [metrics.accuracy for metrics in history],
-        "noise_free_accuracy": baseline[-1] if baseline else None,
-        "noise_free_accuracy_per_round": baseline,
+        "metric": federation.task.task.metric,
+        "score": history[-1].score,
+        "scores": measured(federation.task, last.state.model, federation.evaluation, every=True),
+        "score_per_round": [metrics.score for metrics in history],
+        "noise_free_score": baseline[-1] if baseline else None,
+        "noise_free_score_per_round": baseline,
         "evaluated_on": config.data.evaluate_on,
-        **_privacy(config, federation, last),
+        **_privacy(config, federation, task, last),
         "clients": config.clients.count,
         "clients_per_round": history[-1].clients,
         "rounds": len(history),
@@ -59,7 +62,7 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
     return strict
 
 
-def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+def _privacy(config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
     private = config.mechanism.protects
     guarantee = federation.mechanism.guarantee(last.state.ranges)
@@ -68,8 +71,8 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "perturbed": config.mechanism.perturbed,
         "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
         "unit": guarantee.unit,
-        "target": None if config.privacy.target == "off" else config.privacy.target,
-        "caveats": list(federation.mechanism.caveats),
+        "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
+        "caveats": [*federation.mechanism.caveats, *task.notes],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 

@@ -324,4 +324,4 @@ _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
 }
 """Settings that the strategy does not use: sections, and of some only these keys."""
 _OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are not told here.\n"
-_REQUIRED = {"name", "seed", "accuracy", "accuracy_per_round", "noise_free_accuracy", "privacy", "layers", "seconds", "device"}
+_REQUIRED = {"name", "seed", "score", "score_per_round", "noise_free_score", "privacy", "layers", "seconds", "device"}

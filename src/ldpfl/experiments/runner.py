@@ -16,7 +16,7 @@ from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
-from ldpfl.experiments.dataset import load_dataset
+from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.features.extraction import Progress, quietly
@@ -29,7 +29,7 @@ from ldpfl.simulation import Federation, simulate
 class Observer(Protocol):
     """Is told how a run gets on; draws the progress bar."""
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None: ...
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None: ...
 
     def clients_done(self, done: int, total: int) -> None: ...
 
@@ -43,8 +43,9 @@ class Runner:
     """Where runs happen: the data folder, the device, and who watches.
 
     Attributes:
-        draw_curve: called with (path, result) to draw the accuracy curve.
+        draw_curve: called with (path, result) to draw how a run went.
         preparing: called while features are computed.
+        given: data or a model that a caller hands over.
     """
 
     data_dir: Path | None
@@ -52,6 +53,7 @@ class Runner:
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
     preparing: Progress = quietly
+    given: Given = NOTHING
 
     def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
         """Run ``config`` without a file; its baseline, if that is wanted, is trained anew.
@@ -59,14 +61,14 @@ class Runner:
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's values must not leave.
         """
-        task = load_dataset(config.data, self.data_dir, self.observer.warn, self.preparing)
-        federation, start = build(config, task, self.device)
+        task = self._data(config)
+        federation, start = self._build(config, task)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
         reference = None
         if baseline and config.mechanism.protects:
-            other, begin = build(noise_free(config), task, self.device)
+            other, begin = self._build(noise_free(config), task)
             without = self._rounds(other, begin, config.training.rounds, _nowhere, _BASELINE)
-            reference = [metrics.accuracy for metrics in without.history]
+            reference = [metrics.score for metrics in without.history]
         return Finished(config, federation, last, summarise(config, federation, task, last, reference))
 
     def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True) -> Finished:
@@ -80,15 +82,15 @@ class Runner:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
             WriteError: the folder cannot be written; finished rounds are kept.
         """
-        task = load_dataset(config.data, self.data_dir, self.observer.warn, self.preparing)
-        federation, start = build(config, task, self.device)
+        task = self._data(config)
+        federation, start = self._build(config, task)
         private = config.mechanism.protects
         wants_baseline = baseline and private
         folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             folder.open(config, resume=resume, kind=Kind.SIMULATION)
             figures = folder.result() if resume else None
-            if figures is not None and (figures["noise_free_accuracy"] is not None or not wants_baseline):
+            if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 return Finished(config, federation, folder.checkpoint_or(start), figures)
             last = self._rounds(federation, folder.checkpoint_or(start), config.training.rounds, folder.save_round, _label(config))
             reference = self._baseline_or_none(config, task) if wants_baseline else None
@@ -98,7 +100,7 @@ class Runner:
         return Finished(config, federation, last, figures)
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
-        self.observer.started(label, rounds, start.history)
+        self.observer.started(label, rounds, start.history, federation.task.task.metric)
         last = start
         for last in simulate(federation, start, rounds, self.observer.clients_done):
             save(last)
@@ -114,7 +116,7 @@ class Runner:
             LdpflError: the config, the data, the model or the cache folder does not fit.
             WriteError: the cache folder cannot be written, and the baseline is not there.
         """
-        baseline = self._baseline(config, load_dataset(config.data, self.data_dir, self.observer.warn, self.preparing))
+        baseline = self._baseline(config, self._data(config))
         try:
             self._cached(baseline)
         except WriteError as error:
@@ -122,21 +124,27 @@ class Runner:
             raise WriteError(f"{error}: the noise-free baseline is kept in the cache; {hint}", error.reason, error.remedy) from error
         return baseline.folder
 
+    def _data(self, config: RunConfig) -> Dataset:
+        return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.given)
+
+    def _build(self, config: RunConfig, task: Dataset) -> tuple[Federation, Checkpoint]:
+        return build(config, task, self.device, self.given.module, self.observer.warn)
+
     def _baseline_or_none(self, config: RunConfig, task: Dataset) -> list[float] | None:
-        """Return the baseline's accuracy after each round. A baseline that fails must not cost the finished run its result."""
+        """Return the baseline's score after each round. A baseline that fails must not cost the finished run its result."""
         try:
-            return self._baseline_accuracy(self._baseline(config, task))
+            return self._baseline_scores(self._baseline(config, task))
         except LdpflError as error:
             self.observer.warn(f"no noise-free baseline to compare with: {error}")
             return None
 
-    def _baseline_accuracy(self, baseline: _Baseline) -> list[float]:
+    def _baseline_scores(self, baseline: _Baseline) -> list[float]:
         try:
-            return list(self._cached(baseline)["accuracy_per_round"])
+            return list(self._cached(baseline)["score_per_round"])
         except WriteError as error:
             self.observer.warn(without_cache(error))
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
-        return [metrics.accuracy for metrics in last.history]
+        return [metrics.score for metrics in last.history]
 
     def _baseline(self, config: RunConfig, task: Dataset) -> _Baseline:
         """Return the baseline, and where it lies.
@@ -145,7 +153,7 @@ class Runner:
         named by import path is not part of it: such a baseline is run anew each time.
         """
         baseline = noise_free(config)
-        federation, start = build(baseline, task, self.device)
+        federation, start = self._build(baseline, task)
         initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
         facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
         folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])

@@ -10,6 +10,9 @@ from importlib.resources.abc import Traversable
 DEFAULT = "quickstart"
 """The recipe that is run if none is named."""
 
+OWN = "own"
+"""The recipe that is run on a user's own data if none is named."""
+
 
 def recipe_names() -> tuple[str, ...]:
     """Names of all recipes, sorted, the default first."""

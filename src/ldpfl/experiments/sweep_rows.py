@@ -14,6 +14,7 @@ from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep import AxisValue, Cell
 from ldpfl.files import from_json
+from ldpfl.tasks import ACCURACY
 
 Point = tuple[tuple[str, AxisValue], ...]
 Result = dict[str, Any]
@@ -27,33 +28,35 @@ class Row:
 
     Attributes:
         point: empty for a variant that is the same at all points.
-        accuracy: of each seed's last round; of those seeds whose run could be finished.
+        score: of each seed's last round; of those seeds whose run could be finished.
         bytes_per_client: uplink of one client in one round.
         privacy: figures of the first seed's statement, as in ``result.json``.
         seconds: mean wall time of a run.
         stopped: why the other seeds' runs could not be finished; without any finished one, the figures are those until then.
         noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
             ``paper_epsilon``; and ``norm_deviation``, 0 for one seed. Empty for other mechanisms.
+        metric: what the score is.
     """
 
     variant: str
     point: Point
-    accuracy: tuple[float, ...]
+    score: tuple[float, ...]
     bytes_per_client: int
     privacy: dict[str, Any]
     seconds: float
     stopped: tuple[str, ...] = ()
     noise: dict[str, float] = field(default_factory=dict)
+    metric: str = ACCURACY
 
     @property
     def mean(self) -> float | None:
-        """Mean accuracy; None if no run could be finished."""
-        return statistics.fmean(self.accuracy) if self.accuracy else None
+        """Mean score; None if no run could be finished."""
+        return statistics.fmean(self.score) if self.score else None
 
     @property
     def deviation(self) -> float:
         """Standard deviation over the seeds; 0 for one seed."""
-        return _deviation(self.accuracy)
+        return _deviation(self.score)
 
     @property
     def budget(self) -> float:
@@ -78,7 +81,7 @@ class Curve:
     """
 
     row: Row
-    accuracy: tuple[Rounds, ...]
+    score: tuple[Rounds, ...]
     norm: tuple[Rounds, ...] = ()
     paper_epsilon: tuple[Rounds, ...] = ()
 
@@ -115,7 +118,7 @@ def _curve(row: Row, found: dict[str, Result], runs: Path) -> Curve:
     done = {name: result for name, result in found.items() if "stopped" not in result}
     noise = [_noise_by_round(RunFolder(runs / name), result) for name, result in done.items() if "noise" in result]
     norm, paper_epsilon = zip(*noise, strict=True) if noise else ((), ())
-    return Curve(row, tuple(tuple(result["accuracy_per_round"]) for result in done.values()), norm, paper_epsilon)
+    return Curve(row, tuple(tuple(result["score_per_round"]) for result in done.values()), norm, paper_epsilon)
 
 
 def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
@@ -139,12 +142,13 @@ def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
     return Row(
         variant,
         point,
-        tuple(float(result["accuracy"]) for result in done),
+        tuple(float(result["score"]) for result in done),
         int(figures[0]["uplink_bytes_per_client_round"]) if figures else 0,
         {key: value for key, value in figures[0]["privacy"].items() if not isinstance(value, list)} if figures else {},
         statistics.fmean(result["seconds"] for result in figures) if figures else 0.0,
         tuple(result["stopped"] for result in results if "stopped" in result),
         _noise(done),
+        str(figures[0]["metric"]) if figures else ACCURACY,
     )
 
 
@@ -172,7 +176,7 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
     difference over the seeds, which the two share; or costs the same and is more accurate. Rows of which a seed
     stopped are left out.
     """
-    finished = [row for row in rows if row.accuracy and not row.stopped]
+    finished = [row for row in rows if row.score and not row.stopped]
     return [row for row in finished if not any(_beats(other, row) for other in finished)]
 
 
@@ -181,7 +185,7 @@ def _beats(other: Row, row: Row) -> bool:
         return False
     if other.privacy.get("protected") != row.privacy.get("protected"):  # an epsilon of a record is no epsilon of a client
         return False
-    gains = [a - b for a, b in zip(other.accuracy, row.accuracy, strict=False)]
+    gains = [a - b for a, b in zip(other.score, row.score, strict=False)]
     gain = statistics.fmean(gains)
     if (other.bytes_per_client, other.budget) == (row.bytes_per_client, row.budget):
         return gain > 0

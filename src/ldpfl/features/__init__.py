@@ -2,6 +2,7 @@
 
 from ldpfl.features.base import FeatureMap
 from ldpfl.features.extraction import extracted
-from ldpfl.features.registry import feature_map, is_code, names
+from ldpfl.features.registry import feature_map, names
+from ldpfl.importing import is_code
 
 __all__ = ["FeatureMap", "extracted", "feature_map", "is_code", "names"]

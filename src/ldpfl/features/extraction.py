@@ -15,7 +15,8 @@ from torch import Tensor
 from ldpfl.data.loading import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.features.base import FeatureMap
-from ldpfl.features.registry import NONE, feature_map, is_code
+from ldpfl.features.registry import NONE, feature_map
+from ldpfl.importing import is_code
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is computed, samples done, samples in all)."""
@@ -52,7 +53,7 @@ def extracted(
         tensors = _computed(dataset, name, chosen, progress)
         if path:
             write_cached(path, tensors, "features", warn)
-    train, test = (Samples(tensors[split].float(), getattr(dataset, split).labels) for split in ("train", "test"))
+    train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
     return replace(dataset, train=train, test=test, fingerprint=fingerprint)
 
 

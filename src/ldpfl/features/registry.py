@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ldpfl.features.base import FeatureMap
 from ldpfl.features.efficientnet import EfficientNetLite0
 from ldpfl.features.scattering import ScatteringFeatures
 from ldpfl.features.strokes import StrokeFeatures
+from ldpfl.importing import called, is_code
 from ldpfl.suggestions import did_you_mean
 
 NONE = "none"
@@ -32,11 +32,6 @@ _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
 def names() -> tuple[str, ...]:
     """Names that :func:`feature_map` knows beside import paths."""
     return tuple(_REGISTRY)
-
-
-def is_code(name: str) -> bool:
-    """Tell whether ``name`` is an import path, whose code would run."""
-    return ":" in name
 
 
 def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
@@ -79,11 +74,7 @@ class _Frozen(FeatureMap):
 
 @lru_cache(maxsize=4)
 def _made(path: str, options: tuple[tuple[str, Any], ...]) -> _Frozen:
-    module_name, _, attribute = path.partition(":")
-    try:
-        module = getattr(import_module(module_name), attribute)(**dict(options))
-    except Exception as error:  # it is the user's code: anything may come out of it
-        raise ConfigError(f"features {path!r} cannot be built: {type(error).__name__}: {error}") from error
+    module = called("features", path, **dict(options))
     if not isinstance(module, nn.Module):
         raise ConfigError(f"features {path!r} give a {type(module).__name__}, expected a torch.nn.Module")
     return _Frozen(module.eval().requires_grad_(False))

@@ -81,7 +81,7 @@ def serve(grid: Grid, context: Context) -> None:
         collector=_collector(settings),
         folder=folder,
         waiting=Waiting(nodes, _number(settings, "ldpfl.wait-s", 300.0)),
-        accuracy=federation.rules.accuracy,
+        score=federation.rules.score,
         origin=start.origin,
         reply_s=_number(settings, "ldpfl.reply-s", 0.0),
         run_config=settings,
@@ -126,7 +126,7 @@ class _Prepared:
 def _prepare(text: str, data_dir: Path | None, device: str) -> _Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process."""
     config = parse_config(text, origin="the round's terms")
-    task = load_dataset(config.data, data_dir)
+    task = load_dataset(config, data_dir)
     federation, start = build(config, task, choose_device(device))
     return _Prepared(config, task, federation, start)
 

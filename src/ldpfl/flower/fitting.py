@@ -151,8 +151,8 @@ def _recipe(settings: Mapping[str, Any]) -> RunConfig:
 
 def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
     code = _code_of(config)
-    if code and config.privacy.target != "off":
-        raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target out, and set the mechanism's noise")
+    if code and config.privacy.target_epsilon != "off":
+        raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
     config = config if code else settled(config)
     asked = max(1, round(config.clients.count * config.clients.fraction))
     if settings.get("transport", "direct") == "direct":

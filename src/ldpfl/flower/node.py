@@ -97,6 +97,9 @@ class OperatorNode:
         try:
             self.policy.check_training(model.name, model.options, ask.terms.reply_s)
             self.policy.check_named("features", data.features, data.feature_options)
+            self.policy.check_named("task", ask.terms.config.task.name, {})
+            if data.brought:
+                raise Declined("the round names data by path, hub or code, which a node opens for no server; nothing was read or sent")
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
         request = self._request(ask, ask.terms.asked)

@@ -62,7 +62,7 @@ class LdpStrategy(Strategy):
         collector: how reports come in; by default in the replies.
         folder: where to keep checkpoints, metrics and ledger; without one, a run that is stopped is lost.
         waiting: how many nodes a round needs, and how long to wait for them.
-        accuracy: measures global weights (d,) after each round.
+        score: judges global weights (d,) after each round.
         origin: names the data, so that a run is not resumed on others.
         reply_s: seconds after its charge at which every client replies, long enough for the slowest to train: one that has nothing
             to report by then reports no change. With 0 each replies as soon as it can, and tells how long it trained: for
@@ -82,7 +82,7 @@ class LdpStrategy(Strategy):
         collector: Collector | None = None,
         folder: RunFolder | None = None,
         waiting: Waiting = Waiting(),  # noqa: B008  (frozen)
-        accuracy: Callable[[Tensor], float] = lambda weights: nan,
+        score: Callable[[Tensor], float] = lambda weights: nan,
         origin: str = "",
         reply_s: float = 0.0,
         run_config: Mapping[str, object] = MappingProxyType({}),
@@ -96,7 +96,7 @@ class LdpStrategy(Strategy):
             raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {reply_s:g}")
         self._collector = collector or DirectCollector(config.seed)
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
-        self._folder, self._waiting, self._accuracy, self._origin = folder, waiting, accuracy, origin
+        self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._course: Course | None = None
 
@@ -218,7 +218,7 @@ class LdpStrategy(Strategy):
             self.config.mechanism.perturbed,
             range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
             self.config.training.optimiser(measured_weights(self.config, layout)),
-            self._accuracy,
+            self._score,
         )
         # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.
         checkpoint = initial_checkpoint(weights, ranges, f"{self._origin} on Flower")
@@ -337,7 +337,7 @@ class LdpStrategy(Strategy):
         self._collector.done(course.run, course.round.number)
         course.last = checkpoint
         metrics = checkpoint.history[-1]
-        measured = f", accuracy {metrics.accuracy:.4f}" if isfinite(metrics.accuracy) else ""
+        measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
         LOGGER.info("round %d: %d reports%s", metrics.round, metrics.clients, measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
@@ -377,4 +377,4 @@ def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> N
 
 
 def _figures(metrics: RoundMetrics) -> MetricRecord:
-    return MetricRecord({"reports": metrics.clients, "accuracy": metrics.accuracy, "seconds": metrics.seconds})
+    return MetricRecord({"reports": metrics.clients, "score": metrics.score, "seconds": metrics.seconds})

@@ -15,7 +15,9 @@ from rich.text import Text
 from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.report.privacy import number
+from ldpfl.report.scores import cost, factor, heading, shown
 from ldpfl.server import RoundMetrics
+from ldpfl.tasks import ACCURACY
 
 _NOISE = ("noise", "noised", "papers'\nsum")
 """Columns of a sweep that has noise schedules."""
@@ -37,7 +39,7 @@ class _SecondsLeft(ProgressColumn):
 
 
 class ProgressDisplay:
-    """A bar for each phase of a run: round, accuracy, time left. Where output is no terminal, a line a round, or nothing."""
+    """A bar for each phase of a run: round, score, time left. Where output is no terminal, a line a round, or nothing."""
 
     def __init__(self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None) -> None:
         """``check`` is called with every step, and may raise to end the run. No warning is printed twice."""
@@ -47,7 +49,7 @@ class ProgressDisplay:
         self._lines = lines and not console.is_terminal
         self._progress = self._bars()
         self._rounds = 0
-        self._label = ""
+        self._label, self._metric = "", ""
         self._prepared: TaskID | None = None
 
     def _bars(self) -> Progress:
@@ -55,7 +57,7 @@ class ProgressDisplay:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[unit]} {task.fields[current]}/{task.total:.0f}"),
-            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             _SecondsLeft(),
             console=self._console,
             disable=not (self._console.is_terminal or self._console.is_jupyter),
@@ -80,21 +82,21 @@ class ProgressDisplay:
         self._check()
         if self._prepared is None:
             self._prepared = self._progress.add_task(
-                what, total=total, current=0, accuracy="-", already=0, began=time.monotonic(), unit="sample"
+                what, total=total, current=0, score="", already=0, began=time.monotonic(), unit="sample"
             )
             if self._lines:
                 self._console.print(f"{what}: {total:,} samples, once; they are kept for later")
         self._progress.update(self._prepared, completed=done, current=done)
 
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...]) -> None:
-        self._label, self._rounds = label, rounds
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        self._label, self._rounds, self._metric = label, rounds, metric
         self._task = self._progress.add_task(
             label,
             unit="round",
             total=rounds,
             completed=len(done),
             current=min(len(done) + 1, rounds),
-            accuracy=f"{done[-1].accuracy:.2%}" if done else "-",
+            score=self._score(done[-1]) if done else f"{metric} -",
             already=len(done),
             began=time.monotonic(),
         )
@@ -112,23 +114,28 @@ class ProgressDisplay:
     def round_done(self, metrics: RoundMetrics) -> None:
         self._check()
         self._finished = metrics.round
-        self._progress.update(
-            self._task, completed=metrics.round, current=min(metrics.round + 1, self._rounds), accuracy=f"{metrics.accuracy:.2%}"
-        )
+        current = min(metrics.round + 1, self._rounds)
+        self._progress.update(self._task, completed=metrics.round, current=current, score=self._score(metrics))
         if self._lines:
             seconds = f"{metrics.seconds:.1f} s"
-            self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, accuracy {metrics.accuracy:.2%}, {seconds}")
+            self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, {self._score(metrics)}, {seconds}")
+
+    def _score(self, metrics: RoundMetrics) -> str:
+        return f"{self._metric} {shown(self._metric, metrics.score)}"
 
 
 def result_table(result: dict[str, Any]) -> Table:
-    """Return the closing table: accuracy, privacy, communication, time; "-" where a figure is not known."""
+    """Return the closing table: scores, privacy, communication, time; "-" where a figure is not known."""
     table = Table(title=Text(f"{result['name']}, seed {result['seed']}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row(f"accuracy ({result['evaluated_on']} images)", _share(result["accuracy"]))
-    baseline = result["noise_free_accuracy"]
-    if baseline is not None and result["accuracy"] is not None:
-        table.add_row("noise-free baseline", f"{baseline:.2%}  (noise costs {100 * (baseline - result['accuracy']):.2f} points)")
+    metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
+    table.add_row(f"{metric} ({result['evaluated_on']})", shown(metric, score))
+    if baseline is not None and score is not None:
+        table.add_row("noise-free baseline", f"{shown(metric, baseline)}  ({cost(metric, baseline, score)})")
+    for name, value in result["scores"].items():
+        if name != metric:
+            table.add_row(name, shown(name, value))
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", "[red]none: values leave as they are[/red]")
     cohort = result["clients_per_round"]
@@ -146,22 +153,22 @@ def result_table(result: dict[str, Any]) -> Table:
 
 
 def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
-    """Return the table of a sweep: a line for each variant and point, accuracy with its spread over the seeds."""
+    """Return the table of a sweep: a line for each variant and point, scores with their spread over the seeds."""
     table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}"), title_justify="left")
     table.add_column("variant")
     noisy = any(row.noise for row in rows)
     budgets = {"sum": "local_pure", "local": "local"}
     if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
         budgets["shuffled"] = _SHUFFLED
-    headings = ("accuracy %", "bytes", *budgets, *_NOISE * noisy, "seconds")
-    for heading in (*(key.rpartition(".")[2] for key in sweep.axes), *headings):
-        table.add_column(heading, justify="right")
+    headings = (heading(rows[0].metric if rows else ACCURACY), "bytes", *budgets, *_NOISE * noisy, "seconds")
+    for title in (*(key.rpartition(".")[2] for key in sweep.axes), *headings):
+        table.add_column(title, justify="right")
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     for row in rows:
         table.add_row(
             Text(row.variant + " *" * (id(row) in best)),
             *([f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)),
-            _accuracy(row),
+            _score(row),
             f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
             *(_figure(row, name) for name in budgets.values()),
             *_noise_cells(row) * noisy,
@@ -184,12 +191,13 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _accuracy(row: Row) -> str:
+def _score(row: Row) -> str:
     if row.mean is None:
         return "stopped"
-    spread = f" ± {100 * row.deviation:.2f}" if len(row.accuracy) > 1 else ""
-    missing = f" ({len(row.accuracy)} of {len(row.accuracy) + len(row.stopped)} seeds)" if row.stopped else ""
-    return f"{100 * row.mean:.2f}{spread}{missing}"
+    times = factor(row.metric)
+    spread = f" ± {times * row.deviation:.2f}" if len(row.score) > 1 else ""
+    missing = f" ({len(row.score)} of {len(row.score) + len(row.stopped)} seeds)" if row.stopped else ""
+    return f"{times * row.mean:.{2 if row.metric == ACCURACY else 4}f}{spread}{missing}"
 
 
 def _figure(row: Row, name: str) -> str:
@@ -203,7 +211,7 @@ def _noise_cells(row: Row) -> tuple[str, ...]:
         return ("-",) * len(_NOISE)
     norm, spread = row.noise["norm"], row.noise["norm_deviation"]
     cell = f"{norm:,.0f}" if norm >= 1000 else f"{norm:.4g}"
-    if len(row.accuracy) > 1:
+    if len(row.score) > 1:
         cell += f" ± {spread:,.0f}" if spread >= 100 else f" ± {spread:.2g}"
     return cell, f"{row.noise['protected_fraction']:.1%}", f"{row.noise['paper_epsilon']:.3g}"
 
@@ -213,8 +221,8 @@ def layer_table(result: dict[str, Any]) -> Table:
     ranged = "noise" not in result
     table = Table(title="layers, last round", title_justify="left")
     table.add_column("layer")
-    for heading in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
-        table.add_column(heading, justify="right")
+    for title in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
+        table.add_column(title, justify="right")
     for name, layer in result["layers"].items():
         radius, clipped = [_number(layer["radius"])] * ranged, [_share(layer["clipped_fraction"])] * ranged
         table.add_row(Text(name), f"{layer['weights']:,}", *radius, _number(layer["noise_std"]), *clipped)

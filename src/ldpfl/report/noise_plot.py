@@ -1,4 +1,4 @@
-"""The plot of a sweep over noise schedules: budget as the papers count it, noise and accuracy, round by round."""
+"""The plot of a sweep over noise schedules: budget as the papers count it, noise and score, round by round."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw_noise(path: Path, sweep: SweepConfig, curves: Sequence[Curve]) -> bool:
         ConfigError: a suffix that is none of svg, png, pdf.
     """
     kind = require_plot(path)
-    drawn = [curve for curve in curves if curve.accuracy]
+    drawn = [curve for curve in curves if curve.score]
     # What is the same at all points is drawn at each of them.
     points = list(dict.fromkeys(curve.row.point for curve in drawn if curve.row.point)) or [()]
     shown = {point: [curve for curve in drawn if curve.row.point in ((), point)] for point in points}
@@ -73,12 +73,12 @@ def _draw_point(part: SubFigure, private: Sequence[str], point: Point, curves: S
     """Draw the three panels of one point, and a legend below them."""
     budget, noise, accuracy = part.subplots(1, 3)
     for curve in curves:
-        place, rounds = (private.index(curve.row.variant) if _is_private(curve) else None), len(curve.accuracy[0])
+        place, rounds = (private.index(curve.row.variant) if _is_private(curve) else None), len(curve.score[0])
         look = _PLAIN if place is None else _look(place, len(private), rounds)
         if curve.norm:
             _draw_range(budget, curve.paper_epsilon, look)
             _draw_range(noise, curve.norm, look)
-        percent = [100 * statistics.fmean(values) for values in zip(*curve.accuracy, strict=True)]
+        percent = [100 * statistics.fmean(values) for values in zip(*curve.score, strict=True)]
         accuracy.plot(range(1, rounds + 1), percent, label=_label(curve), **look)
     budget.set_ylabel("epsilon so far, the papers' count\n(mean client, no guarantee)")
     noise.set_ylabel("noise so far\n(L2 norms, all clients added up)")
@@ -139,7 +139,7 @@ def _choose_scale(panel: Axes) -> None:
 
 
 def _label(curve: Curve) -> str:
-    budget, seeds = curve.row.budget, len(curve.accuracy)
+    budget, seeds = curve.row.budget, len(curve.score)
     ledger = "infinite" if isinf(budget) else number(budget)
     partly = f"; {seeds} of {seeds + len(curve.row.stopped)} seeds" if curve.row.stopped else ""
     return f"{curve.row.variant} (ledger: {ledger}{partly})"

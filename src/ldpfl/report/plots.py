@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.files import replace_atomically, write_text
+from ldpfl.report.scores import factor, heading
+from ldpfl.tasks import ACCURACY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,19 +43,20 @@ class Picture:
         return self.svg
 
 
-def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
-    """Draw accuracy against rounds, beside the noise-free baseline where there is one; nothing where it was not measured."""
+def draw_score_curve(path: Path, result: dict[str, Any]) -> None:
+    """Draw the score against rounds, beside the noise-free baseline where there is one; nothing where it was not measured."""
     with _figure(path, "svg") as (axes,):
         from matplotlib.ticker import MaxNLocator
 
         rounds = range(1, result["rounds"] + 1)
-        baseline = result["noise_free_accuracy_per_round"]
+        baseline, times = result["noise_free_score_per_round"], factor(result["metric"])
         if baseline:
-            axes.plot(rounds, [100 * a for a in baseline], color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
-        accuracy = [nan if a is None else 100 * a for a in result["accuracy_per_round"]]
-        axes.plot(rounds, accuracy, color="tab:blue", marker="o", markersize=4, label=_label(result))
+            plain = [nan if a is None else times * a for a in baseline]
+            axes.plot(rounds, plain, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
+        scores = [nan if a is None else times * a for a in result["score_per_round"]]
+        axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_label(result))
         axes.set_xlabel("round")
-        axes.set_ylabel(f"accuracy on the {result['evaluated_on']} images (%)")
+        axes.set_ylabel(f"{heading(result['metric'])}, {result['evaluated_on']}")
         axes.set_title(f"{result['name']}, n = {result['clients']}, seed {result['seed']}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
@@ -61,17 +64,17 @@ def draw_accuracy_curve(path: Path, result: dict[str, Any]) -> None:
 
 
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw accuracy against the sweep's first axis or its budget, a line a variant, and against bytes, a line a value of the axis."""
+    """Draw the score against the sweep's first axis or its budget, a line a variant, and against bytes, a line a value of the axis."""
     kind = require_plot(path)
     axis = next(iter(sweep.axes), None)
-    drawn = [row for row in rows if row.accuracy]
+    drawn = [row for row in rows if row.score]
     with _figure(path, kind, panels=2 if axis else 1) as panels:
         if axis:
             _draw_variants(panels[0], sweep, drawn, axis)
             panels[0].legend(loc="best", fontsize=8)
         _draw_bytes(panels[-1], sweep, drawn, axis)
         panels[-1].legend(loc="best", fontsize=8)
-        panels[0].set_ylabel("accuracy (%)")
+        panels[0].set_ylabel(heading(drawn[0].metric if drawn else ACCURACY))
         panels[0].figure.suptitle(sweep.name)
         for panel in panels:
             panel.grid(alpha=0.3)
@@ -88,9 +91,9 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
         own = [row for row in rows if row.variant == variant]
         at = [row.budget if by_budget else places[values.index(row.point[0][1])] for row in own if row.point]
         if len(at) < len(own) or not all(map(isfinite, at)):
-            panel.axhline(100 * (own[0].mean or 0.0), color="0.4", linestyle="--", linewidth=1, label=variant)
+            panel.axhline(_shown(own)[0][0], color="0.4", linestyle="--", linewidth=1, label=variant)
         elif own:
-            panel.errorbar(at, *_percent(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=variant)
+            panel.errorbar(at, *_shown(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=variant)
             used += at
     if used and min(used) > 0 and max(used) > 10 * min(used):
         panel.set_xscale("log")
@@ -98,24 +101,24 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
 
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
-    """Draw each row where its bytes and accuracy are, in its variant's colour, and join those of one value of the axis."""
+    """Draw each row where its bytes and score are, in its variant's colour, and join those of one value of the axis."""
     for place, value in enumerate(sweep.axes[axis] if axis else []):
         joined = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
         shade = str(0.8 - 0.6 * place / max(1, len(sweep.axes[str(axis)]) - 1))
         label = f"{str(axis).rpartition('.')[2]} {value}"
-        panel.plot([row.bytes_per_client for row in joined], _percent(joined)[0], color=shade, linewidth=1, label=label)
+        panel.plot([row.bytes_per_client for row in joined], _shown(joined)[0], color=shade, linewidth=1, label=label)
     for number, variant in enumerate(sweep.variants):
         own = [row for row in rows if row.variant == variant]
         label = "" if axis else variant
         at = [row.bytes_per_client for row in own]
-        panel.errorbar(at, *_percent(own), color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
+        panel.errorbar(at, *_shown(own), color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
     panel.set_xscale("log")
     panel.set_xlabel("bytes that a client sends in a round")
 
 
-def _percent(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Return the means and the deviations of ``rows`` in per cent."""
-    return [100 * (row.mean or 0.0) for row in rows], [100 * row.deviation for row in rows]
+def _shown(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Return the means and the deviations of ``rows``, accuracy in per cent."""
+    return [factor(row.metric) * (row.mean or 0.0) for row in rows], [factor(row.metric) * row.deviation for row in rows]
 
 
 def require_plot(path: Path) -> str:

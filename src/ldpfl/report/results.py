@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
+from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,10 @@ from ldpfl.privacy.accounting import account
 from ldpfl.privacy.statement import Statement
 from ldpfl.report.console import result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
-from ldpfl.report.plots import Picture, draw_accuracy_curve, draw_sweep
+from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.server import RoundMetrics
+from ldpfl.tasks import ACCURACY
 
 if TYPE_CHECKING:
     import pandas
@@ -50,7 +52,7 @@ class RunResult(_Shown):
         config: what was run, defaults included.
         history: figures of each round.
         ledger: what each round released.
-        baseline: accuracy of the same training without noise, after each round; None if it was not asked for.
+        baseline: score of the same training without noise, after each round; None if it was not asked for.
         folder: where its files are; None if there are none.
     """
 
@@ -65,10 +67,10 @@ class RunResult(_Shown):
     @classmethod
     def of(cls, finished: Finished, folder: Path | None) -> RunResult:
         """Return the result of a run whose files, if it has any, are in ``folder``."""
-        last, baseline = finished.last, finished.figures["noise_free_accuracy_per_round"]
-        accuracies = None if baseline is None else tuple(baseline)
+        last, baseline = finished.last, finished.figures["noise_free_score_per_round"]
+        scores = None if baseline is None else tuple(baseline)
         trained = finished.federation.task.module_with
-        return cls(finished.config, last.history, last.ledger, accuracies, folder, lambda: trained(last.state.model), finished.figures)
+        return cls(finished.config, last.history, last.ledger, scores, folder, lambda: trained(last.state.model), finished.figures)
 
     @cached_property
     def privacy(self) -> Statement:
@@ -76,9 +78,24 @@ class RunResult(_Shown):
         return account(self.ledger, self.config.privacy.delta)
 
     @property
+    def metric(self) -> str:
+        """Name of the figure by which models are judged: accuracy, AUROC of several labels, R2, perplexity, or a task's own."""
+        return str(self._figures["metric"])
+
+    @property
+    def score(self) -> float:
+        """That figure of the final model."""
+        return self.history[-1].score
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """All figures of the final model that its task knows, by name; None where one has no value."""
+        return dict(self._figures["scores"])
+
+    @property
     def accuracy(self) -> float:
-        """Share of the evaluation images that the final model classifies correctly."""
-        return self.history[-1].accuracy
+        """Share of the evaluation samples that the final model classifies correctly; NaN of a model that is no classifier."""
+        return self.score if self.metric == ACCURACY else nan
 
     @property
     def bytes_per_client(self) -> int:
@@ -90,11 +107,11 @@ class RunResult(_Shown):
         return self._trained()
 
     def plot(self) -> Picture:
-        """Return accuracy against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
-        return _drawn(lambda path: draw_accuracy_curve(path, dict(self._figures)))
+        """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
+        return _drawn(lambda path: draw_score_curve(path, dict(self._figures)))
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a round: accuracy, clients, bytes, seconds, and by layer radius, noise and clipping."""
+        """Return a row a round: score, clients, bytes, seconds, and by layer radius, noise and clipping."""
         import pandas
 
         rows = [{**metrics.reproducible(), "seconds": metrics.seconds} for metrics in self.history]
@@ -132,15 +149,15 @@ class SweepResult(_Shown):
         return tuple(frontier(self.rows))
 
     def plot(self) -> Picture:
-        """Return accuracy against the first axis and against bytes, as a picture."""
+        """Return the score against the first axis and against bytes, as a picture."""
         return _drawn(lambda path: draw_sweep(path, self.config, self.rows))
 
     def plot_noise(self) -> Picture | None:
-        """Return budget as the papers count it, noise and accuracy by round; None where no mechanism has a noise schedule."""
+        """Return budget as the papers count it, noise and score by round; None where no mechanism has a noise schedule."""
         return _drawn(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a variant and point, with mean accuracy, its deviation, bytes and the local epsilon of a run."""
+        """Return a row a variant and point, with mean score, its deviation, bytes and the local epsilon of a run."""
         import pandas
 
         return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])

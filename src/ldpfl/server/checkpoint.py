@@ -86,6 +86,6 @@ class Checkpoint:
         return cls(state, history, origin, ledger, memory)
 
 
-def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "") -> Checkpoint:
-    """Return the state before the first round; ``origin`` names the data and the device."""
-    return Checkpoint(ServerState(0, weights, ranges), (), origin)
+def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", ledger: Ledger | None = None) -> Checkpoint:
+    """Return the state before the first round; ``origin`` names the data and the device, ``ledger`` what was released by then."""
+    return Checkpoint(ServerState(0, weights, ranges), (), origin, ledger or Ledger())

@@ -27,14 +27,14 @@ class ServerRules:
         perturbed: whether reports are of trained weights, of their change, or of gradients.
         rule: how the next ranges are chosen.
         optimiser: what is made of a mean update or gradient.
-        accuracy: measures new global weights (d,), 0 to 1.
+        score: judges new global weights (d,).
     """
 
     names: tuple[str, ...]
     perturbed: Perturbed
     rule: RangeRule
     optimiser: ServerOptimiser
-    accuracy: Callable[[Tensor], float]
+    score: Callable[[Tensor], float]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def close_round(
     largest = mechanism.noise_std(ranges, pool.clients).tolist()
     metrics = RoundMetrics(
         round=state.round,
-        accuracy=rules.accuracy(state.model),
+        score=rules.score(state.model),
         clients=pool.clients,
         uplink_bytes_per_client=uplink_bytes,
         clipped_fraction=_by_layer(rules, observed.clipped),
@@ -100,7 +100,7 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
     nothing = [0.0] * len(rules.names)
     metrics = RoundMetrics(
         round=state.round,
-        accuracy=rules.accuracy(state.model),
+        score=rules.score(state.model),
         clients=0,
         uplink_bytes_per_client=0,
         clipped_fraction=_by_layer(rules, nothing),

@@ -13,7 +13,7 @@ class RoundMetrics:
     ``clipped_fraction`` is computed from values that never leave a real client: only a simulation can know it.
 
     Attributes:
-        accuracy: share of the evaluation images that the new global model classifies correctly.
+        score: the figure by which the new global model is judged: of a classifier its accuracy, 0 to 1.
         clients: cohort size.
         uplink_bytes_per_client: measured length of one client's message.
         clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to; empty on a real server.
@@ -25,7 +25,7 @@ class RoundMetrics:
     """
 
     round: int
-    accuracy: float
+    score: float
     clients: int
     uplink_bytes_per_client: int
     clipped_fraction: dict[str, float]

@@ -8,13 +8,14 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy.events import Channel
 from ldpfl.ranges import RangeRule
 from ldpfl.server import ServerOptimiser, ServerRules, once_cohort, round_cohort
-from ldpfl.simulation.local_training import LocalTask, Trainer, accuracy
+from ldpfl.simulation.local_training import LocalTask, Trainer, measured
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Federation:
 
     Attributes:
         seed: all random streams derive from it.
-        task: model, layout, training images and optimiser.
+        task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
-        samples: for each client the positions of its samples in the task's images.
-        evaluation: images that the global model is measured on after each round.
+        samples: for each client the positions of its samples in the task's data.
+        evaluation: samples that the global model is measured on after each round.
         mechanism: what clients do to their values before they leave.
         perturbed: whether those values are trained weights, their change, or gradients.
         rule: how the server chooses the next ranges.
@@ -36,6 +37,7 @@ class Federation:
         once_over: over how many rounds the clients are divided, if each takes part once (then ``fraction`` has no effect).
         epochs, batch_size: of local training.
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
+        measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
@@ -55,6 +57,7 @@ class Federation:
     self_sampling: float | None = None
     once_over: int | None = None
     chunk_size: int | None = None
+    measured: int = 0
 
     @cached_property
     def batch_width(self) -> int:
@@ -72,8 +75,12 @@ class Federation:
     def rules(self) -> ServerRules:
         """The server's part of all this."""
         names = self.task.layout.names
-        return ServerRules(names, self.perturbed, self.rule, self.optimiser, lambda weights: accuracy(self.task, weights, self.evaluation))
+        return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score)
+
+    def score(self, weights: Tensor) -> float:
+        """Return the figure by which the model with ``weights`` (d,) is judged."""
+        return measured(self.task, weights, self.evaluation)[self.task.task.metric]
 
     @property
     def device(self) -> torch.device:
-        return self.task.images.inputs.device
+        return self.task.data.device

@@ -29,9 +29,10 @@ class GradientTrainer:
     """
 
     task: LocalTask
+    at_once: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
-        return _descents(self.task, weights, *_step(schedule))
+        return _descents(self.task, weights, *_step(schedule), at_once=self.at_once)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class RecordGradientTrainer:
 
     task: LocalTask
     clip: RecordClip
+    at_once: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         index, mask = _step(schedule)
@@ -52,7 +54,8 @@ class RecordGradientTrainer:
         for start in range(0, len(places), at_once):
             some = places[start : start + at_once]
             records = index[some[:, 0], some[:, 1]]
-            found = _descents(self.task, weights, records[:, None], torch.ones(len(records), 1, device=records.device)).cpu()
+            every = torch.ones(len(records), 1, device=records.device)
+            found = _descents(self.task, weights, records[:, None], every, at_once=self.at_once).cpu()
             sums.index_add_(0, some[:, 0].cpu(), self.clip.points(found))
         return sums.to(torch.int64)
 
@@ -64,15 +67,17 @@ def _step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
     return schedule.index[:, 0], schedule.mask[:, 0]
 
 
-def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
     """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``weights`` (d,) for all."""
     twin = len(index) == 1  # a batch of one takes other kernels, whose rounding differs
     if twin:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
-    shared = task.layout.unflatten(weights.to(task.images.inputs.device))
+    shared = task.layout.unflatten(weights.to(task.data.device))
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
         flat = _means(task, index, mask)
         return flat[:1] if twin else flat
+    if not at_once:
+        return torch.cat([_descent(task, shared, own, counts) for own, counts in zip(index, mask, strict=True)])[: 1 if twin else None]
     names = list(shared)
     # A view for each row, without a copy: rows share no parameter, so the gradient of the sum is each row's own.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
@@ -82,6 +87,14 @@ def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor) -> 
     found = torch.autograd.grad(total, parameters, materialize_grads=True)  # what is measured has none
     flat = task.layout.flatten(dict(zip(names, found, strict=True))).neg_()
     return flat[:1] if twin else flat
+
+
+def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
+    """Return minus the gradient of the mean loss over one row (B,), as (1, d)."""
+    parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
+    inputs, targets = task.batch(index)
+    found = torch.autograd.grad(task.loss(parameters, inputs, targets, mask), list(parameters.values()), materialize_grads=True)
+    return task.layout.flatten(dict(zip(parameters, found, strict=True))).neg_()[None]
 
 
 def _means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:

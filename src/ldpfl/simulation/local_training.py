@@ -12,18 +12,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.schedule import BatchSchedule
+from ldpfl.tasks import CLASSIFICATION, Task, batched
 
 
 @dataclass(frozen=True)
 class LocalTask:
-    """What local training needs to know: the model, the images that schedules point into, and the optimiser.
+    """What local training needs to know: the model, the samples that schedules point into, what is learned of them, and the optimiser.
 
     Plain SGD, w <- w - learning_rate * gradient (LDP-FL, Algorithm 1, line 21), with classical momentum if wanted.
 
@@ -39,29 +39,29 @@ class LocalTask:
 
     module: nn.Module
     layout: ParameterLayout
-    images: Samples
+    data: Samples
     mean: tuple[float, ...]
     std: tuple[float, ...]
     learning_rate: float
     momentum: float = 0.0
     clip_norm: float | None = None
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not 0 < self.clip_norm < inf:  # False for NaN as well
             raise ConfigError(f"clip_norm must be positive and finite, got {self.clip_norm!r}; None trains without clipping")
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (..., *shape) as the model wants them, and labels (...) at ``index`` (...)."""
-        return self.normalised(self.images.inputs[index]), self.images.labels[index]
+        """Return inputs (..., *shape) as the model wants them, and targets (..., *) at ``index`` (...)."""
+        return self.normalised(self.data.inputs[index]), self.data.targets[index]
 
     def normalised(self, inputs: Tensor) -> Tensor:
         """Return ``inputs`` as the model wants them: pixels normalised, others as they are."""
         return normalise(inputs, self.mean, self.std)
 
-    def loss(self, parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the samples that ``mask`` (B,) lets count; 0 where none does."""
-        logits = functional_call(self.module, parameters, (inputs,))
-        losses = F.cross_entropy(logits, labels, reduction="none")
+    def loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean loss over the samples that ``mask`` (B,) lets count; 0 where none does."""
+        losses = self.task.losses(functional_call(self.module, parameters, (inputs,)), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
     def module_with(self, weights: Tensor) -> nn.Module:
@@ -97,16 +97,16 @@ class VectorizedTrainer:
             baseline = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
             return self.train(weights, baseline)[:1]
         task = self.task
-        start = task.layout.unflatten(weights.to(task.images.inputs.device))
+        start = task.layout.unflatten(weights.to(task.data.device))
         names = list(start)
         parameters = [start[name].expand(schedule.clients, *start[name].shape).clone().requires_grad_() for name in names]
         velocity = [torch.zeros_like(p) for p in parameters] if task.momentum else []
         client_losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
         for step in range(schedule.steps):
-            inputs, labels = task.batch(schedule.index[:, step])
+            inputs, targets = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
             with PatchConvolutions() if self.patches else nullcontext():
-                total = client_losses(parameters, inputs, labels, mask).sum()
+                total = client_losses(parameters, inputs, targets, mask).sum()
             # Clients share no parameter, so the gradient of the sum is every client's own gradient.
             gradients = torch.autograd.grad(total, parameters)
             if task.clip_norm is not None:
@@ -161,16 +161,17 @@ class LoopTrainer:
 
     def _train_one(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         task = self.task
-        start = task.layout.unflatten(weights.to(task.images.inputs.device))
+        start = task.layout.unflatten(weights.to(task.data.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
         optimiser = torch.optim.SGD(parameters.values(), lr=task.learning_rate, momentum=task.momentum)
         for index, mask in zip(schedule.index[0], schedule.mask[0], strict=True):
             chosen = index[mask > 0]
             if chosen.numel() == 0:
                 break
-            inputs, labels = task.batch(chosen)
+            inputs, targets = task.batch(chosen)
             optimiser.zero_grad()
-            F.cross_entropy(functional_call(task.module, parameters, (inputs,)), labels).backward()  # type: ignore[no-untyped-call]
+            losses = task.task.losses(functional_call(task.module, parameters, (inputs,)), targets)
+            losses.mean().backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
                 factor = _clip_factors(gradients, task.clip_norm)
@@ -180,13 +181,11 @@ class LoopTrainer:
         return task.layout.flatten({name: value.detach() for name, value in parameters.items()})
 
 
-@torch.no_grad()
-def accuracy(task: LocalTask, weights: Tensor, images: Samples, *, batch_size: int = 1000) -> float:
-    """Return the share, 0 to 1, of ``images`` that the model with ``weights`` (d,) classifies correctly."""
-    parameters = task.layout.unflatten(weights.to(images.inputs.device))
-    correct = 0
-    for start in range(0, len(images), batch_size):
-        inputs = task.normalised(images.inputs[start : start + batch_size])
-        predicted = functional_call(task.module, parameters, (inputs,)).argmax(dim=1)
-        correct += int((predicted == images.labels[start : start + batch_size]).sum())
-    return correct / len(images)
+def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:
+    """Return the figure by which the model with ``weights`` (d,) is judged on ``samples``, or ``every`` one of its task, by name."""
+    parameters = task.layout.unflatten(weights.to(samples.device))
+
+    def outputs(inputs: Tensor) -> Tensor:
+        return torch.as_tensor(functional_call(task.module, parameters, (task.normalised(inputs),)))
+
+    return task.task.measured(batched(outputs, samples.inputs, samples.targets), every=every)

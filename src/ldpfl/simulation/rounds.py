@@ -47,7 +47,7 @@ def _idle_round(federation: Federation, before: Checkpoint, joined: NDArray[np.i
     after = close_idle_round(federation.rules, before)
     if federation.self_sampling is None:
         return after
-    event = round_event(number, release, 0, joined, federation.channel, federation.self_sampling)
+    event = round_event(federation.measured + number, release, 0, joined, federation.channel, federation.self_sampling)
     return replace(after, ledger=before.ledger.charge(event))
 
 
@@ -74,7 +74,7 @@ def _round(
         mechanism,
         pool,
         event=round_event(
-            number,
+            federation.measured + number,
             mechanism.release(ranges),
             pool.clients,
             joined + np.bincount(cohort, minlength=joined.size),
@@ -124,8 +124,8 @@ def _collect(
 
 
 def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
-    """Return how many of the first ``rounds`` rounds each client took part in."""
-    joined = np.zeros(len(federation.samples), dtype=np.int64)
+    """Return how many of the first ``rounds`` rounds each client took part in, and of the histograms before them."""
+    joined = np.full(len(federation.samples), federation.measured, dtype=np.int64)
     for number in range(1, rounds + 1):
         joined[federation.cohort(number)] += 1
     return joined

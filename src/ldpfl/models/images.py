@@ -1,18 +1,12 @@
-"""Models that hold no buffers and draw no random numbers while they run; or any module by import path."""
+"""Models for images; they hold no buffers and draw no random numbers while they run."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldpfl.errors import ConfigError
-from ldpfl.suggestions import did_you_mean
 
 InputShape = tuple[int, ...]
 """Of one sample; of an image: channels, height, width."""
@@ -73,47 +67,6 @@ class SmallVGG(nn.Sequential):
         super().__init__(*layers, nn.Flatten(), nn.Linear(128 * (height // 8) * (width // 8), classes))
 
 
-class LogisticRegression(nn.Sequential):
-    """One linear layer."""
-
-    def __init__(self, shape: InputShape, classes: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(prod(shape), classes))
-
-
-class Linear(nn.Sequential):
-    """One linear layer without bias, from 0: for features that are centered or of one length, where every weight costs noise."""
-
-    def __init__(self, shape: InputShape, classes: int) -> None:
-        layer = nn.Linear(prod(shape), classes, bias=False)
-        nn.init.zeros_(layer.weight)
-        super().__init__(nn.Flatten(), layer)
-
-
-class CenteredLinear(nn.Module):
-    """One linear layer without bias, from 0, on samples less a common center, brought to length 1.
-
-    The center is a layer like any other, but it is measured and not trained: while the broadcast one is 0, which is public, clients put
-    their own samples' mean in the place of a gradient, see :mod:`ldpfl.simulation.gradients`. So it is randomised, charged and sent
-    as everything else.
-    """
-
-    def __init__(self, shape: InputShape, classes: int) -> None:
-        super().__init__()
-        self.center = nn.Parameter(torch.zeros(prod(shape)))
-        self.weight = nn.Parameter(torch.zeros(classes, prod(shape)))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        offset = inputs.flatten(1) - self.center.detach()
-        return F.linear(offset / offset.norm(dim=1, keepdim=True).clamp_min(1e-6), self.weight)
-
-
-class MLP(nn.Sequential):
-    """One hidden layer of 64 units, on whatever a sample is."""
-
-    def __init__(self, shape: InputShape, classes: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(prod(shape), 64), nn.ReLU(), nn.Linear(64, classes))
-
-
 class _ResidualBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -155,53 +108,3 @@ class ResNet18GN(nn.Module):
 
 def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(min(32, channels // 4), channels)
-
-
-CENTERED = "centered-linear"
-"""The model whose first round measures a center."""
-
-_REGISTRY: dict[str, Callable[[InputShape, int], nn.Module]] = {
-    "two-layer-cnn": TwoLayerCNN,
-    "small-vgg": SmallVGG,
-    "resnet18-gn": ResNet18GN,
-    "logistic-regression": LogisticRegression,
-    "linear": Linear,
-    CENTERED: CenteredLinear,
-    "mlp": MLP,
-}
-
-
-def names() -> tuple[str, ...]:
-    """Names that :func:`create` knows beside import paths."""
-    return tuple(_REGISTRY)
-
-
-def create(name: str, shape: InputShape, classes: int, *, seed: int, options: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a model with weights that ``seed`` decides, leaving the global random state as it was.
-
-    ``name`` is one of :func:`names`, built for ``shape`` and ``classes``; or ``"package.module:Class"``, called
-    with ``options`` alone.
-
-    Raises:
-        ConfigError: the name is unknown, the path cannot be imported, or it does not give a ``torch.nn.Module``.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if ":" in name:
-            return _import_module(name, dict(options or {}))
-        if name not in _REGISTRY:
-            raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, _REGISTRY)}, or give an import path package.module:Class")
-        if options:
-            raise ConfigError(f"model {name!r} takes no options, got {', '.join(options)}; they belong to import paths")
-        return _REGISTRY[name](shape, classes)
-
-
-def _import_module(path: str, options: dict[str, Any]) -> nn.Module:
-    module_name, _, attribute = path.partition(":")
-    try:
-        model = getattr(import_module(module_name), attribute)(**options)
-    except Exception as error:  # it is the user's code: anything may come out of it
-        raise ConfigError(f"model {path!r} cannot be built: {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model {path!r} gives a {type(model).__name__}, expected a torch.nn.Module")
-    return model

@@ -1,0 +1,178 @@
+"""A user's own data: from a file or folder, from the hub, from code, or handed over from Python."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl.data.encoding import dataset_of, held_out
+from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.settings import GIVEN, DataConfig
+from ldpfl.data.tables import read_table, table_of
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.importing import called, is_code
+from ldpfl.tasks import Targets
+
+_TEST_SHARE = 5
+_PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
+"""Of images that nobody has measured: fixed, and near enough to centre and scale pixels."""
+
+
+def load_brought(config: DataConfig, targets: Targets, given: object = None) -> Dataset:
+    """Return a user's own data, as ``config`` says; ``given`` is what a caller handed over.
+
+    That may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays), or a PyTorch data set of such pairs.
+
+    Raises:
+        ConfigError: settings that do not fit each other, or nothing was handed over.
+        DataError: the data cannot be read, or do not fit; the place is named.
+    """
+    if config.path:
+        paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
+        return _from_files(config.model_dump_json(), targets, paths, tuple(map(_stamp, paths)))
+    if config.name != GIVEN:
+        given = called("data", config.name) if is_code(config.name) else _fetched(config)
+    if given is None:
+        raise ConfigError("these are data that a caller handed over: hand them over again, with data=...")
+    return _as_dataset(given, config, targets)
+
+
+@lru_cache(maxsize=2)
+def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
+    """Read tables and encode them; kept for the next time, for a run looks at its data before it begins and when it does."""
+    config = DataConfig.model_validate_json(text)
+    tables = [read_table(path) for path in paths]
+    return dataset_of(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
+
+
+def _stamp(path: Path) -> object:
+    """Return what changes when the files do."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    try:
+        return tuple((str(file), state.st_mtime_ns, state.st_size) for file in files if (state := file.stat()))
+    except OSError:
+        return ()
+
+
+def _fetched(config: DataConfig) -> object:
+    """Return the splits of a data set of the hub as data frames, or as images with their labels."""
+    import datasets  # slow to import
+
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(config.name, download_config=datasets.DownloadConfig(max_retries=0))
+    except Exception as error:  # the library raises many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"data set {config.name!r} cannot be had from the hub: {reason}") from error
+    if "train" not in loaded:
+        raise DataError(f"data set {config.name!r} has no split train: it has {', '.join(loaded)}")
+    image = next((name for name, kind in loaded["train"].features.items() if isinstance(kind, datasets.Image)), None)
+    if image is not None:
+        return _images(loaded, image, config)
+    return tuple(loaded[split].to_pandas() for split in ("train", "test") if split in loaded)
+
+
+def _images(loaded: Any, image: str, config: DataConfig) -> Dataset:
+    names = [name for name in loaded["train"].column_names if name != image]
+    named = config.target if isinstance(config.target, str) else ""
+    label = named or next((name for name in names if "label" in name), "")
+    if label not in names:
+        known = ", ".join(names)
+        raise DataError(f"data set {config.name!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
+    parts = []
+    for split in (name for name in ("train", "test") if name in loaded):
+        arrays = [np.asarray(picture.convert("RGB")) for picture in loaded[split][image]]
+        shapes = {array.shape for array in arrays}
+        if len(shapes) != 1:
+            raise DataError(f"images of {config.name!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
+        pixels = torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
+        parts.append(Samples(pixels, torch.tensor(loaded[split][label], dtype=torch.int64)))
+    return _split(config.name, parts, ())
+
+
+def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
+    import pandas
+
+    if isinstance(given, Dataset):
+        return given
+    if isinstance(given, pandas.DataFrame):
+        return dataset_of(GIVEN, table_of(given), _given_test(config), config, targets)
+    if isinstance(given, torch.utils.data.Dataset):
+        return _of_pairs(given, targets)
+    if isinstance(given, Sequence) and len(given) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in given):
+        train, *test = (table_of(part, f"the {split} rows") for split, part in zip(("train", "test"), given, strict=False))
+        return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
+    if isinstance(given, Sequence) and len(given) == 2:
+        inputs, told = given
+        return _of_tensors(torch.as_tensor(inputs), torch.as_tensor(told), targets)
+    raise ConfigError(
+        f"data of the type {type(given).__name__} cannot be used: give a data frame, a pair of inputs and targets, a PyTorch data set of "
+        "such pairs, or an ldpfl.data.Dataset"
+    )
+
+
+def _given_test(config: DataConfig) -> Any:
+    return read_table(Path(config.test_path)) if config.test_path else None
+
+
+def _of_pairs(given: Any, targets: Targets) -> Dataset:
+    """Read a PyTorch data set of (input, target) to its end."""
+    try:
+        pairs = [given[place] for place in range(len(given))]
+        inputs = torch.stack([torch.as_tensor(np.asarray(pair[0])) for pair in pairs])
+        told = torch.stack([torch.as_tensor(np.asarray(pair[1])) for pair in pairs])
+    except Exception as error:  # it is the user's code: anything may come out of it
+        raise DataError(f"the data set gives no pairs of an input and a target of one shape: {type(error).__name__}: {error}") from error
+    return _of_tensors(inputs, told, targets)
+
+
+def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
+    if len(inputs) != len(told) or not len(told):
+        raise DataError(f"{len(inputs)} inputs and {len(told)} targets are no samples")
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+        if not bool(inputs.isfinite().all()):
+            raise DataError("inputs hold NaN or infinity: fill the gaps before")
+    elif inputs.dtype != torch.uint8:
+        inputs = inputs.long()
+    notes: tuple[str, ...] = ()
+    if targets in ("class", "tokens"):
+        told = told.long()
+        notes = ("how many classes there are was taken from the targets, as if it were public",)
+    else:
+        told = told.float()
+    is_test = torch.from_numpy(held_out(len(told), _TEST_SHARE))
+    whole = Samples(inputs, told)
+    return _split(GIVEN, [whole.take(~is_test), whole.take(is_test)], notes, targets)
+
+
+def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class") -> Dataset:
+    """Return train and test samples as a data set; without test samples, a fifth of the others are."""
+    if len(parts) == 1:
+        is_test = torch.from_numpy(held_out(len(parts[0]), _TEST_SHARE))
+        parts = [parts[0].take(~is_test), parts[0].take(is_test)]
+    train, test = parts
+    if not len(test) or not len(train):
+        raise DataError(f"{len(train) + len(test)} samples are too few to keep a fifth of them to measure on")
+    channels = train.inputs.shape[1] if train.inputs.dtype == torch.uint8 and train.inputs.dim() == 4 else 0
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.inputs.contiguous().numpy().tobytes() + part.targets.contiguous().numpy().tobytes())
+    outputs = 1
+    if targets in ("class", "tokens"):
+        if min(int(train.targets.min()), int(test.targets.min())) < 0 and targets == "class":
+            raise DataError("classes are numbers from 0 on, and there is a negative one")
+        outputs = 1 + max(int(train.targets.max()), int(test.targets.max()))
+    elif train.targets.dim() > 1:
+        outputs = train.targets.shape[1]
+    tokens = train.inputs.dtype == torch.int64
+    vocabulary = 1 + max(int(train.inputs.max()), int(test.inputs.max())) if tokens else None
+    mean, std = (_PIXEL_MEAN,) * channels, (_PIXEL_STD,) * channels
+    return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)

@@ -1,0 +1,79 @@
+"""The section ``[data]`` of a config: which data, and how they are divided over the clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
+
+GIVEN = "given"
+"""Name of data, or of a model, that a caller handed over; nothing but its caller can run such a config again."""
+
+_Positive = Annotated[FiniteFloat, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class DataConfig(BaseModel):
+    """Which data, and how they are divided over the clients."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    name: str = "mnist"
+    """A built-in data set, the id of one on the Hugging Face hub (``owner/name``), or ``package.module:function``, which returns a
+    data frame or an ``ldpfl.data.Dataset``."""
+    path: str = ""
+    """A CSV or Parquet file, or a folder of them, in the place of a data set by name."""
+    target: str | list[str] = ""
+    """The column that is to be told from the others; several for a task of several labels."""
+    columns: list[str] = []
+    """The columns that it is told from; all others where there are none."""
+    client: str = ""
+    """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
+    bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
+    """For columns of numbers, the least and the largest value that the public knows of: they are brought to [-1, 1]. Columns without
+    bounds are measured in the first two rounds, by the mechanism and as a part of its guarantee."""
+    categories: dict[str, list[str]] = {}
+    """For columns of words, what may stand there, as the public knows it. Without, words are hashed into ``buckets`` places."""
+    buckets: Annotated[int, Field(ge=2, le=4096)] = 16
+    """Places that the words of a column without ``categories`` are hashed into."""
+    classes: list[str] = []
+    """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so."""
+    missing: Literal["center", "indicator", "refuse"] = "center"
+    """What becomes of a number that is not there: the middle of its column, that and a column which tells so, or an error."""
+    text: str = ""
+    """The column that holds texts, for models of texts."""
+    length: _Count = 64
+    """Words that are kept of a text; or bytes, for a language model."""
+    vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
+    """Places that words of texts are hashed into. A language model knows the 256 bytes instead."""
+    test_path: str = ""
+    """Like ``path``, the rows to measure on; without, every fifth row by its place."""
+    features: str = "none"
+    """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
+    feature_options: dict[str, bool | int | float | str] = {}
+    partition: Scheme = "iid"
+    alpha: _Positive = 0.5
+    labels_per_client: _Count = 2
+    private_label: Annotated[int, Field(ge=0)] | Literal["none"] = "none"
+    """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
+    private_alpha: _Positive = 0.5
+    """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
+    evaluate_on: Literal["test", "holdout"] = "test"
+    """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+
+    @property
+    def brought(self) -> bool:
+        """Whether they are a user's own: read from a path or the hub, made by code, or handed over."""
+        return bool(self.path or self.test_path) or any(sign in self.name for sign in ":/") or self.name == GIVEN
+
+    @property
+    def by_label(self) -> bool:
+        """Whether the label of one sample has a say in which client gets another."""
+        return self.partition not in LABEL_BLIND or self.private_label != "none"
+
+    @property
+    def isolated(self) -> Isolation | None:
+        """What is kept from client 0, if anything."""
+        return None if self.private_label == "none" else Isolation(self.private_label, self.private_alpha)

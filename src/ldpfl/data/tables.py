@@ -1,0 +1,271 @@
+"""Tables as people have them: CSV and Parquet files, folders of these, data frames. Read whole, and with the place of each row."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import DataError
+from ldpfl.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    import pandas
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+_DELIMITERS = ",;\t|"
+_ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none"})
+"""What stands in a cell, in any case, where there is no value."""
+
+Column = NDArray[Any]
+"""(N,) float64 with NaN where nothing stands, or texts with "" there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length.
+
+    Attributes:
+        columns: by name; numbers are float64, all else is text. What a CSV file holds is text until a reader wants numbers.
+        where: tells the place of a row, for error messages.
+        digest: identifies the content.
+    """
+
+    columns: Mapping[str, Column]
+    where: Callable[[int], str]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def column(self, name: str, setting: str) -> Column:
+        """Return a column; ``setting`` is what named it.
+
+        Raises:
+            DataError: there is none of this name.
+        """
+        if name not in self.columns:
+            raise DataError(f"{setting} names no column {name!r}: {did_you_mean(name, self.columns)}")
+        return self.columns[name]
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """Return a column as numbers, NaN where nothing stands.
+
+        Raises:
+            DataError: something else than a number stands in it; its place is named.
+        """
+        column = self.columns[name]
+        if column.dtype == np.float64:
+            return column
+        return np.array([self._number(name, row, text) for row, text in enumerate(column)], dtype=np.float64)
+
+    def _number(self, name: str, row: int, text: str) -> float:
+        if is_absent(text):
+            return np.nan
+        try:
+            value = float(text)
+        except ValueError:
+            value = np.inf
+        if not np.isfinite(value):
+            raise DataError(
+                f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number, as others there are; "
+                f"mend it, or name what may stand there in data.categories.{name}"
+            )
+        return value
+
+    def is_numeric(self, name: str) -> bool:
+        """Tell whether most of what stands in a column are numbers."""
+        column = self.columns[name]
+        if column.dtype == np.float64:
+            return True
+        present = [text for text in column if not is_absent(text)]
+        return bool(present) and 2 * sum(map(_reads_as_number, present)) > len(present)
+
+
+def is_absent(text: str) -> bool:
+    """Tell whether a cell stands for no value."""
+    return text.strip().lower() in _ABSENT
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_table(path: Path) -> Table:
+    """Read a CSV or Parquet file, or all those in a folder, in the order of their names.
+
+    Raises:
+        DataError: there is none, one cannot be read, or they have different columns; the file is named, and the line where there is one.
+    """
+    files = _files(path)
+    parts = [_csv(file) if file.suffix != ".parquet" else _parquet(file) for file in files]
+    for file, part in zip(files[1:], parts[1:], strict=True):
+        if list(part.columns) != list(parts[0].columns):
+            odd = sorted(set(part.columns) ^ set(parts[0].columns))
+            raise DataError(f"{file} and {files[0]} have different columns: {', '.join(odd) or 'in another order'}")
+    table = parts[0] if len(parts) == 1 else _joined(parts)
+    if not len(table):
+        raise DataError(f"{path} has columns, and no row")
+    return table
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if not files:
+            raise DataError(f"there is no file of a table in {path}: expected {', '.join(SUFFIXES)}")
+        return files
+    if not path.is_file():
+        beside = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
+        raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, beside)}" if beside else ""))
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"{path} is no table that can be read: expected {', '.join(SUFFIXES)}")
+    return [path]
+
+
+def _csv(path: Path) -> Table:
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    if "\0" in text:
+        raise DataError(f"{path} is no CSV file: it holds bytes of zero")
+    first = text.partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header, cells, lines = _rows(path, reader)
+    columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
+    return Table(columns, partial(_line_of, path, np.array(lines, dtype=np.int64)), hashlib.sha256(data).hexdigest())
+
+
+def _rows(path: Path, reader: Any) -> tuple[list[str], list[list[str]], list[int]]:
+    """Return the header, the rows, and the line that each row ends in."""
+    header: list[str] = []
+    cells: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if not header:
+                header = [name.strip() for name in row]
+                _check_header(path, header)
+                continue
+            if len(row) != len(header):
+                raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells, and the header has {len(header)}")
+            cells.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}") from None
+    if not header:
+        raise DataError(f"{path} is empty")
+    return header, cells, lines
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    if "" in header:
+        raise DataError(f"{path}: the {header.index('') + 1}. column has no name")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise DataError(f"{path}: two columns are called {twice[0]!r}")
+
+
+def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
+    return f"{path}, line {lines[row]}"
+
+
+def _parquet(path: Path) -> Table:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        data = path.read_bytes()
+        frame = parquet.read_table(io.BytesIO(data)).to_pandas()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    return _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest())
+
+
+def _row_of(origin: str, row: int) -> str:
+    return f"{origin}, row {row + 1}"
+
+
+def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
+    """Return a data frame as a table; ``origin`` is named in errors.
+
+    Raises:
+        DataError: it has no row, or a column of something else than numbers, truth values or texts.
+    """
+    table = _of_frame(frame, partial(_row_of, origin), "")
+    if not len(frame):
+        raise DataError(f"{origin} has columns, and no row")
+    digest = hashlib.sha256()
+    for name, column in table.columns.items():
+        digest.update(name.encode())
+        digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode())
+    return Table(table.columns, table.where, digest.hexdigest())
+
+
+def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str) -> Table:
+    if not frame.columns.size:
+        raise DataError(f"{where(0).rpartition(',')[0]} has no column")
+    return Table({str(name): _plain(frame.iloc[:, place], str(name), where) for place, name in enumerate(frame.columns)}, where, digest)
+
+
+def _plain(series: Any, name: str, where: Callable[[int], str]) -> Column:
+    from pandas.api import types
+
+    if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
+        if types.is_complex_dtype(series):
+            raise DataError(f"the column {name!r} holds complex numbers: give their parts")
+        numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        infinite = np.flatnonzero(np.isinf(numbers))
+        if infinite.size:
+            raise DataError(f"{where(int(infinite[0]))}: {numbers[infinite[0]]} in the column {name!r} is no number that can be used")
+        return np.asarray(numbers)
+    if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series):
+        raise DataError(f"the column {name!r} holds dates: turn it into numbers, such as days since some day")
+    return np.array(list(_texts(series)), dtype=object)
+
+
+def _texts(series: Any) -> Iterator[str]:
+    absent = series.isna().to_numpy()
+    for value, missing in zip(series.to_numpy(dtype=object), absent, strict=True):
+        yield "" if missing else str(value)
+
+
+def _joined(parts: Sequence[Table]) -> Table:
+    stops = np.cumsum([len(part) for part in parts])
+
+    def where(row: int) -> str:
+        place = int(np.searchsorted(stops, row, side="right"))
+        return parts[place].where(row - int(stops[place - 1]) if place else row)
+
+    columns = {name: _concatenated([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return Table(columns, where, hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest())
+
+
+def _concatenated(columns: Sequence[Column]) -> Column:
+    if len({column.dtype for column in columns}) == 1:
+        return np.concatenate(columns)
+    return np.concatenate([column if column.dtype == object else _written(column) for column in columns])
+
+
+def _written(numbers: Column) -> Column:
+    return np.array(["" if np.isnan(value) else repr(float(value)) for value in numbers], dtype=object)

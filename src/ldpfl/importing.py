@@ -1,0 +1,54 @@
+"""Code that a user names: ``package.module:name`` or ``file.py:name``, the current folder included."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ldpfl.errors import ConfigError
+
+
+def is_code(name: str) -> bool:
+    """Tell whether ``name`` is an import path, whose code would run."""
+    return ":" in name
+
+
+def called(what: str, path: str, *arguments: Any, **options: Any) -> Any:
+    """Return what the function or class at ``path`` makes of the arguments; ``what`` is named in errors.
+
+    Raises:
+        ConfigError: there is none, or it fails.
+    """
+    module_name, _, attribute = path.partition(":")
+    try:
+        with _current_folder():
+            module = _of_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
+            return getattr(module, attribute)(*arguments, **options)
+    except Exception as error:  # it is the user's code: anything may come out of it
+        raise ConfigError(f"{what} {path!r} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def _of_file(path: Path) -> ModuleType:
+    spec = util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that classes defined there can be copied and saved
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Let modules of the current folder be found, after all others: what is installed keeps its name."""
+    here = str(Path.cwd())
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

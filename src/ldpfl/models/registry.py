@@ -1,0 +1,101 @@
+"""Which models there are: a line each; or any module by import path, or handed over."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from ldpfl.data.settings import GIVEN
+from ldpfl.errors import ConfigError
+from ldpfl.importing import called, is_code
+from ldpfl.models import dense, images, texts
+from ldpfl.models.images import InputShape
+from ldpfl.suggestions import did_you_mean
+
+CENTERED = "centered-linear"
+"""The model whose first round measures a center."""
+
+_REGISTRY: Mapping[str, Callable[..., nn.Module]] = {
+    "two-layer-cnn": images.TwoLayerCNN,
+    "small-vgg": images.SmallVGG,
+    "resnet18-gn": images.ResNet18GN,
+    "logistic-regression": dense.LogisticRegression,
+    "linear": dense.Linear,
+    CENTERED: dense.CenteredLinear,
+    "mlp": dense.MLP,
+}
+
+_OF_TEXTS: Mapping[str, Callable[..., nn.Module]] = {
+    "embedding-bag": texts.EmbeddingBag,
+    "gru": texts.GRU,
+    "lstm": texts.LSTM,
+    "transformer": texts.Transformer,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names that :func:`create` knows beside import paths."""
+    return (*_REGISTRY, *_OF_TEXTS)
+
+
+def create(
+    name: str,
+    shape: InputShape,
+    outputs: int,
+    *,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    vocabulary: int | None = None,
+    by_place: bool = False,
+    given: nn.Module | None = None,
+) -> nn.Module:
+    """Build a model with weights that ``seed`` decides, leaving the global random state as it was.
+
+    Args:
+        name: one of :func:`names`, built for samples of ``shape`` and ``outputs``, with ``options`` of its own; or
+            ``"package.module:Class"`` or ``"file.py:Class"``, called with ``options`` alone; or "given", for a copy of what is ``given``.
+        vocabulary: tokens that there are, where samples are texts.
+        by_place: whether there are outputs at each place of a text, told from what stands before.
+
+    Raises:
+        ConfigError: the name or an option is unknown, the model is for other samples, or what is made is no ``torch.nn.Module``.
+    """
+    if name == GIVEN:
+        if given is None:
+            raise ConfigError("this is a model that a caller handed over: hand it over again, with model=...")
+        return copy.deepcopy(given)
+    own = dict(options or {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if is_code(name):
+            return _module(f"model {name!r}", called("model", name, **own))
+        if name in _OF_TEXTS:
+            if vocabulary is None:
+                raise ConfigError(f"model {name!r} is for texts: name their column in data.text, or take another model")
+            return _made(name, _OF_TEXTS[name], own, vocabulary, outputs, by_place)
+        if name not in _REGISTRY:
+            raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
+        if vocabulary is not None:
+            raise ConfigError(f"model {name!r} is not for texts: take one of {', '.join(_OF_TEXTS)}")
+        return _made(name, _REGISTRY[name], own, shape, outputs)
+
+
+def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any], *arguments: Any) -> nn.Module:
+    known = [key for key, parameter in signature(build).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"model {name!r} has no option {key!r}" + (f": {did_you_mean(key, known)}" if known else ""))
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 on, got {value!r}")
+    return build(*arguments, **options)
+
+
+def _module(what: str, made: object) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{what} gives a {type(made).__name__}, expected a torch.nn.Module")
+    return made

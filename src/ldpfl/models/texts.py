@@ -1,0 +1,124 @@
+"""Small models for texts, (N, T) int64 tokens of which 0 is none; all but the LSTM train many clients at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.errors import ConfigError
+
+
+class EmbeddingBag(nn.Module):
+    """The mean of the tokens' embeddings, and a linear layer (fastText: Joulin et al. 2017)."""
+
+    def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32) -> None:
+        super().__init__()
+        if by_place:
+            raise ConfigError("an embedding-bag knows no order: take gru, lstm or transformer for a language model")
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(_mean(self.embedding(tokens), tokens)))
+
+
+def _mean(states: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean (N, H) of the states (N, T, H) where there is a token."""
+    there = (tokens != 0).to(states.dtype)[..., None]
+    return (states * there).sum(dim=-2) / there.sum(dim=-2).clamp_min(1)
+
+
+class GRU(nn.Module):
+    """One layer of gated recurrent units (Cho et al. 2014), written step by step, so that it trains many clients at once."""
+
+    def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32, hidden: int = 64) -> None:
+        super().__init__()
+        self._by_place = by_place
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.from_input = nn.Linear(width, 3 * hidden)
+        self.from_state = nn.Linear(hidden, 3 * hidden)
+        self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        inputs = self.from_input(self.embedding(tokens))
+        state = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
+        states = []
+        for place in range(tokens.shape[-1]):
+            reset, update, new = inputs[..., place, :].chunk(3, dim=-1)
+            reset_, update_, new_ = self.from_state(state).chunk(3, dim=-1)
+            share = (update + update_).sigmoid()
+            state = share * state + (1 - share) * (new + (reset + reset_).sigmoid() * new_).tanh()
+            states.append(state)
+        found = torch.stack(states, dim=-2)
+        return torch.as_tensor(self.head(found if self._by_place else _mean(found, tokens)))
+
+
+class LSTM(nn.Module):
+    """One layer of PyTorch's own LSTM, which has no form for many clients at once: they are trained one after another."""
+
+    def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32, hidden: int = 64) -> None:
+        super().__init__()
+        self._by_place = by_place
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.recurrent = nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found, _ = self.recurrent(self.embedding(tokens))
+        return torch.as_tensor(self.head(found if self._by_place else _mean(found, tokens)))
+
+
+class Transformer(nn.Module):
+    """Layers of self-attention over a text of at most ``longest`` tokens, normalised before each part (Xiong et al. 2020)."""
+
+    def __init__(
+        self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 64, heads: int = 4, depth: int = 2, longest: int = 512
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ConfigError(f"transformer: a width of {width} cannot be divided by {heads} heads")
+        self._by_place = by_place
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.places = nn.Parameter(0.02 * torch.randn(longest, width))
+        self.layers = nn.ModuleList(_Attending(width, heads, causal=by_place) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[-1]
+        if length > len(self.places):
+            raise ConfigError(f"transformer: texts of {length} tokens are longer than its option longest, {len(self.places)}")
+        found = self.embedding(tokens) + self.places[:length]
+        for layer in self.layers:
+            found = layer(found, tokens)
+        found = self.norm(found)
+        return torch.as_tensor(self.head(found if self._by_place else _mean(found, tokens)))
+
+
+class _Attending(nn.Module):
+    """Attention to other tokens, then a layer on each by itself."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self._heads, self._causal = heads, causal
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.own = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        states = states + self.out(self._attended(self.norm1(states), tokens))
+        return torch.as_tensor(states + self.own(self.norm2(states)))
+
+    def _attended(self, states: Tensor, tokens: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (self._heads, -1)).transpose(-3, -2) for part in self.mix(states).chunk(3, dim=-1)
+        )  # (N, heads, T, width / heads)
+        weights = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        length = tokens.shape[-1]
+        if self._causal:
+            seen = torch.ones(length, length, dtype=torch.bool, device=states.device).tril()
+        else:
+            seen = (tokens != 0)[..., None, None, :]
+        # A large number in the place of infinity: a text without any token has something to attend to, and no NaN.
+        weights = weights.masked_fill(~seen, -1e9)
+        return torch.as_tensor((weights.softmax(dim=-1) @ value).transpose(-3, -2).flatten(-2))

@@ -1,0 +1,87 @@
+"""Before the first round: histograms of columns that nobody knows the bounds of, taken by the mechanism that protects the run.
+
+Each client counts how many of its records fall into which bin of each column, and protects the counts like a sum of gradients: a
+record moves them by no more than one clipped gradient would. So a histogram costs what a round costs, and is charged as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, sqrt
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ldpfl.data import scaling
+from ldpfl.data.samples import Dataset
+from ldpfl.data.scaling import Floats
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.records import STEPS
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.events import Channel
+from ldpfl.randomness import Purpose, SeededStreams, stream
+from ldpfl.ranges import LayerRanges
+from ldpfl.server import round_event
+from ldpfl.shuffling import mix
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How columns are measured.
+
+    Attributes:
+        seed: of the run.
+        mechanism: protects sums over records; None counts exactly, where nothing is protected anyway.
+        records: mean number of records a client.
+        channel: as in the rounds.
+    """
+
+    seed: int
+    mechanism: Mechanism | None
+    records: float
+    channel: Channel
+
+    def scaled(self, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> tuple[Dataset, Ledger]:
+        """Return ``dataset`` with all columns scaled, and what was released for it; ``parts`` are the records of each client."""
+        values, ledger = scaling.unscaled_values(dataset), Ledger()
+        edges = scaling.coarse_edges(values.shape[1])
+        counts, noise = self._histograms(values, edges, parts, stage=1)
+        edges = scaling.fine_edges(counts, edges, noise)
+        counts, noise = self._histograms(values, edges, parts, stage=2)
+        center, spread = scaling.center_and_spread(counts, edges, noise)
+        if self.mechanism is not None:
+            release = self.mechanism.release(_ranges(edges))
+            for stage in range(1, scaling.STAGES + 1):
+                ledger = ledger.charge(round_event(stage, release, len(parts), np.full(len(parts), stage), self.channel))
+        return scaling.scaled(dataset, center, spread), ledger
+
+    def _histograms(self, values: Floats, edges: Floats, parts: Sequence[NDArray[np.int64]], *, stage: int) -> tuple[Floats, float]:
+        """Return how many records fall into each bin (columns, bins), and the standard deviation of the noise in that."""
+        columns, bins = values.shape[1], edges.shape[1] - 1
+        places = scaling.place(values, edges)
+        own = np.stack([_counted(places[part], bins) for part in parts])
+        if self.mechanism is None:
+            return own.sum(axis=0).astype(np.float64), 0.0
+        point = floor(STEPS / sqrt(columns))  # a record is in one bin of each column: so long is its vector at most STEPS
+        point -= columns * point**2 > STEPS**2
+        ranges = _ranges(edges)
+        # The rounds' streams begin at 1, and those of a client in a histogram are its own.
+        streams = SeededStreams([stream(self.seed, Purpose.MEASURING, stage, client) for client in range(len(parts))])
+        reports = self.mechanism.encode(torch.from_numpy(own.reshape(len(parts), -1) * point), ranges, streams)
+        pool = mix([reports], stream(self.seed, Purpose.MIXING, 0, stage))
+        unit = self.records * len(parts) * STEPS / point
+        mean = pool.aggregate(self.mechanism, ranges).mean.double().numpy()
+        noise = float(self.mechanism.noise_std(ranges, len(parts))[0]) * unit
+        return mean.reshape(columns, bins) * unit, noise
+
+
+def _counted(places: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
+    """Return how many of the places (n, columns) are in each bin, (columns, bins); -1 is in none."""
+    return np.stack([np.bincount(column[column >= 0], minlength=bins) for column in places.T])
+
+
+def _ranges(edges: Floats) -> LayerRanges:
+    size = edges.shape[0] * (edges.shape[1] - 1)
+    return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

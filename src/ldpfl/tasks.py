@@ -1,0 +1,210 @@
+"""What a model is trained to do: the loss of a sample, and the figures by which a model is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ldpfl.errors import ConfigError
+from ldpfl.importing import called, is_code
+from ldpfl.suggestions import did_you_mean
+
+Targets = Literal["class", "classes", "number", "tokens"]
+"""What a sample's target is: one class (int64), a 0 or 1 for each class (float32), a number (float32), or a token a place (int64)."""
+
+ACCURACY = "accuracy"
+"""The one figure that is shown in per cent."""
+
+
+class Metric(Protocol):
+    """Adds samples up and comes to a figure, as those of torchmetrics do."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+    def compute(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained to do.
+
+    Attributes:
+        name: as in a config.
+        targets: what a sample's target is.
+        losses: outputs (B, ...) and targets (B, ...) to the loss (B,) of each sample. It runs under ``vmap``, and must not look at
+            values to decide what to do.
+        metrics: by name, what makes a fresh metric; by the first one a model is judged after each round.
+    """
+
+    name: str
+    targets: Targets
+    losses: Callable[[Tensor, Tensor], Tensor]
+    metrics: Mapping[str, Callable[[], Metric]]
+
+    @property
+    def metric(self) -> str:
+        """Name of the figure by which a model is judged."""
+        return next(iter(self.metrics))
+
+    def measured(self, batches: Iterator[tuple[Tensor, Tensor]], *, every: bool) -> dict[str, float]:
+        """Return the first metric, or ``every`` one, over ``batches`` of outputs and targets. One that has no value is NaN."""
+        chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
+        for outputs, targets in batches:
+            for metric in chosen.values():
+                metric.update(outputs, targets)
+        return {name: _value(metric) for name, metric in chosen.items()}
+
+
+def names() -> tuple[str, ...]:
+    """Names that :func:`create` knows beside import paths."""
+    return tuple(_REGISTRY)
+
+
+def create(name: str, outputs: int, *, scale: float = 1.0) -> Task:
+    """Return the task called ``name``, for models of ``outputs`` outputs; ``scale`` is a unit of the targets in their own units.
+
+    ``"package.module:function"`` is called with ``outputs`` and returns a :class:`Task`.
+
+    Raises:
+        ConfigError: the name is unknown, or the path does not give a task.
+    """
+    if is_code(name):
+        return _imported(name, outputs)
+    if name not in _REGISTRY:
+        raise ConfigError(f"unknown task {name!r}: {did_you_mean(name, _REGISTRY)}, or give an import path package.module:function")
+    return _REGISTRY[name](outputs, scale)
+
+
+def _imported(path: str, outputs: int) -> Task:
+    task = called("task", path, outputs)
+    if not isinstance(task, Task) or not task.metrics:
+        raise ConfigError(f"task {path!r} gives a {type(task).__name__}, expected an ldpfl.tasks.Task with a metric")
+    return task
+
+
+class _Accuracy:
+    """Share of the samples whose largest output is their class, exactly."""
+
+    def __init__(self) -> None:
+        self._right, self._all = 0, 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self._right += int((outputs.argmax(dim=1) == targets).sum())
+        self._all += len(targets)
+
+    def compute(self) -> float:
+        return self._right / self._all
+
+
+class _Transformed:
+    """A metric of torchmetrics, on outputs and targets that are brought into the form that it wants."""
+
+    def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], factor: float = 1.0) -> None:
+        self._metric, self._form, self._factor = metric, form, factor
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self._metric.update(*(part.detach().cpu() for part in self._form(outputs, targets)))
+
+    def compute(self) -> float:
+        return float(self._metric.compute()) * self._factor
+
+
+def _value(metric: Metric) -> float:
+    try:
+        return float(metric.compute())
+    except ValueError:  # such as R2 of a single sample
+        return float("nan")
+
+
+def _classification(outputs: int, scale: float) -> Task:
+    def metric(kind: str, **options: Any) -> Callable[[], Metric]:
+        def make() -> Metric:
+            from torchmetrics import classification  # takes a second to import
+
+            made = getattr(classification, kind)(num_classes=outputs, average="macro", **options)
+            return _Transformed(made, lambda logits, targets: (logits.softmax(dim=1), targets))
+
+        return make
+
+    metrics = {ACCURACY: _Accuracy, "macro F1": metric("MulticlassF1Score"), "AUROC": metric("MulticlassAUROC")}
+    return Task("classification", "class", lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"), metrics)
+
+
+def _multilabel(outputs: int, scale: float) -> Task:
+    def metric(kind: str) -> Callable[[], Metric]:
+        def make() -> Metric:
+            from torchmetrics import classification
+
+            made = getattr(classification, kind)(num_labels=outputs, average="macro")
+            return _Transformed(made, lambda logits, targets: (logits.sigmoid(), targets.long()))
+
+        return make
+
+    def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=-1)
+
+    metrics = {"AUROC": metric("MultilabelAUROC"), "macro F1": metric("MultilabelF1Score"), "exact match": _ExactMatch}
+    return Task("multilabel", "classes", losses, metrics)
+
+
+class _ExactMatch(_Accuracy):
+    """Share of the samples all of whose classes are told right."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self._right += int(((outputs > 0) == (targets > 0)).all(dim=1).sum())
+        self._all += len(targets)
+
+
+def _regression(outputs: int, scale: float) -> Task:
+    def metric(kind: str, factor: float = 1.0) -> Callable[[], Metric]:
+        def make() -> Metric:
+            import torchmetrics
+
+            return _Transformed(getattr(torchmetrics, kind)(), lambda found, targets: (found.squeeze(-1), targets), factor)
+
+        return make
+
+    def losses(found: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(found.squeeze(-1), targets, reduction="none")
+
+    return Task("regression", "number", losses, {"R2": metric("R2Score"), "MAE": metric("MeanAbsoluteError", scale)})
+
+
+NO_TOKEN = -100
+"""A target that does not count: what follows the end of a text."""
+
+
+def _language_model(outputs: int, scale: float) -> Task:
+    def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        by_place = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none", ignore_index=NO_TOKEN)
+        return by_place.sum(dim=-1) / (targets != NO_TOKEN).sum(dim=-1).clamp_min(1)
+
+    def perplexity() -> Metric:
+        from torchmetrics.text import Perplexity
+
+        return _Transformed(Perplexity(ignore_index=NO_TOKEN), lambda logits, targets: (logits, targets))
+
+    return Task("language-model", "tokens", losses, {"perplexity": perplexity})
+
+
+_REGISTRY: Mapping[str, Callable[[int, float], Task]] = {
+    "classification": _classification,
+    "multilabel": _multilabel,
+    "regression": _regression,
+    "language-model": _language_model,
+}
+
+CLASSIFICATION = _classification(10, 1.0)
+"""Of images with ten classes."""
+
+
+def batched(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, batch_size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what ``model`` makes of ``inputs`` (N, ...), and their targets, some at a time."""
+    with torch.no_grad():
+        for start in range(0, len(targets), batch_size):
+            yield model(inputs[start : start + batch_size]), targets[start : start + batch_size]
