@@ -37,9 +37,9 @@ class Timed:
     trainer: Trainer
     seconds: float = field(default=0.0)
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         began = time.perf_counter()
-        trained = self.trainer.train(weights, schedule)
+        trained = self.trainer.train(weights, schedule, round_number)
         self.seconds += time.perf_counter() - began
         return trained
 

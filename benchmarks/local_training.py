@@ -22,6 +22,7 @@ from ldpfl import ParameterLayout, data, models
 from ldpfl.randomness import Purpose, stream
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, Trainer, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 
 BATCH_SIZE = 10
 
@@ -53,7 +54,7 @@ def main() -> None:
     module = models.create(options.model, task.shape, task.outputs, seed=0)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    local = LocalTask(module, layout, task.train, task.mean, task.std, learning_rate=0.03)
+    local = LocalTask(module, layout, task.train, task.mean, task.std, LocalOptimiser(0.03))
     parts = data.partition(task.train.targets.numpy(), options.clients, stream(0, Purpose.PARTITION))
     orders = [stream(0, Purpose.BATCH_ORDER, 1, client) for client in range(options.clients)]
     schedule = batch_schedule(parts, orders, epochs=1, batch_size=BATCH_SIZE)

@@ -9,6 +9,7 @@ from ldpfl.data import Dataset, partition
 from ldpfl.ranges import Denoised
 from ldpfl.server import Checkpoint, ServerOptimiser, initial_checkpoint
 from ldpfl.simulation import Federation, LocalTask, VectorizedTrainer
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 
 CLIENTS = 9
 
@@ -28,7 +29,7 @@ def federation_of(
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
     samples = partition(data.train.targets.numpy(), CLIENTS, np.random.default_rng(2), scheme=scheme)  # type: ignore[arg-type]
-    task = LocalTask(module, layout, data.train, data.mean, data.std, learning_rate)
+    task = LocalTask(module, layout, data.train, data.mean, data.std, LocalOptimiser(learning_rate))
     parameters = {"epsilon": 2.0} if mechanism == "duchi" else {}
     federation = Federation(
         seed=seed,

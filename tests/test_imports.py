@@ -34,7 +34,8 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 FLOORS = (
     ("errors", "suggestions", "lazy"),
-    ("files", "layout", "models", "permissions", "randomness", "ranges"),
+    ("files", "importing", "layout", "permissions", "randomness", "ranges"),
+    ("models", "tasks"),
     ("data", "privacy", "relay"),
     ("features", "mechanisms"),
     ("auditing", "planning", "shuffling"),

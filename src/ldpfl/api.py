@@ -19,7 +19,6 @@ from torch import nn
 
 from ldpfl import mechanisms
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
-from ldpfl.data.settings import GIVEN
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
@@ -35,6 +34,7 @@ from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.experiments.sweep import SweepConfig, load_sweep
 from ldpfl.experiments.sweep_run import run_sweep
+from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting

@@ -12,6 +12,9 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 
+GIVEN = "given"
+"""Name of data, or of a model, that a caller hands over; nothing but its caller can run such a config again."""
+
 
 def is_code(name: str) -> bool:
     """Tell whether ``name`` is an import path, whose code would run."""

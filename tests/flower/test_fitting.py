@@ -37,7 +37,7 @@ def test_features_that_are_code_are_named_and_not_run(tmp_path: Path) -> None:
 
 def test_a_target_of_an_app_whose_features_are_code_is_not_looked_for(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    with pytest.raises(ConfigError, match=r"leave privacy\.target out"):
+    with pytest.raises(ConfigError, match=r"leave privacy\.target_epsilon out"):
         offer_of(app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}";privacy.target_epsilon=1.0'))
     assert not told.exists()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import pytest
 import torch
 
@@ -31,6 +34,24 @@ def test_steps_are_those_of_torch_sgd(rate: float, momentum: float) -> None:
     found, average = walk(ServerOptimiser(rate, momentum, rounds=6), means(6))
     torch.testing.assert_close(found, parameter.detach())
     assert average is None
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi"])
+def test_adaptive_steps_are_those_of_the_paper(rule: Literal["adam", "yogi"]) -> None:
+    """Reddi et al. 2021, algorithm 2, weight by weight in plain Python."""
+    beta, beta_2, tau, rate = 0.9, 0.99, 1e-3, 0.1
+    optimiser, weights, velocity, size = ServerOptimiser(rate, beta, rule=rule), torch.zeros(3), None, None
+    for number, mean in enumerate(means(5), start=1):
+        velocity, size = optimiser.velocity(velocity, mean, number), optimiser.size(size, mean)
+        weights = weights + optimiser.rate(number) * optimiser.step(velocity, size)
+    for place in range(3):
+        x, m, v = 0.0, 0.0, tau**2
+        for step in means(5):
+            delta = float(step[place])
+            m = beta * m + (1 - beta) * delta
+            v = beta_2 * v + (1 - beta_2) * delta**2 if rule == "adam" else v - (1 - beta_2) * delta**2 * math.copysign(1, v - delta**2)
+            x += rate * m / (math.sqrt(v) + tau)
+        assert float(weights[place]) == pytest.approx(x, rel=1e-4)
 
 
 def test_a_linear_schedule_falls_to_nothing_after_the_last_round() -> None:

@@ -16,6 +16,7 @@ from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset
 from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 
 
 @settings(deadline=None, derandomize=True)
@@ -36,7 +37,7 @@ class Recorder:
         self._inner = VectorizedTrainer(task)
         self.seen: list[int] = []
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         self.seen.append(schedule.clients)
         return self._inner.train(weights, schedule)
 
@@ -45,7 +46,7 @@ class Recorder:
 def probed(tiny_task: Dataset) -> tuple[Recorder, Tensor, BatchSchedule]:
     module = models.create("logistic-regression", tiny_task.shape, 10, seed=0)
     layout = ParameterLayout.from_module(module)
-    task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, 0.1)
+    task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, LocalOptimiser(0.1))
     schedule = batch_schedule(np.split(np.arange(200), 20), [np.random.default_rng(i) for i in range(20)], epochs=1, batch_size=5)
     return Recorder(task), torch.zeros(layout.dimension), schedule
 

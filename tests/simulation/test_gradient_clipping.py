@@ -22,6 +22,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.runner import noise_free
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 
 TRAINERS = [VectorizedTrainer, LoopTrainer]
 AnyTrainer = type[VectorizedTrainer] | type[LoopTrainer]
@@ -34,7 +35,7 @@ def with_torch(task: LocalTask, weights: Tensor, schedule: BatchSchedule) -> tup
     for indices, masks in zip(schedule.index, schedule.mask, strict=True):
         module = copy.deepcopy(task.module)
         nn.utils.vector_to_parameters(weights.clone(), module.parameters())
-        optimiser = torch.optim.SGD(module.parameters(), lr=task.learning_rate, momentum=task.momentum)
+        optimiser = torch.optim.SGD(module.parameters(), lr=task.optimiser.learning_rate, momentum=task.optimiser.momentum)
         for index, mask in zip(indices, masks, strict=True):
             if not mask.any():
                 continue
@@ -148,7 +149,7 @@ def test_a_gradient_that_is_not_finite_becomes_nan_as_a_whole_and_no_one_elses_d
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
     pixels = torch.full((6, 1, 4, 4), 100, dtype=torch.uint8)
     pixels[2:4] = 0
-    task = LocalTask(module, layout, Samples(pixels, torch.arange(6)), (0.0,), (1.0,), 0.05, clip_norm=0.1)
+    task = LocalTask(module, layout, Samples(pixels, torch.arange(6)), (0.0,), (1.0,), LocalOptimiser(0.05), clip_norm=0.1)
     unclipped = trainer(replace(task, clip_norm=None)).train(weights, schedule_of((2, 2, 2), epochs=1, batch_size=2))
     assert (~unclipped.isfinite()).sum(dim=1).tolist() == [0, 1, 0]
     trained = trainer(task).train(weights, schedule_of((2, 2, 2), epochs=1, batch_size=2))
@@ -173,7 +174,7 @@ class TwinBiases(nn.Module):
 def test_weights_that_share_a_gradient_are_clipped_once(trainer: AnyTrainer) -> None:
     module = TwinBiases()
     images = Samples(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 1, 1]))
-    task = LocalTask(module, ParameterLayout.from_module(module), images, (0.0,), (1.0,), 0.05, clip_norm=0.01)
+    task = LocalTask(module, ParameterLayout.from_module(module), images, (0.0,), (1.0,), LocalOptimiser(0.05), clip_norm=0.01)
     trained = trainer(task).train(torch.zeros(20), schedule_of((2, 2), epochs=1, batch_size=2))
     torch.testing.assert_close(trained.norm(dim=1), torch.full((2,), 0.05 * 0.01), rtol=1e-5, atol=0)
 

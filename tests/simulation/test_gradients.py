@@ -23,6 +23,7 @@ from ldpfl.privacy import GaussianRelease
 from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import GradientTrainer, LocalTask, RecordGradientTrainer
 from ldpfl.simulation.cohort_training import train_clients
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.schedule import full_batch, poisson_batch
 
 SIZES = (1, 7, 3)
@@ -39,7 +40,7 @@ def task_of(model: str, shape: tuple[int, ...]) -> tuple[LocalTask, nn.Module, t
     module = models.create(model, shape, 10, seed=3)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    return LocalTask(module, layout, samples, (0.5,), (0.5,), 1.0), module, weights
+    return LocalTask(module, layout, samples, (0.5,), (0.5,), LocalOptimiser(1.0)), module, weights
 
 
 def own(task: LocalTask, module: nn.Module, places: np.ndarray) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset, Samples
+from ldpfl.server.optimiser import Schedule
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer, batch_schedule
+from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_training import measured
 
 UNEQUAL = (10, 3, 7, 1, 20, 5, 9, 30, 2, 11)
 
@@ -25,7 +29,7 @@ def task_of(model: str, shape: tuple[int, int, int], samples: int, *, momentum: 
     module = models.create(model, shape, 10, seed=1)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    return LocalTask(module, layout, images, (0.5,) * shape[0], (0.25,) * shape[0], 0.05, momentum), weights
+    return LocalTask(module, layout, images, (0.5,) * shape[0], (0.25,) * shape[0], LocalOptimiser(0.05, momentum)), weights
 
 
 def shares(sizes: Sequence[int]) -> list[NDArray[np.int64]]:
@@ -115,13 +119,42 @@ def test_training_changes_neither_the_model_nor_the_broadcast_weights() -> None:
     assert all(torch.equal(p, before[name]) for name, p in task.module.named_parameters())
 
 
+PULLED = [
+    LocalOptimiser(0.05, weight_decay=0.1),
+    LocalOptimiser(0.05, proximal=0.5),
+    LocalOptimiser(0.05, 0.9, weight_decay=0.1, proximal=0.5),
+    LocalOptimiser(0.01, kind="adam"),
+    LocalOptimiser(0.01, kind="adam", weight_decay=0.1, proximal=0.5, schedule="cosine", rounds=4),
+]
+
+
+@pytest.mark.parametrize("optimiser", PULLED, ids=str)
+def test_every_optimiser_is_that_of_torch(optimiser: LocalOptimiser) -> None:
+    """Clients of different sizes: one that has finished stands still, whatever pulls at it."""
+    task, weights = task_of("logistic-regression", (1, 8, 8), sum(UNEQUAL))
+    task = replace(task, optimiser=optimiser)
+    schedule = schedule_of(UNEQUAL, epochs=2, batch_size=4)
+    at_once = VectorizedTrainer(task).train(weights, schedule, 3)
+    torch.testing.assert_close(at_once, LoopTrainer(task).train(weights, schedule, 3), rtol=1e-4, atol=1e-5)
+    plain = VectorizedTrainer(replace(task, optimiser=LocalOptimiser(optimiser.learning_rate, optimiser.momentum))).train(
+        weights, schedule, 3
+    )
+    assert not torch.allclose(at_once, plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("schedule", "factor"), [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5)])
+def test_the_learning_rate_follows_its_schedule(schedule: Schedule, factor: float) -> None:
+    assert LocalOptimiser(0.2, schedule=schedule, rounds=4).rate(3) == pytest.approx(0.2 * factor)
+    assert LocalOptimiser(0.2, schedule=schedule, rounds=4).rate(1) == 0.2
+
+
 def test_accuracy_counts_what_the_model_gets_right(tiny_task: Dataset) -> None:
     """A model that always answers 3 is right on the 3s."""
     module = models.create("logistic-regression", tiny_task.shape, 10, seed=0)
     layout = ParameterLayout.from_module(module)
-    task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, 0.1)
+    task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, LocalOptimiser(0.1))
     weights = torch.zeros(layout.dimension)
     weights[layout.slices["1.bias"]][3] = 1.0
     share = float((tiny_task.test.targets == 3).float().mean())
     assert share == pytest.approx(0.1)
-    assert measured(task, weights, tiny_task.test) == {"accuracy": share}
+    assert measured(task, weights, tiny_task.test) == {"accuracy": pytest.approx(share)}

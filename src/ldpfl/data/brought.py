@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ldpfl.data.encoding import dataset_of, held_out
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.data.settings import GIVEN, DataConfig
+from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.importing import called, is_code
+from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import Targets
 
 _TEST_SHARE = 5

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
-
-GIVEN = "given"
-"""Name of data, or of a model, that a caller handed over; nothing but its caller can run such a config again."""
+from ldpfl.importing import GIVEN
 
 _Positive = Annotated[FiniteFloat, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1, le=10**9)]

@@ -35,6 +35,7 @@ from ldpfl.simulation import (
     Trainer,
     VectorizedTrainer,
 )
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.measuring import Measuring
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Task
@@ -80,8 +81,7 @@ def build(
         task.train.to(device),
         task.mean,
         task.std,
-        config.training.learning_rate,
-        config.training.momentum,
+        config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, task.outputs, scale=task.unit),
     )
@@ -94,7 +94,7 @@ def build(
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
-        optimiser=config.training.optimiser(measured_weights(config, layout)),
+        optimiser=config.training.at_server(measured_weights(config, layout)),
         fraction=config.clients.fraction,
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
@@ -207,8 +207,8 @@ def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_
         if clip is not None:
             raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
         return VectorizedTrainer(local) if at_once else LoopTrainer(local)
-    if local.momentum or local.clip_norm is not None:
-        raise ConfigError("a gradient is taken once a round, at the broadcast weights: leave training.momentum and training.clip_norm out")
+    if local.optimiser != LocalOptimiser(local.optimiser.learning_rate, rounds=local.optimiser.rounds) or local.clip_norm is not None:
+        raise ConfigError("a gradient is taken once a round, at the broadcast weights: leave the client's optimiser and its clip_norm out")
     return GradientTrainer(local, at_once) if clip is None else RecordGradientTrainer(local, clip, at_once)
 
 
@@ -224,7 +224,7 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     if not settings.uses_ranges and (config.ranges.center != 0 or config.ranges.rule != "fixed"):
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
-    local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm)
+    local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
     facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), config.shuffling.channel == "secure-sum")
     mechanism = built(settings, facts)
     if mechanism.record_clip is not None and config.data.by_label:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from math import floor, inf, log10
 
-from ldpfl.data.settings import GIVEN
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.experiments.forecast import planned_ledger, start_of
+from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.planning.planner import smallest
 from ldpfl.privacy import Ledger

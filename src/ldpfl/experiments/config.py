@@ -17,8 +17,12 @@ from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.mechanisms.settings import Count, Positive, Repeats
 from ldpfl.privacy.events import Channel
-from ldpfl.server.optimiser import Schedule, ServerOptimiser
+from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
+from ldpfl.simulation.local_optimiser import Kind as LocalKind
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.suggestions import did_you_mean
+
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class _Section(BaseModel):
@@ -62,21 +66,37 @@ class TrainingConfig(_Section):
     batch_size: Count = 10
     learning_rate: Positive = 0.03
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Of the client's SGD."""
+    optimiser: LocalKind = "sgd"
+    """Of the client: ``sgd``, or ``adam``, whose moments begin anew in each round."""
+    weight_decay: NotNegative = 0.0
+    """Part of the weights that each of the client's steps adds to the gradient."""
+    proximal: NotNegative = 0.0
+    """Part of the way from the broadcast weights that each of the client's steps adds to the gradient (FedProx)."""
+    schedule: Schedule = "constant"
+    """Of the client's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
     clip_norm: Positive | Literal["off"] = "off"
     """Longest gradient of a mini-batch, flat over all weights; a longer one is shortened to it, as in LaDP-FL."""
+    server_optimiser: Rule = "sgd"
+    """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive = 1.0
     """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``."""
     server_momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Part of the server's last step that is carried on to the next (heavy ball)."""
+    """Part of the server's last step that is carried on to the next (heavy ball; for ``adam`` and ``yogi`` beta 1, such as 0.9)."""
     server_schedule: Schedule = "constant"
-    """Of the server's learning rate; ``linear`` lets it fall to 0 over the rounds."""
+    """Of the server's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
 
-    def optimiser(self, measured: int) -> ServerOptimiser:
+    def at_client(self) -> LocalOptimiser:
+        """Return what clients make of their gradients."""
+        rate, momentum, kind = self.learning_rate, self.momentum, self.optimiser
+        return LocalOptimiser(rate, momentum, kind, self.weight_decay, self.proximal, self.schedule, self.rounds)
+
+    def at_server(self, measured: int) -> ServerOptimiser:
         """Return what the server makes of a mean; the first ``measured`` weights of the model are measured, and not trained."""
         rate, momentum, schedule = self.server_learning_rate, self.server_momentum, self.server_schedule
-        return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured)
+        return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser)
 
 
 class RangesConfig(_Section):
@@ -232,7 +252,7 @@ def _explain(error: ValidationError, origin: str, tree: Mapping[str, Any]) -> st
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
         key = ".".join(str(part) for part in first["loc"])
-        return f"unknown setting {key!r} in {origin}: {_suggest(key, known)}"
+        return f"unknown setting {key!r} in {origin}: {_suggest(key, known, is_section=isinstance(first['input'], dict))}"
     if first["type"] == "unknown_mechanism":
         return f"setting {key!r} in {origin}: {first['msg']}"
     # A setting of several kinds, a number or a word, gives an error for each kind.
@@ -241,8 +261,10 @@ def _explain(error: ValidationError, origin: str, tree: Mapping[str, Any]) -> st
     return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {repr(first['input'])[:_LONGEST_SHOWN]}"
 
 
-def _suggest(key: str, known: Iterable[str]) -> str:
+def _suggest(key: str, known: Iterable[str], *, is_section: bool) -> str:
     """Look among the settings of the same section first, then everywhere, sections included."""
+    if is_section and "." not in key:
+        return did_you_mean(key, RunConfig.model_fields)
     section = key.rpartition(".")[0]
     siblings = [name for name in known if section and name.startswith(f"{section}.")]
     everywhere = sorted({*known, *RunConfig.model_fields})

@@ -30,6 +30,8 @@ class Training:
     epochs: int
     batch_size: int
     clip_norm: float | None = None
+    plain: bool = True
+    """Whether its steps are the gradients times the learning rate, and nothing else."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ldpfl.data.settings import GIVEN
 from ldpfl.errors import ConfigError
-from ldpfl.importing import called, is_code
+from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.models import dense, images, texts
 from ldpfl.models.images import InputShape
 from ldpfl.suggestions import did_you_mean

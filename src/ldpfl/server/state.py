@@ -30,6 +30,7 @@ class ServerState:
         previous: (d,) what was broadcast for that round; None before the first.
         velocity: (d,) what momentum carries over to the next round; None without momentum, and before the first round.
         average: (d,) mean of the weights after the rounds that are averaged; None where none was yet.
+        size: (d,) moving second moment of the steps; None without a rule that needs it, and before the first round.
     """
 
     round: int
@@ -38,6 +39,7 @@ class ServerState:
     previous: Tensor | None = None
     velocity: Tensor | None = None
     average: Tensor | None = None
+    size: Tensor | None = None
 
     @property
     def model(self) -> Tensor:
@@ -78,7 +80,11 @@ def advance(
     if not is_finite(aggregate.mean):
         raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
     velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, aggregate.mean, state.round + 1)
-    weights = aggregate.mean if velocity is None else torch.add(state.weights, velocity, alpha=optimiser.rate(state.round + 1))
+    size = None if perturbed == "weights" else optimiser.size(state.size, aggregate.mean)
+    if velocity is None:
+        weights = aggregate.mean
+    else:
+        weights = torch.add(state.weights, optimiser.step(velocity, size), alpha=optimiser.rate(state.round + 1))
     if aggregate.reported is not None:
         weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
@@ -89,6 +95,7 @@ def advance(
         ranges=_next_ranges(state.ranges, aggregate, rule),
         previous=state.weights,
         velocity=velocity if optimiser.momentum else None,
+        size=size,
         average=optimiser.averaged(state.average, weights, state.round + 1),
     )
 

@@ -31,7 +31,7 @@ class GradientTrainer:
     task: LocalTask
     at_once: bool = True
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         return _descents(self.task, weights, *_step(schedule), at_once=self.at_once)
 
 
@@ -46,7 +46,7 @@ class RecordGradientTrainer:
     clip: RecordClip
     at_once: bool = True
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = max(2, _AT_ONCE // weights.numel())

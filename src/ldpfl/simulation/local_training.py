@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, nan
@@ -17,6 +17,7 @@ from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation.client_conv import PatchConvolutions
+from ldpfl.simulation.local_optimiser import BETA, BETA_2, TINY, Descent, LocalOptimiser, beside
 from ldpfl.simulation.schedule import BatchSchedule
 from ldpfl.tasks import CLASSIFICATION, Task, batched
 
@@ -24,8 +25,6 @@ from ldpfl.tasks import CLASSIFICATION, Task, batched
 @dataclass(frozen=True)
 class LocalTask:
     """What local training needs to know: the model, the samples that schedules point into, what is learned of them, and the optimiser.
-
-    Plain SGD, w <- w - learning_rate * gradient (LDP-FL, Algorithm 1, line 21), with classical momentum if wanted.
 
     Attributes:
         clip_norm: C: each mini-batch gradient g of a client, flat over all parameters, becomes g * min(1, C / ||g||_2)
@@ -42,8 +41,7 @@ class LocalTask:
     data: Samples
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    learning_rate: float
-    momentum: float = 0.0
+    optimiser: LocalOptimiser
     clip_norm: float | None = None
     task: Task = CLASSIFICATION
 
@@ -74,8 +72,8 @@ class LocalTask:
 class Trainer(Protocol):
     """Turns a broadcast vector and the clients' schedules into the clients' trained vectors."""
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
-        """Return (K, d) trained weights, every client starting from ``weights`` (d,)."""
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
+        """Return (K, d) trained weights, every client starting from ``weights`` (d,); rates may depend on the round."""
         ...
 
 
@@ -92,15 +90,15 @@ class VectorizedTrainer:
     task: LocalTask
     patches: bool = True
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         if schedule.clients == 1:  # a batch of one takes other kernels, whose rounding differs: train it beside a twin
             baseline = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
-            return self.train(weights, baseline)[:1]
+            return self.train(weights, baseline, round_number)[:1]
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device))
         names = list(start)
         parameters = [start[name].expand(schedule.clients, *start[name].shape).clone().requires_grad_() for name in names]
-        velocity = [torch.zeros_like(p) for p in parameters] if task.momentum else []
+        descent = Descent(task.optimiser, parameters, round_number)
         client_losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
         for step in range(schedule.steps):
             inputs, targets = task.batch(schedule.index[:, step])
@@ -112,8 +110,8 @@ class VectorizedTrainer:
             if task.clip_norm is not None:
                 factors = _clip_factors(gradients, task.clip_norm)
                 # Not in place: autograd may hand out one tensor as the gradient of two parameters.
-                gradients = tuple(gradient * _beside(factors, gradient) for gradient in gradients)
-            _descend(parameters, gradients, velocity, task, active=mask.amax(dim=1))
+                gradients = tuple(gradient * beside(factors, gradient) for gradient in gradients)
+            descent.step(gradients, mask.amax(dim=1))
         trained = dict(zip(names, (p.detach() for p in parameters), strict=True))
         return task.layout.flatten(trained)
 
@@ -132,38 +130,21 @@ def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     return torch.where(norms.isfinite(), factors, nan).to(gradients[0].dtype)
 
 
-def _beside(clients: Tensor, values: Tensor) -> Tensor:
-    """Return ``clients`` (K,) so shaped that it multiplies ``values`` (K, *shape) client by client."""
-    return clients.view(-1, *[1] * (values.dim() - 1))
-
-
-@torch.no_grad()
-def _descend(parameters: list[Tensor], gradients: tuple[Tensor, ...], velocity: list[Tensor], task: LocalTask, *, active: Tensor) -> None:
-    """Take one step. A client that has finished has a zero gradient; its momentum must not carry it on either."""
-    if not velocity:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.sub_(gradient, alpha=task.learning_rate)
-        return
-    for parameter, gradient, speed in zip(parameters, gradients, velocity, strict=True):
-        speed.mul_(task.momentum).add_(gradient)
-        parameter.sub_(speed * _beside(active, speed), alpha=task.learning_rate)
-
-
 @dataclass(frozen=True)
 class LoopTrainer:
-    """One client after another with ``torch.optim.SGD``: the reference for :class:`VectorizedTrainer`."""
+    """One client after another with PyTorch's own optimisers: the reference for :class:`VectorizedTrainer`."""
 
     task: LocalTask
 
-    def train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         clients = (BatchSchedule(i[None], m[None]) for i, m in zip(schedule.index, schedule.mask, strict=True))
-        return torch.stack([self._train_one(weights, client) for client in clients])
+        return torch.stack([self._train_one(weights, client, round_number) for client in clients])
 
-    def _train_one(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def _train_one(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
-        optimiser = torch.optim.SGD(parameters.values(), lr=task.learning_rate, momentum=task.momentum)
+        optimiser = _of_torch(task.optimiser, parameters.values(), round_number)
         for index, mask in zip(schedule.index[0], schedule.mask[0], strict=True):
             chosen = index[mask > 0]
             if chosen.numel() == 0:
@@ -176,9 +157,20 @@ class LoopTrainer:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
                 factor = _clip_factors(gradients, task.clip_norm)
                 for gradient in gradients:
-                    gradient.mul_(_beside(factor, gradient))
+                    gradient.mul_(beside(factor, gradient))
+            if task.optimiser.proximal:
+                for name, parameter in parameters.items():
+                    if parameter.grad is not None:
+                        parameter.grad.add_(parameter.detach() - start[name], alpha=task.optimiser.proximal)
             optimiser.step()
         return task.layout.flatten({name: value.detach() for name, value in parameters.items()})
+
+
+def _of_torch(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_number: int) -> torch.optim.Optimizer:
+    rate, decay = optimiser.rate(round_number), optimiser.weight_decay
+    if optimiser.kind == "adam":
+        return torch.optim.Adam(parameters, lr=rate, betas=(BETA, BETA_2), eps=TINY, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=rate, momentum=optimiser.momentum, weight_decay=decay)
 
 
 def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:

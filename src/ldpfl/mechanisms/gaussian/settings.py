@@ -104,4 +104,6 @@ def local_steps(name: str, facts: Facts) -> LocalSteps:
         raise ConfigError(f"mechanism {name!r} takes its sensitivity from local training, of which nothing is known here")
     if training.clip_norm is None:
         raise ConfigError(f"mechanism {name!r} takes its sensitivity from clipped gradients: set training.clip_norm")
+    if not training.plain:
+        raise ConfigError(f"mechanism {name!r} takes its sensitivity from plain SGD: leave the client's other optimisers and schedules out")
     return LocalSteps(training.learning_rate, training.epochs, training.batch_size, training.clip_norm)
