@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ldpfl.api import account as account
     from ldpfl.api import audit as audit
     from ldpfl.api import audit_run as audit_run
+    from ldpfl.api import check as check
     from ldpfl.api import configure as configure
     from ldpfl.api import load_run as load_run
     from ldpfl.api import plan as plan
@@ -52,6 +53,7 @@ __getattr__, __dir__ = lazy.exports(
         "account": "ldpfl.api",
         "audit": "ldpfl.api",
         "audit_run": "ldpfl.api",
+        "check": "ldpfl.api",
         "configure": "ldpfl.api",
         "load_run": "ldpfl.api",
         "mechanisms": "ldpfl.mechanisms",

@@ -25,6 +25,8 @@ from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.experiments.canary import audit_run as audit_folder
+from ldpfl.experiments.checking import Checked
+from ldpfl.experiments.checking import check as look_over
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.forecast import planned_ledger
@@ -124,6 +126,25 @@ def run(
         if path is None:
             return RunResult.of(runner.in_memory(config, baseline=baseline), None)
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline), path)
+
+
+def check(
+    what: str | Path | RunConfig = DEFAULT,
+    *,
+    settings: Settings = (),
+    data_dir: str | Path | None = None,
+    data: object = None,
+    model: str | nn.Module | None = None,
+    **overrides: Any,
+) -> Checked:
+    """Return what keeps a model from private training, and the mended module; arguments are those of :func:`run`.
+
+    Raises:
+        LdpflError: the data cannot be read, or the model cannot be made.
+    """
+    brought, given = _brought(data, model)
+    config = configure(OWN if data is not None and what == DEFAULT else what, [*_listed(settings), *_listed(brought)], **overrides)
+    return look_over(config, None if data_dir is None else Path(data_dir), given)
 
 
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:

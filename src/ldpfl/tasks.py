@@ -168,12 +168,12 @@ def _regression(outputs: int, scale: float) -> Task:
         def make() -> Metric:
             import torchmetrics
 
-            return _Transformed(getattr(torchmetrics, kind)(), lambda found, targets: (found.squeeze(-1), targets), factor)
+            return _Transformed(getattr(torchmetrics, kind)(), lambda found, targets: (found.reshape(targets.shape), targets), factor)
 
         return make
 
     def losses(found: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(found.squeeze(-1), targets, reduction="none")
+        return F.mse_loss(found.reshape(targets.shape), targets, reduction="none")
 
     return Task("regression", "number", losses, {"R2": metric("R2Score"), "MAE": metric("MeanAbsoluteError", scale)})
 

@@ -12,6 +12,12 @@ COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
     "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
     "recipes": ("recipes:recipes", 'List the recipes that "ldpfl run" knows.'),
+    "check": (
+        "own:check",
+        "Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained.",
+    ),
+    "settings": ("own:settings", "List every setting of a config: key, meaning, default, and what may stand there."),
+    "init": ("own:init", "Write a config with a comment for each key; what no flag says is asked, where somebody can answer."),
     "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
     "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
     "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from datetime import datetime
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
+from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
@@ -41,10 +41,10 @@ def run(
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random streams.")] = None,
-    data: Annotated[str | None, typer.Option(help="Your own data: a CSV or Parquet file, or a folder; or a data set's name.")] = None,
-    target: Annotated[str | None, typer.Option(help="Column that is to be told from the others.")] = None,
-    client: Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")] = None,
-    task: Annotated[str | None, typer.Option(help="classification, multilabel, regression or language-model.")] = None,
+    data: DataOption = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -52,15 +52,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
-    if target is not None and _is_number(target):
-        raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
-    own = {"data.target": target, "data.client": client, "task.name": task, "model.name": model}
     overrides = [
-        *([f"{key}={value}" for key, value in api.named_data(data).items()] if data is not None else []),
-        *(f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None),
-        *(set_ or []),
+        *overrides_of(data, target, client, task, model, target_epsilon, set_),
         *([f"seed={seed}"] if seed is not None else []),
-        *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
     ]
     default = DEFAULT if data is None else OWN
     choose_device(device)
@@ -89,14 +83,6 @@ def run(
     except WriteError as error:
         raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
     print(to_json(result, indent=2)) if as_json else _print_result(folder, result)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _stopped_by(error: WriteError, again: str) -> WriteError:

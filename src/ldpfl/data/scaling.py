@@ -1,12 +1,13 @@
-"""Where the numbers of a column lie, from two histograms; these may be noisy, and nothing else is known of the column.
+"""Where the numbers of a column lie, from three histograms; these may be noisy, and nothing else is known of the column.
 
-The first has a bin for each power of two, the second 64 equal ones where the first found something. What comes out are a middle and
-a spread for each column, which bring its numbers to about [-1, 1].
+The first has two bins for each power of two; each of the others has 16 equal ones where the one before found something: few, so
+that a bin holds enough to be seen above the noise. What comes out are a middle and a spread, which bring numbers to about [-1, 1].
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import torch
@@ -17,13 +18,17 @@ from ldpfl.data.samples import Dataset, Samples
 
 Floats = NDArray[np.float64]
 
-_POWERS = 2.0 ** np.arange(-20, 41)
-_FINE = 64
-_SURE = 4.0
-"""Standard deviations of noise above which a bin is not empty."""
+_POWERS = 2.0 ** (np.arange(-40, 81) / 2)
+_FINE = 16
+_MARGIN = 0.25
+"""Part of what was found by which the next histogram reaches beyond it."""
+_SURE = 4.5
+"""Standard deviations of noise above which a bin is not empty: in a thousand columns, one bin or so that is empty seems not to be."""
+_BESIDE = 2
+"""Bins on each side of one that is not empty whose counts are believed as well."""
 _REACH = 6.0
 """Spreads beyond which a number counts as if it lay there."""
-STAGES = 2
+STAGES = 3
 """Histograms that are taken, one after another."""
 
 
@@ -34,29 +39,36 @@ def coarse_edges(columns: int) -> Floats:
 
 
 def fine_edges(counts: Floats, edges: Floats, noise: float) -> Floats:
-    """Return the edges of the second ones, from the counts (columns, bins) of the first, which have ``noise`` as standard deviation."""
-    found = [_occupied(own, noise) for own in counts]
-    spans = [np.linspace(own[first], own[last + 1], _FINE + 1) for own, (first, last) in zip(edges, found, strict=True)]
-    return np.stack(spans)
+    """Return the edges of the next ones, from the ``counts`` (columns, bins) of the last, which have ``noise`` as standard deviation."""
+    return np.stack([_span(*own, noise) for own in zip(counts, edges, strict=True)])
 
 
-def _occupied(counts: Floats, noise: float) -> tuple[int, int]:
+def _span(counts: Floats, edges: Floats, noise: float) -> Floats:
     sure = np.flatnonzero(counts > max(_SURE * noise, 0.5))
-    if not sure.size:
-        sure = np.array([int(counts.argmax())])
-    return int(sure[0]), int(sure[-1])
+    first, last = (int(counts.argmax()),) * 2 if not sure.size else (int(sure[0]), int(sure[-1]))
+    margin = _MARGIN * (edges[last + 1] - edges[first])
+    return np.linspace(edges[first] - margin, edges[last + 1] + margin, _FINE + 1)
 
 
 def center_and_spread(counts: Floats, edges: Floats, noise: float) -> tuple[Floats, Floats]:
-    """Return the middle and the spread of each column, from the second histograms."""
+    """Return the middle and the spread of each column, from the last histograms."""
     middles, widths = (edges[:, 1:] + edges[:, :-1]) / 2, edges[:, 1:] - edges[:, :-1]
-    weights = np.where(counts > _SURE * noise / 2, np.maximum(counts, 0.0), 0.0)
+    weights = np.stack([_around(own, noise) for own in counts])
     nothing = weights.sum(axis=1) <= 0
-    weights[nothing] = 1.0
+    weights[nothing] = 1.0  # too few records for the noise: all that is known is where the histogram was looked for
     weights /= weights.sum(axis=1, keepdims=True)
     center = (weights * middles).sum(axis=1)
     variance = (weights * ((middles - center[:, None]) ** 2 + widths**2 / 12)).sum(axis=1)
     return center, np.sqrt(variance)
+
+
+def _around(counts: Floats, noise: float) -> Floats:
+    """Return the counts of the bins that are surely not empty and of a few beside them, 0 for others: there lie the tails."""
+    sure = np.flatnonzero(counts > max(_SURE * noise, 0.5))
+    near = np.zeros(counts.size, dtype=bool)
+    for bin_ in sure:
+        near[max(0, bin_ - _BESIDE) : bin_ + _BESIDE + 1] = True
+    return np.where(near, np.maximum(counts, 0.0), 0.0)
 
 
 def place(values: Floats, edges: Floats) -> NDArray[np.int64]:
@@ -79,16 +91,16 @@ def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
     places = torch.tensor(dataset.unscaled, dtype=torch.int64)
     middles, units = (torch.from_numpy(figures).float() for figures in (center, spread))
 
-    def changed(samples: Samples) -> Samples:
+    def changed(samples: Samples, reach: float) -> Samples:
         inputs, targets = samples.inputs.clone(), samples.targets
         count = len(places)
-        inputs[:, places] = _moved(inputs[:, places], middles[:count], units[:count])
-        return Samples(inputs, _moved(targets, middles[-1], units[-1]) if dataset.target_unscaled else targets)
+        inputs[:, places] = _moved(inputs[:, places], middles[:count], units[:count], _REACH)
+        return Samples(inputs, _moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)
 
     unit = float(spread[-1]) if dataset.target_unscaled else dataset.unit
-    train, test = changed(dataset.train), changed(dataset.test)
+    train, test = changed(dataset.train, _REACH), changed(dataset.test, inf)  # what is measured on is told as it is
     return replace(dataset, train=train, test=test, unscaled=(), target_unscaled=False, unit=unit)
 
 
-def _moved(values: Tensor, center: Tensor, spread: Tensor) -> Tensor:
-    return ((values - center) / spread).clamp(-_REACH, _REACH).nan_to_num(0.0)
+def _moved(values: Tensor, center: Tensor, spread: Tensor, reach: float) -> Tensor:
+    return ((values - center) / spread).clamp(-reach, reach).nan_to_num(0.0)

@@ -31,7 +31,7 @@ class DataConfig(BaseModel):
     """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
     """For columns of numbers, the least and the largest value that the public knows of: they are brought to [-1, 1]. Columns without
-    bounds are measured in the first two rounds, by the mechanism and as a part of its guarantee."""
+    bounds are measured before the first round, by the mechanism and as a part of its guarantee."""
     categories: dict[str, list[str]] = {}
     """For columns of words, what may stand there, as the public knows it. Without, words are hashed into ``buckets`` places."""
     buckets: Annotated[int, Field(ge=2, le=4096)] = 16
@@ -51,9 +51,13 @@ class DataConfig(BaseModel):
     features: str = "none"
     """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
     feature_options: dict[str, bool | int | float | str] = {}
+    """What the features are made with."""
     partition: Scheme = "iid"
+    """How samples are dealt out to clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares."""
     alpha: _Positive = 0.5
+    """Concentration of ``dirichlet`` and ``quantity``: the smaller, the less alike clients are."""
     labels_per_client: _Count = 2
+    """Labels that a client holds with ``labels``."""
     private_label: Annotated[int, Field(ge=0)] | Literal["none"] = "none"
     """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
     private_alpha: _Positive = 0.5

@@ -21,6 +21,7 @@ from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
 from ldpfl.randomness import Purpose, stream
 from ldpfl.ranges import LayerRanges, range_rule
@@ -112,9 +113,10 @@ def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module |
     """Return the model of ``config`` for data that are ``described``; ``given`` is what a caller handed over."""
     by_place = tasks.create(config.task.name, data.outputs).targets == "tokens"
     model = config.model
-    return models.create(
+    made = models.create(
         model.name, data.shape, data.outputs, seed=seed, options=model.options, vocabulary=data.vocabulary, by_place=by_place, given=given
     )
+    return mended(made)[0] if model.mend else made
 
 
 def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:

@@ -41,14 +41,20 @@ class ModelConfig(_Section):
     """The model: a name, or ``package.module:Class`` with its ``options``."""
 
     name: str = "two-layer-cnn"
+    """A built-in model, or ``package.module:Class`` or ``file.py:Class``, which is called with the options alone."""
     options: dict[str, bool | int | float | str] = {}
+    """What the model is made with."""
+    mend: bool = False
+    """Replace what keeps the model from private training, such as batch normalisation; ``ldpfl check`` says what that is."""
 
 
 class ClientsConfig(_Section):
     """How many clients there are (n), and which part of them takes part in a round (f_r)."""
 
     count: Count = 100
+    """How many clients there are; where ``data.client`` names them, as many as it does."""
     fraction: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """Part of the clients that the server draws for a round."""
     self_sampling: Literal["off", "restrictive", "plain"] = "off"
     """Each client decides for itself, with probability q ~ U(0.5, 1) or U(0, 1) a round; then ``fraction`` must be 1."""
     once: bool = False
@@ -62,9 +68,13 @@ class TrainingConfig(_Section):
     """Rounds on the server, epochs of SGD on the client."""
 
     rounds: Repeats = 10
+    """Of the server."""
     epochs: Annotated[int, Field(ge=1, le=10**5)] = 5
+    """In which a client goes through its samples in each round."""
     batch_size: Count = 10
+    """Samples of each of a client's steps."""
     learning_rate: Positive = 0.03
+    """Of the client."""
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Of the client's SGD."""
     optimiser: LocalKind = "sgd"
@@ -103,6 +113,7 @@ class RangesConfig(_Section):
     """The range (center, radius) that each layer's values are clamped to."""
 
     rule: Literal["fixed", "noisy-minmax", "denoised"] = "fixed"
+    """How the server chooses the ranges of the next round."""
     center: FiniteFloat | dict[str, FiniteFloat] = 0.0
     """One value, or one for each layer by its name."""
     radius: Positive | dict[str, Positive] | Literal["initial"] = 0.075
@@ -133,8 +144,11 @@ class RunConfig(_Section):
     """A complete run. Two runs of equal configs on the same machine end in the same model, bit by bit."""
 
     name: str = "run"
+    """Of the run, for its folder and tables."""
     description: str = ""
+    """What it is for."""
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
+    """From which all that a simulation draws follows."""
     data: DataConfig = DataConfig()
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()

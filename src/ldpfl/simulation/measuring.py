@@ -48,8 +48,9 @@ class Measuring:
         values, ledger = scaling.unscaled_values(dataset), Ledger()
         edges = scaling.coarse_edges(values.shape[1])
         counts, noise = self._histograms(values, edges, parts, stage=1)
-        edges = scaling.fine_edges(counts, edges, noise)
-        counts, noise = self._histograms(values, edges, parts, stage=2)
+        for stage in range(2, scaling.STAGES + 1):
+            edges = scaling.fine_edges(counts, edges, noise)
+            counts, noise = self._histograms(values, edges, parts, stage=stage)
         center, spread = scaling.center_and_spread(counts, edges, noise)
         if self.mechanism is not None:
             release = self.mechanism.release(_ranges(edges))

@@ -1,0 +1,156 @@
+"""Commands for one's own data and models: look a model over, look settings up, begin a config."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from ldpfl import api, mechanisms
+from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.settings import commented, sections
+from ldpfl.experiments.settings import settings as settings_in
+from ldpfl.experiments.shipped import DEFAULT, OWN
+from ldpfl.files import to_json, write_text
+
+UNFIT = 3
+"""Exit code for a model that cannot be trained as it is."""
+
+DataOption = Annotated[str | None, typer.Option(help="Your own data: a CSV or Parquet file, or a folder; or a data set's name.")]
+TargetOption = Annotated[str | None, typer.Option(help="Column that is to be told from the others.")]
+ClientOption = Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")]
+TaskOption = Annotated[str | None, typer.Option(help="classification, multilabel, regression or language-model.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
+
+
+def overrides_of(
+    data: str | None,
+    target: str | None,
+    client: str | None,
+    task: str | None,
+    model: str | None,
+    target_epsilon: float | None,
+    changes: list[str] | None,
+) -> list[str]:
+    """Return what the flags for own data change in a config, as ``key=value``.
+
+    Raises:
+        ConfigError: a number is given for a column.
+    """
+    if target is not None and _is_number(target):
+        raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
+    own = {"data.target": target, "data.client": client, "task.name": task, "model.name": model}
+    return [
+        *([f"{key}={json.dumps(value)}" for key, value in api.named_data(data).items()] if data is not None else []),
+        *(f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None),
+        *(changes or []),
+        *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
+    ]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check(
+    model: Annotated[str, typer.Argument(help="A built-in model, or your own as file.py:Class.")],
+    data: DataOption = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    task: TaskOption = None,
+    set_: SetOption = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained."""
+    overrides = overrides_of(data, target, client, task, model, None, set_)
+    found = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
+    if as_json:
+        figures = {"fit": found.is_fit, "problem": found.problem, "changes": [asdict(change) for change in found.changes]}
+        print(to_json({**figures, "still": found.still, "weights": found.weights, "notes": list(found.notes)}, indent=2))
+    else:
+        _print_check(Console(), model, found)
+    if not found.is_fit:
+        raise SystemExit(UNFIT)
+
+
+def _print_check(console: Console, model: str, found: Any) -> None:
+    if found.is_fit:
+        console.print(Text(f"{model} can be trained privately: {found.weights:,} weights"), soft_wrap=True)
+    else:
+        console.print(Text(found.problem, style="red"), soft_wrap=True)
+    for change in found.changes:
+        place = change.place or "the whole"
+        console.print(Text(f"  {place}: {change.before} -> {change.after}"), soft_wrap=True)
+    if found.still:
+        console.print(Text(f"even so: {found.still}", style="red"), soft_wrap=True)
+    elif found.changes:
+        console.print(
+            Text(f"so changed it can be trained, {found.weights:,} weights: add --set model.mend=true to ldpfl run"), soft_wrap=True
+        )
+    for note in found.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def settings(
+    of: Annotated[
+        str | None, typer.Argument(help="A section, such as data, or a mechanism, such as dp-sgd.", show_default="all sections")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List every setting of a config: key, meaning, default, and what may stand there."""
+    chosen = (of,) if of is not None else sections()
+    found = {name: settings_in(name) for name in chosen}
+    if as_json:
+        print(to_json({name: [asdict(setting) for setting in own] for name, own in found.items()}, indent=2))
+        return
+    console = Console()
+    for name, own in found.items():
+        console.rule(Text(name, style="bold"), align="left")
+        for setting in own:
+            default = f" = {setting.default}" if setting.default else ""
+            console.print(Text.assemble((setting.key, "bold"), default, (f"   {setting.allowed}", "dim")))
+            console.print(Padding(Text(setting.meaning), (0, 0, 0, 4)))
+    if of in (None, "mechanism"):
+        console.print(Text(f"each mechanism has more: ldpfl settings NAME, of {', '.join(mechanisms.names())}"), soft_wrap=True)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write the config.")] = Path("config.toml"),
+    recipe: Annotated[str | None, typer.Option(help="What to begin with.", show_default=f"{OWN}, for your own data")] = None,
+    data: DataOption = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    task: TaskOption = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
+    target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
+    set_: SetOption = None,
+) -> None:
+    """Write a config with a comment for each key; what no flag says is asked, where somebody can answer."""
+    if file.exists():
+        raise ConfigError(f"{file} exists: give another name")
+    asks = sys.stdin.isatty() and recipe is None
+    if asks and data is None:
+        data = typer.prompt("Your data: a CSV or Parquet file, a folder of them, or a data set's name")
+    if asks and target is None:
+        target = typer.prompt("Column that is to be told from the others")
+    if asks and client is None:
+        client = typer.prompt("Column that names the client of a row (empty: rows are dealt out)", default="") or None
+    if asks and target_epsilon is None:
+        target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
+    chosen = recipe or (OWN if data is not None else DEFAULT)
+    config = api.configure(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_))
+    write_text(file, commented(config))
+    print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")

@@ -1,0 +1,72 @@
+"""Whether a model can be trained privately on some data, before anything is run: what is wrong, and what would be right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from ldpfl.errors import LdpflError
+from ldpfl.experiments.build import build, choose_device, model_of
+from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
+from ldpfl.importing import GIVEN
+from ldpfl.models.mending import Change, mended
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """What was found out about a model.
+
+    Attributes:
+        problem: why it cannot be trained as it is; empty where it can.
+        changes: what was replaced to mend it.
+        still: why it cannot be trained even so; empty where it can.
+        module: the mended module, with weights where training begins; the model itself where nothing had to be mended.
+        weights: how many it has.
+        notes: what makes its training slow.
+    """
+
+    problem: str
+    changes: tuple[Change, ...]
+    still: str
+    module: nn.Module
+    weights: int
+    notes: tuple[str, ...]
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether the model can be trained as it is."""
+        return not self.problem
+
+
+def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> Checked:
+    """Find out whether the model of ``config`` can be trained on its data; nothing but blank samples go through it.
+
+    Raises:
+        LdpflError: the data cannot be read, or the model cannot even be made.
+    """
+    config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
+    module = model_of(config, described(config, given), config.seed, given.module)
+    problem, notes = _problem(config, data_dir, given)
+    changes: tuple[Change, ...] = ()
+    still = ""
+    if problem:
+        module, changes = mended(module)
+        named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}})})
+        still, notes = _problem(named, data_dir, Given(given.data, module))
+    weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    return Checked(problem, changes, still, module, weights, notes)
+
+
+def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[str, tuple[str, ...]]:
+    """Return why a run could not begin, and what would be said when it does."""
+    notes: list[str] = []
+    try:
+        task = load_dataset(config, data_dir, notes.append, given=given)
+        build(config, task, choose_device("cpu"), given.module, notes.append)
+    except LdpflError as error:
+        return str(error), tuple(notes)
+    return "", tuple(notes)

@@ -1,0 +1,124 @@
+"""Every setting of a config, as a person looks for it: key, meaning, default, what may stand there; and a commented file of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel
+
+from ldpfl import mechanisms
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.mechanisms import MechanismSettings, settings_of
+from ldpfl.suggestions import did_you_mean
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a config.
+
+    Attributes:
+        key: with its section, as ``--set`` wants it.
+        meaning: in a sentence or two.
+        default: as TOML.
+        allowed: what may stand there, in words.
+    """
+
+    key: str
+    meaning: str
+    default: str
+    allowed: str
+
+
+def sections() -> tuple[str, ...]:
+    """Return the sections of a config, in the order of a file; ``run`` is what stands above them."""
+    return ("run", *(name for name in RunConfig.model_fields if name == "mechanism" or _section(name) is not None))
+
+
+def settings(of: str) -> tuple[Setting, ...]:
+    """Return the settings of a section, or of the mechanism that is called so; of ``mechanism``, those that all mechanisms have.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if of == "run":
+        return tuple(_settings("", RunConfig, [name for name in RunConfig.model_fields if name not in sections()]))
+    if of == "mechanism":
+        return tuple(_settings("mechanism.", MechanismSettings))
+    model = _section(of) if of in RunConfig.model_fields else None
+    if model is None and of not in mechanisms.names():
+        raise ConfigError(f"no section and no mechanism is called {of!r}: {did_you_mean(of, (*sections(), *mechanisms.names()))}")
+    return tuple(_settings("mechanism.", settings_of(of)) if model is None else _settings(f"{of}.", model))
+
+
+def _section(name: str) -> type[BaseModel] | None:
+    kind = RunConfig.model_fields[name].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[Setting]:
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        if names is None or name in names:
+            default = "" if field.is_required() else _toml(field.get_default(call_default_factory=True))
+            meaning = " ".join((field.description or "").split()).replace("``", "'")
+            yield Setting(f"{prefix}{name}", meaning, default, _allowed(schema["properties"][name]))
+
+
+def _toml(value: Any) -> str:
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip() if not isinstance(value, Mapping) or value else "{}"
+
+
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Return what a part of a JSON schema allows, in words."""
+    if "anyOf" in schema:
+        return ", or ".join(_allowed(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    match schema.get("type"):
+        case "array":
+            return f"a list of: {_allowed(schema['items'])}"
+        case "object":
+            return f"a table of: {_allowed(schema['additionalProperties'])}"
+        case "boolean":
+            return "true, false"
+        case "integer" | "number" as kind:
+            bounds = [f"{words} {schema[key]:g}" for key, words in _BOUNDS.items() if key in schema]
+            return " ".join(["a whole number" if kind == "integer" else "a number", *bounds])
+    return "text"
+
+
+def commented(config: RunConfig) -> str:
+    """Return ``config`` as TOML with the meaning of each key; keys that have their default are there as comments."""
+    tree = config.model_dump()
+    lines = [f"{key} = {_toml(tree[key])}" for key in ("name", "description", "seed")]
+    for section in sections()[1:]:
+        own = config.mechanism.name if section == "mechanism" else section
+        lines += ["", f"[{section}]"]
+        for setting in settings(own):
+            name = setting.key.rpartition(".")[2]
+            value = _inline(tree[section][name])
+            lines += [f"# {setting.meaning}"] if setting.meaning else []
+            lines.append(f"# {setting.allowed}")
+            lines.append(f"{name} = {value}" if name == "name" or value != _or_inline(setting.default) else f"# {name} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _or_inline(default: str) -> str:
+    return " ".join(default.split())
+
+
+def _inline(value: Any) -> str:
+    """Return a value as TOML in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(part)}" for key, part in value.items()) + "}"
+    return " ".join(_toml(value).split())

@@ -1,0 +1,83 @@
+"""What in a module keeps it from private training, and the module without it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+_GROUPS = 32
+"""Most groups that channels are normalised in (Wu and He 2018)."""
+
+_RECURRENT = (nn.RNNBase, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A part of a module that was replaced.
+
+    Attributes:
+        place: its name in the module; empty for the module itself.
+        before, after: as PyTorch writes them.
+    """
+
+    place: str
+    before: str
+    after: str
+
+
+def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
+    """Return a copy of ``module`` that can be trained privately, as far as one is known, and what was changed in it.
+
+    Batch normalisation becomes normalisation by groups of channels, within each sample; instance normalisation keeps no statistics;
+    dropout and the like, which would draw from a generator that all clients share, are switched off; weights become float32. What
+    else is wrong stays, for :func:`ldpfl.layout.validate_module` to say. A new part begins with its usual weights.
+    """
+    if (replaced := _replacement(module)) is not None:
+        return replaced, (Change("", _line(module), _line(replaced)),)
+    result = copy.deepcopy(module)
+    changes = [*_changed(result)]
+    if any(parameter.is_floating_point() and parameter.dtype != parameter.float().dtype for parameter in result.parameters()):
+        kinds = sorted({str(parameter.dtype) for parameter in result.parameters()})
+        changes.append(Change("", ", ".join(kinds), "torch.float32"))
+        result = result.float()
+    return result, tuple(changes)
+
+
+def _changed(module: nn.Module, prefix: str = "") -> Iterator[Change]:
+    """Change the parts of ``module`` in place, and yield what was changed."""
+    for name, child in list(module.named_children()):
+        place = f"{prefix}{name}"
+        replaced = _replacement(child)
+        if replaced is not None:
+            setattr(module, name, replaced)
+            yield Change(place, _line(child), _line(replaced))
+        else:
+            yield from _changed(child, f"{place}.")
+    if isinstance(module, _RECURRENT) and module.dropout:
+        before = _line(module)
+        module.dropout = 0.0
+        yield Change(prefix.removesuffix("."), before, _line(module))
+
+
+def _replacement(part: nn.Module) -> nn.Module | None:
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return nn.GroupNorm(_groups(part.num_features), part.num_features, eps=part.eps, affine=part.affine)
+    if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
+        return type(part)(part.num_features, eps=part.eps, affine=part.affine)
+    if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        return nn.Identity()
+    if isinstance(part, nn.RReLU):
+        return nn.LeakyReLU((part.lower + part.upper) / 2)
+    return None
+
+
+def _groups(channels: int) -> int:
+    """Return the largest number of equal groups, of several channels each where that is possible."""
+    return max(groups for groups in range(1, min(_GROUPS, max(1, channels // 2)) + 1) if channels % groups == 0)
+
+
+def _line(part: nn.Module) -> str:
+    return " ".join(str(part).split())

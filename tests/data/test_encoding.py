@@ -1,0 +1,152 @@
+"""What becomes of a table: by public rules alone, and each refusal names the place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ldpfl import ConfigError, DataError
+from ldpfl.data import Dataset
+from ldpfl.data.encoding import dataset_of, held_out
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import table_of
+from ldpfl.tasks import NO_TOKEN, Targets
+
+
+def rows(count: int = 20) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "age": generator.integers(20, 90, count).astype(float),
+            "ward": generator.choice(["a", "b", "c"], count),
+            "clinic": [f"C{place % 4}" for place in range(count)],
+            "ill": [place % 2 for place in range(count)],
+        }
+    )
+
+
+def made(frame: pd.DataFrame, targets: Targets = "class", test: pd.DataFrame | None = None, **settings: Any) -> Dataset:
+    config = DataConfig(**{"target": "ill", **settings})
+    return dataset_of("rows", table_of(frame), None if test is None else table_of(test), config, targets)
+
+
+def test_numbers_keep_their_scale_until_it_is_known() -> None:
+    frame = rows()
+    own = made(frame, columns=["age"], test=frame)
+    assert own.unscaled == (0,)
+    np.testing.assert_array_equal(own.train.inputs[:, 0], frame["age"])
+    bounded = made(frame, columns=["age"], test=frame, bounds={"age": [20.0, 70.0]})
+    assert bounded.is_scaled
+    np.testing.assert_allclose(bounded.train.inputs[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
+
+
+def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
+    """The hash is the same on every machine: it is pinned."""
+    frame = rows()
+    listed = made(frame, columns=["ward"], test=frame, categories={"ward": ["c", "b", "a"]}).train.inputs
+    assert listed.argmax(dim=1).tolist() == [{"c": 0, "b": 1, "a": 2}[word] for word in frame["ward"]]
+    hashed = made(frame, columns=["ward"], test=frame, buckets=8).train.inputs
+    assert hashed.shape == (20, 8)
+    assert hashed.sum(dim=1).tolist() == [1.0] * 20
+    places = {word: int(row.argmax()) for word, row in zip(frame["ward"], hashed, strict=True)}
+    assert places == {"a": 4, "b": 3, "c": 0}
+    alone = made(frame[frame["ward"] == "b"], columns=["ward"], test=frame, buckets=8).train.inputs
+    assert set(alone.argmax(dim=1).tolist()) == {places["b"]}  # other rows have no say
+
+
+@pytest.mark.parametrize(("missing", "width"), [("center", 1), ("indicator", 2)])
+def test_a_gap_becomes_the_middle(missing: str, width: int) -> None:
+    frame = rows()
+    frame.loc[3, "age"] = np.nan
+    inputs = made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing).train.inputs
+    assert inputs.shape == (20, width)
+    assert inputs[3].tolist() == [0.0, 1.0][:width]
+    with pytest.raises(DataError, match="row 4: the column 'age' has no value"):
+        made(frame, columns=["age"], missing="refuse")
+
+
+def test_who_is_a_test_row_does_not_depend_on_what_stands_there() -> None:
+    chosen = held_out(20, 5)
+    assert chosen.sum() == 4
+    frame = rows()
+    turned = frame.iloc[::-1].reset_index(drop=True)
+    for own in (frame, turned):
+        found = made(own, columns=["age"])
+        np.testing.assert_array_equal(found.test.inputs[:, 0], own["age"][chosen])
+
+
+def test_clients_are_those_that_the_data_name() -> None:
+    frame = rows()
+    found = made(frame, client="clinic", test=frame)
+    assert found.clients is not None
+    assert found.clients.tolist() == [place % 4 for place in range(20)]
+    assert found.train.inputs.shape[1] == 1 + 16  # the client's name is no input
+    frame.loc[7, "clinic"] = None
+    with pytest.raises(DataError, match=r"row 8: the client's column 'clinic' has no value"):
+        made(frame, client="clinic")
+
+
+def test_targets_of_each_task() -> None:
+    frame = rows()
+    classes = made(frame, test=frame)
+    assert (classes.outputs, classes.train.targets.dtype) == (2, torch.int64)
+    assert "taken from the data" in classes.notes[0]
+    assert made(frame, test=frame, classes=["1", "0"]).train.targets.tolist() == [1 - place % 2 for place in range(20)]
+    assert made(frame, test=frame, classes=["1", "0"]).notes == ()
+    number = made(frame, "number", test=frame, target="age", bounds={"age": [0.0, 100.0]})
+    assert (number.outputs, number.unit, number.target_unscaled) == (1, 50.0, False)
+    assert made(frame, "number", test=frame, target="age").target_unscaled
+    labels = made(frame.assign(well=1 - frame["ill"]), "classes", test=None, target=["ill", "well"])
+    assert labels.train.targets.sum(dim=1).tolist() == [1.0] * 16
+    text = made(frame.assign(note="a b"), "tokens", target="", text="note", length=4)
+    assert text.train.inputs[0].tolist() == [0, 98, 33, 99]
+    assert text.train.targets[0].tolist() == [98, 33, 99, NO_TOKEN]
+
+
+def test_texts_become_hashed_words() -> None:
+    frame = rows().assign(note=["Fever, fever!", *["x"] * 19])
+    found = made(frame, test=frame, text="note", length=3, vocabulary=100)
+    first = found.train.inputs[0].tolist()
+    assert (first[0] == first[1], first[2], found.vocabulary) == (True, 0, 100)
+    assert 0 < first[0] < 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target": "il"}, "data.target names no column 'il': did you mean 'ill'"),
+        ({"target": ""}, "data.target has to name"),
+        ({"client": "clinik"}, "data.client names no column 'clinik': did you mean 'clinic'"),
+        ({"columns": ["agee"]}, "data.columns names no column"),
+        ({"columns": ["ill"]}, "is the target or the client"),
+        ({"bounds": {"age": [9.0, 9.0]}}, "the least and the largest"),
+        ({"bounds": {"ward": [0.0, 1.0]}}, "in the column 'ward' is no number"),
+        ({"categories": {"ward": ["a", "b"]}}, "'c' is not among data.categories.ward"),
+        ({"classes": ["0"]}, "the class '1' of 'ill' is not among 0"),
+        ({"target": ["ill", "age"]}, "set task.name to 'multilabel'"),
+        ({"text": "age"}, "holds numbers"),
+        ({"text": "ward", "columns": ["age"]}, "leave data.columns out"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        made(rows(), **settings)
+
+
+def test_targets_that_tell_nothing_are_refused() -> None:
+    with pytest.raises(DataError, match="'1' in every row"):
+        made(rows().assign(ill=1))
+    with pytest.raises(DataError, match=r"set task.name to 'regression'"):
+        made(rows(200), target="age")
+    with pytest.raises(DataError, match="row 2: the target 'ill' has no value"):
+        made(rows().assign(ill=[0, None, *[1] * 18]))
+    with pytest.raises(DataError, match="row 3: the label 'ill' must be 0 or 1"):
+        made(rows().assign(ill=[0, 1, 2, *[1] * 17]), "classes")
+    with pytest.raises(DataError, match="too few to keep a fifth"):
+        made(rows(4))
+    with pytest.raises(DataError, match="nothing to tell it from"):
+        made(rows()[["ill"]])

@@ -1,0 +1,126 @@
+"""Tables are read whole or refused in one line that names the place; what is read is what stands there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from ldpfl import DataError
+from ldpfl.data.tables import Table, read_table, table_of
+
+
+def written(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_csv_file_is_read_whatever_separates_its_cells(delimiter: str, tmp_path: Path) -> None:
+    lines = [["age", "name"], ["41", "Ann"], ["", "Bob, or " if delimiter == "," else "Bob"]]
+    text = "\r\n".join(delimiter.join(f'"{cell}"' if "," in cell else cell for cell in line) for line in lines)
+    table = read_table(written(tmp_path, "\ufeff" + text))
+    assert list(table.columns) == ["age", "name"]
+    np.testing.assert_array_equal(table.numbers("age"), [41.0, np.nan])
+    assert table.columns["name"][0] == "Ann"
+
+
+def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:
+    """Line breaks within quotes and empty lines count."""
+    path = written(tmp_path, 'note,age\n"two\nlines",4\n\nplain,five\n')
+    table = read_table(path)
+    assert [table.where(row) for row in range(2)] == [f"{path}, line 3", f"{path}, line 5"]
+    with pytest.raises(DataError, match=r"line 5: 'five' in the column 'age' is no number"):
+        table.numbers("age")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "has columns, and no row"),
+        ("a,b\n1\n", "line 2: 1 cells, and the header has 2"),
+        ("a,a\n1,2\n", "two columns are called 'a'"),
+        ("a,,c\n1,2,3\n", "the 2. column has no name"),
+        ('a,b\n1,"2\n', "line 2"),
+        (b"a,b\n1,\xff\n", "line 2: not UTF-8"),
+        (b"a,b\n1,\0\n", "is no CSV file"),
+        (b"PAR1 and no more", "is empty|no row"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_one_line(text: str | bytes, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said) as refusal:
+        read_table(written(tmp_path, text))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    written(tmp_path, "a\n1\n", "patients.csv")
+    with pytest.raises(DataError, match=r"did you mean 'patients.csv'"):
+        read_table(tmp_path / "patient.csv")
+    with pytest.raises(DataError, match="is no table that can be read"):
+        read_table(written(tmp_path, "a\n1\n", "patients.txt"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="there is no file of a table"):
+        read_table(tmp_path / "empty")
+
+
+def test_a_folder_is_one_table(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    written(folder, "a,b\n1,x\n2,y\n", "1.csv")
+    parquet.write_table(pa.table({"a": [3.5], "b": ["z"]}), folder / "2.parquet")
+    table = read_table(folder)
+    np.testing.assert_array_equal(table.numbers("a"), [1.0, 2.0, 3.5])
+    assert table.columns["b"].tolist() == ["x", "y", "z"]
+    assert (table.where(1), table.where(2)) == (f"{folder / '1.csv'}, line 3", f"{folder / '2.parquet'}, row 1")
+    written(folder, "a,c\n1,x\n", "3.csv")
+    with pytest.raises(DataError, match="different columns: b, c"):
+        read_table(folder)
+
+
+def test_a_parquet_file_without_rows_or_content_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    with pytest.raises(DataError, match="has columns, and no row"):
+        read_table(tmp_path / "none.parquet")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(written(tmp_path, b"PAR1", "bad.parquet"))
+
+
+def test_a_frame_keeps_its_numbers_and_gaps() -> None:
+    frame = pd.DataFrame({"a": [1, None, 3], "b": [True, False, True], "c": ["x", None, "z"], "d": pd.Categorical(["u", "v", "u"])})
+    table = table_of(frame)
+    np.testing.assert_array_equal(table.columns["a"], [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(table.columns["b"], [1.0, 0.0, 1.0])
+    assert table.columns["c"].tolist() == ["x", "", "z"]
+    assert table.columns["d"].tolist() == ["u", "v", "u"]
+    assert table.digest != table_of(frame.assign(a=[1, None, 4])).digest
+    for column, said in ((pd.to_datetime(["2020-01-01"] * 3), "holds dates"), ([1.0, np.inf, 2.0], "row 2: inf"), ([1j, 2, 3], "complex")):
+        with pytest.raises(DataError, match=said):
+            table_of(frame.assign(e=column))
+    with pytest.raises(DataError, match="no row"):
+        table_of(frame[:0])
+    with pytest.raises(DataError, match="no column"):
+        table_of(pd.DataFrame(index=[1, 2]))
+
+
+@given(
+    st.one_of(st.binary(max_size=200), st.text(alphabet=',;"\n\r\t|ab1\ufeff ', max_size=80).map(str.encode)),
+    st.sampled_from(["csv", "parquet"]),
+)
+def test_any_bytes_are_a_table_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes, suffix: str) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / f"rows.{suffix}"
+    path.write_bytes(data)
+    try:
+        table = read_table(path)
+    except DataError:  # whose text is one line, as of all errors here
+        return
+    assert isinstance(table, Table)
+    assert {len(column) for column in table.columns.values()} == {len(table)}

@@ -1,0 +1,94 @@
+"""Losses and figures of each task, against PyTorch's and scikit-learn's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn import metrics
+from torch.func import vmap
+from torch.nn import functional as F
+
+from ldpfl import ConfigError, tasks
+from ldpfl.tasks import NO_TOKEN, Task
+
+
+def figures(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """In batches, which no figure may depend on."""
+    some = [slice(start, start + 7) for start in range(0, len(targets), 7)]
+    return task.measured(((outputs[own], targets[own]) for own in some), every=True)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def test_classification() -> None:
+    task, logits, targets = tasks.create("classification", 3), drawn(50, 3), torch.arange(50) % 3
+    torch.testing.assert_close(task.losses(logits, targets).mean(), F.cross_entropy(logits, targets))
+    found, told = figures(task, logits, targets), logits.argmax(dim=1)
+    assert task.metric == "accuracy"
+    assert found["accuracy"] == metrics.accuracy_score(targets, told)
+    assert found["macro F1"] == pytest.approx(metrics.f1_score(targets, told, average="macro"), abs=1e-5)
+    assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(targets, logits.softmax(dim=1), multi_class="ovr"), abs=1e-5)
+
+
+def test_multilabel() -> None:
+    task, logits, targets = tasks.create("multilabel", 3), drawn(50, 3), (drawn(50, 3).roll(1, 0) > 0).float()
+    torch.testing.assert_close(task.losses(logits, targets).mean(), F.binary_cross_entropy_with_logits(logits, targets))
+    found = figures(task, logits, targets)
+    assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(targets, logits), abs=1e-5)
+    assert found["macro F1"] == pytest.approx(metrics.f1_score(targets, logits > 0, average="macro"), abs=1e-5)
+    assert found["exact match"] == metrics.accuracy_score(targets, (logits > 0).float())
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1)])
+def test_regression(shape: tuple[int, ...]) -> None:
+    """A model may give numbers or rows of one; what is told of them is in the targets' own units."""
+    task, numbers, targets = tasks.create("regression", 1, scale=10.0), drawn(*shape), drawn(51)[1:]
+    torch.testing.assert_close(task.losses(numbers, targets).mean(), F.mse_loss(numbers.flatten(), targets))
+    found = figures(task, numbers, targets)
+    assert found["R2"] == pytest.approx(metrics.r2_score(targets, numbers.flatten()), abs=1e-5)
+    assert found["MAE"] == pytest.approx(10 * metrics.mean_absolute_error(targets, numbers.flatten()), rel=1e-5)
+
+
+def test_language_model() -> None:
+    """Places without a token count nowhere; a text of none has no loss."""
+    task, logits, targets = tasks.create("language-model", 5), drawn(9, 4, 5), torch.arange(36).view(9, 4) % 5
+    targets[:, 3] = NO_TOKEN
+    targets[0] = NO_TOKEN
+    losses = task.losses(logits, targets)
+    assert float(losses[0]) == 0.0
+    own = F.cross_entropy(logits[1, :3], targets[1, :3])
+    torch.testing.assert_close(losses[1], own)
+    whole = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TOKEN)
+    assert figures(task, logits, targets)["perplexity"] == pytest.approx(math.exp(float(whole)), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_losses_of_many_clients_at_once_are_those_of_each(name: str) -> None:
+    task = tasks.create(name, 4)
+    tokens = torch.arange(3 * 6 * 4).view(3, 6, 4) % 4
+    shapes = {"class": (drawn(3, 6, 4), tokens[..., 0]), "classes": (drawn(3, 6, 4), (tokens > 1).float())}
+    shapes |= {"number": (drawn(3, 6, 1), drawn(3, 6)), "tokens": (drawn(3, 6, 4, 4), tokens)}
+    outputs, targets = shapes[task.targets]
+    each = torch.stack([task.losses(*one) for one in zip(outputs, targets, strict=True)])
+    torch.testing.assert_close(vmap(task.losses)(outputs, targets), each)
+
+
+def test_a_figure_without_a_value_is_no_number() -> None:
+    assert math.isnan(tasks.create("regression", 1).measured(iter([(drawn(1), drawn(1))]), every=False)["R2"])
+
+
+def brought(outputs: int) -> Task:
+    return Task("own", "class", lambda found, targets: (found[:, 0] - targets) ** 2, tasks.create("classification", outputs).metrics)
+
+
+def test_a_task_of_one_s_own_is_found_by_its_path() -> None:
+    assert tasks.create("test_tasks:brought", 2).name == "own"
+    for path, said in (("test_tasks:figures", "cannot be built"), ("builtins:float", "expected an ldpfl.tasks.Task")):
+        with pytest.raises(ConfigError, match=said):
+            tasks.create(path, 2)
+    with pytest.raises(ConfigError, match="did you mean 'regression'"):
+        tasks.create("regresion", 1)
