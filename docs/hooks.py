@@ -1,4 +1,4 @@
-"""What the site is built with beside its pages: the help texts of all commands, and the list of decisions."""
+"""What the site is built with beside its pages: the help texts of all commands, all settings, and the list of decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
+from ldpfl import mechanisms
 from ldpfl.cli.commands import COMMANDS, command
+from ldpfl.experiments.settings import sections, settings
 
 _DECISIONS = Path(__file__).parent / "decisions"
 _PLAIN = {"COLUMNS": "110", "TERMINAL_WIDTH": "110", "NO_COLOR": "1", "LDPFL_DATA_DIR": ""}
@@ -17,7 +19,7 @@ _PLAIN = {"COLUMNS": "110", "TERMINAL_WIDTH": "110", "NO_COLOR": "1", "LDPFL_DAT
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put what is generated where a page names it."""
-    for name, made in (("{{ commands }}", _commands), ("{{ decisions }}", _decisions)):
+    for name, made in (("{{ commands }}", _commands), ("{{ settings }}", _settings), ("{{ decisions }}", _decisions)):
         if name in markdown:
             markdown = markdown.replace(name, "\n".join(made()))
     return markdown
@@ -30,6 +32,17 @@ def _commands() -> Iterator[str]:
         if isinstance(found, click.Group):
             for inner in found.commands:
                 yield _help(found, f"ldpfl {name}", [inner], 3)
+
+
+def _settings() -> Iterator[str]:
+    for title, names in (("Sections", sections()), ("Mechanisms", mechanisms.names())):
+        yield f"## {title}\n"
+        for name in names:
+            yield f"### {name}\n"
+            for setting in settings(name):
+                default = f" = `{setting.default}`" if setting.default else ""
+                yield f"- **{setting.key}**{default} ({setting.allowed}): {setting.meaning}"
+            yield ""
 
 
 def _help(found: click.Command, path: str, inner: list[str], level: int) -> str:

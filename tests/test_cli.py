@@ -48,8 +48,8 @@ def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_fi
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--device", "cpu")
     assert outcome.code == 0, outcome.err
     result = json.loads(Path("result/result.json").read_text(encoding="utf-8"))
-    assert f"{result['accuracy']:.2%}" in outcome.out
-    assert f"{result['noise_free_accuracy']:.2%}" in outcome.out
+    assert f"{result['score']:.2%}" in outcome.out
+    assert f"{result['noise_free_score']:.2%}" in outcome.out
     for word in ("noise-free baseline", "502 bytes", "clipped", "noise std", "1.weight", "1.bias", "time", "result"):
         assert word in outcome.out, word
     for word in ("epsilon at delta 1e-05", "paper's claim", "one weight, one round", "one client, whole run", "24,060 pure", "shuffler"):

@@ -127,7 +127,7 @@ def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
     assert not (out / "noise.svg").exists()
     outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out)
     assert outcome.code == 0, outcome.err
-    assert f"noise and accuracy by round: {out / 'noise.svg'}" in outcome.out
+    assert f"noise and score by round: {out / 'noise.svg'}" in outcome.out
     assert "to NaN stopped" in outcome.out
     text = (out / "noise.svg").read_text(encoding="utf-8")
     for word in ("NOT a guarantee", "Full DP (ledger: infinite)", "LaDP-FL (ledger: infinite)", "epsilon 0.2", "epsilon 0.5"):

@@ -29,6 +29,7 @@ from ldpfl.experiments.checking import Checked
 from ldpfl.experiments.checking import check as look_over
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
+from ldpfl.experiments.extending import extend
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
@@ -74,6 +75,7 @@ def run(
     settings: Settings = (),
     folder: str | Path | None = None,
     resume: bool = False,
+    more_rounds: int = 0,
     baseline: bool = True,
     data_dir: str | Path | None = None,
     device: str = "auto",
@@ -98,6 +100,7 @@ def run(
             the epsilon of the whole run.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is written.
         resume: go on with the run in ``folder``.
+        more_rounds: go on with a finished run in ``folder`` for so many more rounds, which are charged on top.
         baseline: whether to train without noise as well, to compare.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
         device: auto, cpu or cuda.
@@ -115,6 +118,10 @@ def run(
     if resume and folder is None:
         raise ConfigError("resume needs folder, that of the run to go on with")
     path = None if folder is None else Path(folder)
+    if more_rounds:
+        if path is None or what is not None or not resume:
+            raise ConfigError("more_rounds is for a finished run: give its folder and resume, and nothing to run")
+        extend(RunFolder(path), more_rounds)
     if resume and what is None and path is not None:
         RunFolder(path).config()  # which names what is missing or damaged there
         what = RunFolder(path).config_path
@@ -160,7 +167,10 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
         raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
     given = Given(data, model)
     task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
-    federation, _ = build(config, task, torch.device("cpu"), model)
+    federation, start = build(config, task, torch.device("cpu"), model)
+    found, begun = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
+    if found != begun and data is not None:
+        raise ConfigError(f"{folder} was run on {begun}, and what is handed over is {found}")
     return RunResult.of(Finished(config, federation, last, figures), Path(folder))
 
 
@@ -349,7 +359,7 @@ def _brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any
 def named_data(data: str) -> dict[str, Any]:
     """Return the setting that names ``data``: a file or folder of tables, or else a data set."""
     path = Path(data)
-    is_path = path.suffix in SUFFIXES or path.is_dir() or data.startswith((".", "/", "~"))
+    is_path = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or path.exists() or data.startswith((".", "/", "~"))
     return {"data.path": str(path.expanduser().resolve())} if is_path else {"data.name": data}
 
 

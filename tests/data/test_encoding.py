@@ -84,7 +84,7 @@ def test_clients_are_those_that_the_data_name() -> None:
     found = made(frame, client="clinic", test=frame)
     assert found.clients is not None
     assert found.clients.tolist() == [place % 4 for place in range(20)]
-    assert found.train.inputs.shape[1] == 1 + 16  # the client's name is no input
+    assert found.train.inputs.shape[1] == 1 + 128  # the client's name is no input
     frame.loc[7, "clinic"] = None
     with pytest.raises(DataError, match=r"row 8: the client's column 'clinic' has no value"):
         made(frame, client="clinic")
@@ -94,9 +94,10 @@ def test_targets_of_each_task() -> None:
     frame = rows()
     classes = made(frame, test=frame)
     assert (classes.outputs, classes.train.targets.dtype) == (2, torch.int64)
-    assert "taken from the data" in classes.notes[0]
+    assert "numbers, measured: age; words, hashed: ward, clinic" in classes.notes[0]
+    assert "taken from the data" in classes.notes[1]
     assert made(frame, test=frame, classes=["1", "0"]).train.targets.tolist() == [1 - place % 2 for place in range(20)]
-    assert made(frame, test=frame, classes=["1", "0"]).notes == ()
+    assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:1]
     number = made(frame, "number", test=frame, target="age", bounds={"age": [0.0, 100.0]})
     assert (number.outputs, number.unit, number.target_unscaled) == (1, 50.0, False)
     assert made(frame, "number", test=frame, target="age").target_unscaled
@@ -145,7 +146,9 @@ def test_targets_that_tell_nothing_are_refused() -> None:
     with pytest.raises(DataError, match="row 2: the target 'ill' has no value"):
         made(rows().assign(ill=[0, None, *[1] * 18]))
     with pytest.raises(DataError, match="row 3: the label 'ill' must be 0 or 1"):
-        made(rows().assign(ill=[0, 1, 2, *[1] * 17]), "classes")
+        made(rows().assign(ill=[0, 1, 2, *[1] * 17]), "classes", target=["ill", "age"])
+    with pytest.raises(ConfigError, match="two columns or more"):
+        made(rows(), "classes")
     with pytest.raises(DataError, match="too few to keep a fifth"):
         made(rows(4))
     with pytest.raises(DataError, match="nothing to tell it from"):

@@ -124,3 +124,23 @@ def test_any_bytes_are_a_table_or_refused(tmp_path_factory: pytest.TempPathFacto
         return
     assert isinstance(table, Table)
     assert {len(column) for column in table.columns.values()} == {len(table)}
+
+
+def test_decimal_commas_are_numbers_where_they_separate_no_cells(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "a;b\n121,88;1,5\n-3;x,5\n;y\n"))
+    np.testing.assert_array_equal(table.numbers("a"), [121.88, -3.0, np.nan])
+    assert table.columns["b"].tolist() == ["1,5", "x,5", "y"]
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, b"x", pd.Timestamp("2020-01-01").date()])
+def test_values_that_are_neither_numbers_nor_words_are_refused(value: object) -> None:
+    frame = pd.DataFrame({"a": [1, 2]})
+    frame["b"] = pd.Series([value, value], dtype=object)
+    with pytest.raises(DataError, match=f"'b' holds values of the type {type(value).__name__}"):
+        table_of(frame)
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    for names in (["a", "a"], [1, "1"]):
+        with pytest.raises(DataError, match="two columns are called"):
+            table_of(pd.DataFrame([[1, 2]], columns=names))

@@ -222,8 +222,8 @@ def test_nan_in_a_client_stops_the_round_and_the_run_can_be_resumed(
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     train = VectorizedTrainer.train
 
-    def sick(self: VectorizedTrainer, weights: Tensor, schedule: BatchSchedule) -> Tensor:
-        trained = train(self, weights, schedule)
+    def sick(self: VectorizedTrainer, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
+        trained = train(self, weights, schedule, round_number)
         trained[-1, 0] = float("nan")
         return trained
 

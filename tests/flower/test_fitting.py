@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ldpfl import ConfigError
-from ldpfl.flower.fitting import fitting_policy, offer_of, ranges_for
+from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.flower.fitting import as_sent, fitting_policy, offer_of, ranges_for
+from ldpfl.privacy.accounting import run_epsilon
 
 APP = """
 [tool.flwr.app]
@@ -40,6 +42,17 @@ def test_a_target_of_an_app_whose_features_are_code_is_not_looked_for(tmp_path: 
     with pytest.raises(ConfigError, match=r"leave privacy\.target_epsilon out"):
         offer_of(app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}";privacy.target_epsilon=1.0'))
     assert not told.exists()
+
+
+def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
+    """Behind a shuffler less noise would do; without one, and in linked records, it would not."""
+    signs = "mechanism.name=rotated-sign;mechanism.perturbed=gradient;model.name=linear;clients.count=8;privacy.target_epsilon=2.0"
+    config = offer_of(app(tmp_path, signs)).config
+    assert config.shuffling.channel == "direct"
+    assert run_epsilon(planned_ledger(config), config.privacy.delta) <= 2.0
+    with pytest.raises(ConfigError, match="met by records of one unit"):
+        as_sent(config, "relay", 8)
+    assert as_sent(config, "relay", 1).shuffling.channel == "ideal-shuffler"
 
 
 def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_pat
         ("secrets.py", "", ["secrets.py, which is imported in place of the module secrets that others mean"]),
         ("psutil/__init__.py", "", ["psutil, which is imported in place of the module psutil that others mean"]),
         ("docs/index.md", "", []),
+        ("gmpy2.py", "", ["gmpy2.py, which is imported in place of the module gmpy2 that others mean"]),  # mpmath uses it where it is there
     ],
 )
 def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text: str, found: list[str], tmp_path: Path) -> None:
@@ -84,6 +85,12 @@ def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapp
     assert list(run_at_import(app)) == ["mine/client_app.py:1"]
     (app / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "elsewhere.client:app"\n', encoding="utf-8")
     assert list(run_at_import(app)) == ["elsewhere, which is not in this folder and cannot be checked here"]
+
+
+def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app_in(tmp_path, 'print("loud")\n')
+    monkeypatch.chdir(tmp_path.parent)
+    assert list(run_at_import(Path(tmp_path.name))) == ["mine/client_app.py:1"]
 
 
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

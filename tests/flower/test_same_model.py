@@ -6,11 +6,11 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-import flower_parts  # noqa: F401  # switches Flower's telemetry off before it is imported
+import flower_parts  # switches Flower's telemetry off before it is imported
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, UserConfig
+from flwr.app import Context, RecordDict, UserConfig
 
 from conftest import TINY_TOML
 from ldpfl.data import Dataset
@@ -22,6 +22,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
 from ldpfl.flower.course import AllDeclined
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.randomness import SeededStreams
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import simulate
@@ -121,6 +122,26 @@ def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_pa
         assert RunFolder(tmp_path / "run").model_path.exists()
         assert RunFolder(tmp_path / "run").config().shuffling.channel == "direct"
         assert np.isfinite(result["score"])
+
+
+def test_a_target_is_kept_by_the_run_itself(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its noise is that of the channel that reports take, not of the one that a recipe simulates."""
+    config = parse_config(TINY_TOML, ["mechanism.name=rotated-sign", "privacy.target_epsilon=3.0", "training.rounds=1"], origin="test")
+    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    deployed({"ldpfl.recipe": "target", "ldpfl.out": str(tmp_path / "run")}, config, tiny_data)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.config().shuffling.channel == "direct"
+    assert 1 < run_epsilon(folder.ledger(), config.privacy.delta) <= 3.0  # solved for larger images than these
+
+
+def test_a_model_of_another_size_than_what_came_with_it_takes_no_memory(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a million million weights: a server needs nothing but their number to ask for them."""
+    config = parse_config(TINY_TOML, ["model.name=mlp", "model.options.hidden=65536", "model.options.depth=64"], origin="test")
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    message = flower_parts.instruction(flower_parts.terms_of(config=config))
+    with pytest.raises(ConfigError, match=r"has 27\d,\d{3},\d{3},\d{3} weights, and .* came with them"):
+        train(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
 
 
 def test_a_client_without_data_reports_as_any_other(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

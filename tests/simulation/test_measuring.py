@@ -35,7 +35,10 @@ SEEN: list[torch.Tensor] = []
 def federation(values: NDArray[np.float64], clients: int) -> tuple[Dataset, Parts]:
     samples = Samples(torch.from_numpy(values).float(), torch.zeros(len(values), dtype=torch.int64))
     columns = tuple(range(values.shape[1]))
-    return Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns), tuple(np.array_split(np.arange(len(values)), clients))
+    dataset = Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns, unscaled_names=tuple(map(str, columns)))
+    return dataset, tuple(np.array_split(np.arange(len(values)), clients))
+        np.array_split(np.arange(len(values)), clients)
+    )
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 7])
@@ -72,7 +75,7 @@ def test_all_histograms_are_charged_as_rounds() -> None:
     dataset, parts = federation(np.random.default_rng(0).normal(5, 2, (2000, 3)), 4)
     mechanism = DpSgd(RecordClip(1.0), 8.0, records=500.0)
     found, ledger = Measuring(0, mechanism, 500.0, "direct").scaled(dataset, parts)
-    assert [(event.round, event.joined, event.cohort) for event in ledger.events] == [(1, 1, 4), (2, 2, 4), (3, 3, 4)]
+    assert [(event.round, event.joined, event.cohort) for event in ledger.events] == [(number, number, 4) for number in range(1, 5)]
     assert {event.release for event in ledger.events} == {mechanism.release(LayerRanges(torch.zeros(1), torch.ones(1), (3,)))}
     assert run_epsilon(ledger, 1e-5) > 0
     assert found.is_scaled

@@ -39,6 +39,7 @@ def overrides_of(
     model: str | None,
     target_epsilon: float | None,
     changes: list[str] | None,
+    recipe: str | None = None,
 ) -> list[str]:
     """Return what the flags for own data change in a config, as ``key=value``.
 
@@ -47,6 +48,8 @@ def overrides_of(
     """
     if target is not None and _is_number(target):
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
+    if (target is not None or client is not None) and data is None and recipe is None:
+        raise ConfigError("--target and --client name columns of your own data: give them with --data")
     own = {"data.target": target, "data.client": client, "task.name": task, "model.name": model}
     return [
         *([f"{key}={json.dumps(value)}" for key, value in api.named_data(data).items()] if data is not None else []),
@@ -151,6 +154,6 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    config = api.configure(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_))
+    config = api.configure(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe))
     write_text(file, commented(config))
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")

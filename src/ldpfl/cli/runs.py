@@ -48,12 +48,13 @@ def run(
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
     baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
     overrides = [
-        *overrides_of(data, target, client, task, model, target_epsilon, set_),
+        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe),
         *([f"seed={seed}"] if seed is not None else []),
     ]
     default = DEFAULT if data is None else OWN
@@ -70,6 +71,7 @@ def run(
             options: dict[str, Any] = {
                 "folder": folder.path,
                 "resume": resume,
+                "more_rounds": more_rounds,
                 "baseline": baseline,
                 "data_dir": data_dir,
                 "device": device,
@@ -103,7 +105,9 @@ def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
 
 def _default_folder(config: RunConfig) -> Path:
     moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.name.replace('/', '-')}-seed{config.seed}-{moment}"
+    name = f"{config.name.replace('/', '-')}-seed{config.seed}-{moment}"
+    names = (name, *(f"{name}-{number}" for number in range(2, 100)))  # several may begin in one second
+    return next((folder for own in names if not (folder := Path("runs") / own).exists()), Path("runs") / name)
 
 
 def _cores() -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import Targets
 
 _TEST_SHARE = 5
+_MOST_CLASSES = 1000
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
 """Of images that nobody has measured: fixed, and near enough to centre and scale pixels."""
 
@@ -67,7 +70,8 @@ def _fetched(config: DataConfig) -> object:
 
     datasets.disable_progress_bars()
     try:
-        loaded = datasets.load_dataset(config.name, download_config=datasets.DownloadConfig(max_retries=0))
+        with quiet("datasets", "huggingface_hub"):
+            loaded = datasets.load_dataset(config.name, download_config=datasets.DownloadConfig(max_retries=0))
     except Exception as error:  # the library raises many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"data set {config.name!r} cannot be had from the hub: {reason}") from error
@@ -77,6 +81,20 @@ def _fetched(config: DataConfig) -> object:
     if image is not None:
         return _images(loaded, image, config)
     return tuple(loaded[split].to_pandas() for split in ("train", "test") if split in loaded)
+
+
+@contextmanager
+def quiet(*libraries: str) -> Iterator[None]:
+    """Keep libraries from logging what is raised as an error anyway."""
+    loggers = [logging.getLogger(name) for name in libraries]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _images(loaded: Any, image: str, config: DataConfig) -> Dataset:
@@ -142,10 +160,17 @@ def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
             raise DataError("inputs hold NaN or infinity: fill the gaps before")
     elif inputs.dtype != torch.uint8:
         inputs = inputs.long()
+    inputs, told = inputs.detach(), told.detach()
     notes: tuple[str, ...] = ()
+    if not bool(told.isfinite().all()):
+        raise DataError("targets hold NaN or infinity: leave such samples out")
     if targets in ("class", "tokens"):
+        if told.is_floating_point() and not torch.equal(told, told.round()):
+            raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
         told = told.long()
-        notes = ("how many classes there are was taken from the targets, as if it were public",)
+        if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < _MOST_CLASSES):
+            raise DataError(f"classes are whole numbers from 0 to {_MOST_CLASSES - 1}, got {int(told.min())} to {int(told.max())}")
+        notes = ("how many classes, or tokens, there are was taken from the data, as if it were public",)
     else:
         told = told.float()
     is_test = torch.from_numpy(held_out(len(told), _TEST_SHARE))
@@ -167,8 +192,6 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
         digest.update(part.inputs.contiguous().numpy().tobytes() + part.targets.contiguous().numpy().tobytes())
     outputs = 1
     if targets in ("class", "tokens"):
-        if min(int(train.targets.min()), int(test.targets.min())) < 0 and targets == "class":
-            raise DataError("classes are numbers from 0 on, and there is a negative one")
         outputs = 1 + max(int(train.targets.max()), int(test.targets.max()))
     elif train.targets.dim() > 1:
         outputs = train.targets.shape[1]

@@ -31,10 +31,12 @@ _BYTES = 257
 
 @dataclass(frozen=True, eq=False)
 class _Features:
-    """Columns (N, F) of a table, and the numbers of those that are still on their own scale."""
+    """Columns (N, F) of a table, the numbers and names of those that are still on their own scale, and what became of which."""
 
     values: NDArray[np.float32]
     unscaled: tuple[int, ...]
+    names: tuple[str, ...]
+    said: str
 
 
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
@@ -54,13 +56,18 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         raise DataError(f"{name} has {len(table)} rows, too few to keep a fifth of them to measure on: give data.test_path")
     learnt, outputs, notes = _targets(tables, config, targets)
     unscaled: tuple[int, ...] = ()
+    unscaled_names: tuple[str, ...] = ()
     if config.text:
         inputs = [_texts(one, config, targets) for one in tables]
     else:
         features = [_features(one, table, config) for one in tables]
         inputs, unscaled = [torch.from_numpy(own.values) for own in features], features[0].unscaled
+        unscaled_names, notes = features[0].names, (features[0].said, *notes)
     made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
     train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
+    target_unscaled = targets == "number" and not _bounds(config, _target_names(config)[0])
+    if target_unscaled:
+        unscaled_names += (f"{_target_names(config)[0]}, the target",)
     digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
     vocabulary = None if not config.text else _BYTES if targets == "tokens" else config.vocabulary
     return Dataset(
@@ -74,7 +81,8 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         clients=_clients(table, config, ~is_test),
         vocabulary=vocabulary,
         unscaled=unscaled,
-        target_unscaled=targets == "number" and not _bounds(config, _target_names(config)[0]),
+        unscaled_names=unscaled_names,
+        target_unscaled=target_unscaled,
         unit=_unit(config, targets),
         notes=notes,
     )
@@ -109,6 +117,8 @@ def _targets(tables: Sequence[Table], config: DataConfig, targets: Targets) -> t
         raise ConfigError(
             f"data.target names {len(names)} columns, and this task tells one; for several labels set task.name to 'multilabel'"
         )
+    if targets == "classes" and len(names) < 2:
+        raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")
     if targets == "tokens":
         return [_tokens_to_tell(table, config) for table in tables], _BYTES, ()
     if targets == "number":
@@ -134,7 +144,8 @@ def _label(table: Table, name: str) -> Tensor:
 
 
 def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> tuple[list[Tensor], int, tuple[str, ...]]:
-    words = [_words(table, name) for table in tables]
+    numeric = all(table.is_numeric(name) for table in tables) and not config.classes
+    words = [_words(table, name, numeric=numeric) for table in tables]
     for table, own in zip(tables, words, strict=True):
         _require_all(table, name, np.array([not word for word in own]))
     known = list(config.classes) or _found_classes(tables[0], name, words[0])
@@ -176,10 +187,11 @@ def _require_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
         raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the target {name!r} has no value; leave such rows out")
 
 
-def _words(table: Table, name: str) -> list[str]:
-    """Return a column as words, "" where nothing stands."""
+def _words(table: Table, name: str, *, numeric: bool = False) -> list[str]:
+    """Return a column as words, "" where nothing stands; ``numeric`` ones that are the same number are the same word."""
     column = table.columns[name]
-    if column.dtype == np.float64:
+    if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
+        column = table.numbers(name)
         return ["" if np.isnan(value) else f"{value:.15g}" for value in column]
     return ["" if is_absent(text) else text.strip() for text in column]
 
@@ -187,20 +199,24 @@ def _words(table: Table, name: str) -> list[str]:
 def _features(table: Table, train: Table, config: DataConfig) -> _Features:
     """Return the inputs of ``table``; what kind a column is of is told by ``train``."""
     parts: list[NDArray[np.float32]] = []
-    unscaled: list[int] = []
+    unscaled: dict[int, str] = {}
+    kinds: dict[str, list[str]] = {}
     width = 0
     for name in _inputs(table, train, config):
         if name in config.categories or (name not in config.bounds and not train.is_numeric(name)):
-            part = _one_hot(table, name, config)
+            part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:
             values = table.numbers(name)
             bounds = _bounds(config, name)
+            kind = "numbers, measured" if bounds is None else "numbers, by data.bounds"
             if bounds is None:
-                unscaled.append(width)
+                unscaled[width] = name
             part = _numbers(table, name, values if bounds is None else _within(values, bounds), config, centered=bounds is not None)
         parts.append(part)
+        kinds.setdefault(kind, []).append(name)
         width += part.shape[1]
-    return _Features(np.concatenate(parts, axis=1), tuple(unscaled))
+    said = "; ".join(f"{kind}: {', '.join(own)}" for kind, own in sorted(kinds.items()))
+    return _Features(np.concatenate(parts, axis=1), tuple(unscaled), tuple(unscaled.values()), f"columns were taken as {said}")
 
 
 def _inputs(table: Table, train: Table, config: DataConfig) -> list[str]:

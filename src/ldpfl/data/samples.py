@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Dataset:
         clients: for each train sample the client that it belongs to, from 0, where the data say so; else a partition divides them.
         vocabulary: how many tokens there are, where samples are texts.
         unscaled: columns of ``inputs`` on whatever scale they have, see :mod:`ldpfl.data.scaling`.
+        unscaled_names: of those columns, and of the target where it is one of them.
         target_unscaled: whether the targets are as well.
         unit: of the targets, in their own units.
         notes: what is assumed of the data, for the guarantee to hold.
@@ -66,6 +67,7 @@ class Dataset:
     clients: NDArray[np.int64] | None = None
     vocabulary: int | None = None
     unscaled: tuple[int, ...] = ()
+    unscaled_names: tuple[str, ...] = ()
     target_unscaled: bool = False
     unit: float = 1.0
     notes: tuple[str, ...] = ()
@@ -74,6 +76,10 @@ class Dataset:
     def is_scaled(self) -> bool:
         """Whether nothing is left to be measured before training."""
         return not self.unscaled and not self.target_unscaled
+
+    def noted(self, *notes: str) -> Dataset:
+        """Return the same with more to say about it."""
+        return replace(self, notes=(*self.notes, *notes))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Where the numbers of a column lie, from three histograms; these may be noisy, and nothing else is known of the column.
+"""Where the numbers of a column lie, from four histograms; these may be noisy, and nothing else is known of the column.
 
 The first has two bins for each power of two; each of the others has 16 equal ones where the one before found something: few, so
 that a bin holds enough to be seen above the noise. What comes out are a middle and a spread, which bring numbers to about [-1, 1].
@@ -7,7 +7,7 @@ that a bin holds enough to be seen above the noise. What comes out are a middle 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.samples import Dataset, Samples
+from ldpfl.errors import DataError
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +29,7 @@ _BESIDE = 2
 """Bins on each side of one that is not empty whose counts are believed as well."""
 _REACH = 6.0
 """Spreads beyond which a number counts as if it lay there."""
-STAGES = 3
+STAGES = 4
 """Histograms that are taken, one after another."""
 
 
@@ -51,12 +52,11 @@ def _span(counts: Floats, edges: Floats, noise: float) -> Floats:
 
 
 def center_and_spread(counts: Floats, edges: Floats, noise: float) -> tuple[Floats, Floats]:
-    """Return the middle and the spread of each column, from the last histograms."""
+    """Return the middle and the spread of each column, from the last histograms; of one that was not seen above the noise, NaN."""
     middles, widths = (edges[:, 1:] + edges[:, :-1]) / 2, edges[:, 1:] - edges[:, :-1]
     weights = np.stack([_around(own, noise) for own in counts])
-    nothing = weights.sum(axis=1) <= 0
-    weights[nothing] = 1.0  # too few records for the noise: all that is known is where the histogram was looked for
-    weights /= weights.sum(axis=1, keepdims=True)
+    total = weights.sum(axis=1, keepdims=True)
+    weights = np.divide(weights, total, out=np.full_like(weights, np.nan), where=total > 0)
     center = (weights * middles).sum(axis=1)
     variance = (weights * ((middles - center[:, None]) ** 2 + widths**2 / 12)).sum(axis=1)
     return center, np.sqrt(variance)
@@ -87,7 +87,10 @@ def unscaled_values(dataset: Dataset) -> Floats:
 
 
 def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
-    """Return ``dataset`` with the columns of :func:`unscaled_values` less their ``center``, in units of ``spread``; gaps are 0."""
+    """Return ``dataset`` with the columns of :func:`unscaled_values` less their ``center``, in units of ``spread``.
+
+    Gaps are 0, and so is all of a column of which nothing is known.
+    """
     places = torch.tensor(dataset.unscaled, dtype=torch.int64)
     middles, units = (torch.from_numpy(figures).float() for figures in (center, spread))
 
@@ -97,9 +100,11 @@ def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
         inputs[:, places] = _moved(inputs[:, places], middles[:count], units[:count], _REACH)
         return Samples(inputs, _moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)
 
+    if dataset.target_unscaled and not isfinite(spread[-1]):
+        raise DataError("the target was not seen above the noise of measuring: give data.bounds for it")
     unit = float(spread[-1]) if dataset.target_unscaled else dataset.unit
     train, test = changed(dataset.train, _REACH), changed(dataset.test, inf)  # what is measured on is told as it is
-    return replace(dataset, train=train, test=test, unscaled=(), target_unscaled=False, unit=unit)
+    return replace(dataset, train=train, test=test, unscaled=(), unscaled_names=(), target_unscaled=False, unit=unit)
 
 
 def _moved(values: Tensor, center: Tensor, spread: Tensor, reach: float) -> Tensor:

@@ -34,7 +34,7 @@ class DataConfig(BaseModel):
     bounds are measured before the first round, by the mechanism and as a part of its guarantee."""
     categories: dict[str, list[str]] = {}
     """For columns of words, what may stand there, as the public knows it. Without, words are hashed into ``buckets`` places."""
-    buckets: Annotated[int, Field(ge=2, le=4096)] = 16
+    buckets: Annotated[int, Field(ge=2, le=4096)] = 128
     """Places that the words of a column without ``categories`` are hashed into."""
     classes: list[str] = []
     """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so."""

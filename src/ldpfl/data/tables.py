@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
+_NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 _DELIMITERS = ",;\t|"
 _ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none"})
 """What stands in a cell, in any case, where there is no value."""
@@ -73,12 +76,12 @@ class Table:
         try:
             value = float(text)
         except ValueError:
-            value = np.inf
-        if not np.isfinite(value):
+            remedy = f"mend it, or name what may stand there in data.categories.{name}"
             raise DataError(
-                f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number, as others there are; "
-                f"mend it, or name what may stand there in data.categories.{name}"
-            )
+                f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number, as others there are; {remedy}"
+            ) from None
+        if not np.isfinite(value):
+            raise DataError(f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number that can be used")
         return value
 
     def is_numeric(self, name: str) -> bool:
@@ -110,7 +113,7 @@ def read_table(path: Path) -> Table:
         DataError: there is none, one cannot be read, or they have different columns; the file is named, and the line where there is one.
     """
     files = _files(path)
-    parts = [_csv(file) if file.suffix != ".parquet" else _parquet(file) for file in files]
+    parts = [_csv(file) if file.suffix.lower() != ".parquet" else _parquet(file) for file in files]
     for file, part in zip(files[1:], parts[1:], strict=True):
         if list(part.columns) != list(parts[0].columns):
             odd = sorted(set(part.columns) ^ set(parts[0].columns))
@@ -123,14 +126,14 @@ def read_table(path: Path) -> Table:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not files:
             raise DataError(f"there is no file of a table in {path}: expected {', '.join(SUFFIXES)}")
         return files
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
         raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, beside)}" if beside else ""))
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is no table that can be read: expected {', '.join(SUFFIXES)}")
     return [path]
 
@@ -151,7 +154,17 @@ def _csv(path: Path) -> Table:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _rows(path, reader)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
+    if delimiter != ",":
+        columns = {name: _with_points(column) for name, column in columns.items()}
     return Table(columns, partial(_line_of, path, np.array(lines, dtype=np.int64)), hashlib.sha256(data).hexdigest())
+
+
+def _with_points(column: Column) -> Column:
+    """Return a column whose numbers have decimal commas with points in their place; any other as it is."""
+    present = [text for text in column if not is_absent(text)]
+    if not any("," in text for text in present) or not all(_NUMBER_WITH_COMMA.fullmatch(text.strip()) for text in present):
+        return column
+    return np.array([text.replace(",", ".") for text in column], dtype=object)
 
 
 def _rows(path: Path, reader: Any) -> tuple[list[str], list[list[str]], list[int]]:
@@ -225,7 +238,11 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
 def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str) -> Table:
     if not frame.columns.size:
         raise DataError(f"{where(0).rpartition(',')[0]} has no column")
-    return Table({str(name): _plain(frame.iloc[:, place], str(name), where) for place, name in enumerate(frame.columns)}, where, digest)
+    names = [str(name) for name in frame.columns]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"two columns are called {twice[0]!r}")
+    return Table({name: _plain(frame.iloc[:, place], name, where) for place, name in enumerate(names)}, where, digest)
 
 
 def _plain(series: Any, name: str, where: Callable[[int], str]) -> Column:
@@ -247,6 +264,8 @@ def _plain(series: Any, name: str, where: Callable[[int], str]) -> Column:
 def _texts(series: Any) -> Iterator[str]:
     absent = series.isna().to_numpy()
     for value, missing in zip(series.to_numpy(dtype=object), absent, strict=True):
+        if not missing and not isinstance(value, str | int | float | bool | Decimal):
+            raise DataError(f"the column {series.name!r} holds values of the type {type(value).__name__}: turn them into numbers or words")
         yield "" if missing else str(value)
 
 
@@ -268,4 +287,4 @@ def _concatenated(columns: Sequence[Column]) -> Column:
 
 
 def _written(numbers: Column) -> Column:
-    return np.array(["" if np.isnan(value) else repr(float(value)) for value in numbers], dtype=object)
+    return np.array(["" if np.isnan(value) else f"{value:.15g}" for value in numbers], dtype=object)

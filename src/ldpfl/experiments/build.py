@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from ldpfl import models, tasks
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.loading import Warn
 from ldpfl.data.partition import LABEL_BLIND
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.layout import ParameterLayout
@@ -43,6 +44,8 @@ from ldpfl.tasks import Task
 
 _LOG = logging.getLogger(__name__)
 _HOLDOUT = 0.1
+MUCH_CLAMPED = 0.1
+"""Share of a layer outside its range that is worth a word."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -76,6 +79,8 @@ def build(
     ranges = initial_ranges(config, layout, weights)
     mechanism = mechanism_of(config, ranges, [own.size for own in parts])
     task, ledger = _scaled(config, task, parts, mechanism)
+    if outside := _outside(config, layout, weights, ranges):
+        warn(outside)
     local = LocalTask(
         module.to(device),
         layout,
@@ -89,7 +94,7 @@ def build(
     federation = Federation(
         seed=config.seed,
         task=local,
-        trainer=_tried(config, local, mechanism, weights, task.outputs, warn),
+        trainer=_tried(config, local, mechanism, weights, task, warn),
         samples=parts,
         evaluation=task.test.to(device),
         mechanism=mechanism,
@@ -103,10 +108,25 @@ def build(
         self_sampling=self_sampling_of(config),
         once_over=config.training.rounds if config.clients.once else None,
         measured=len(ledger.events),
+        notes=task.notes,
     )
     origin = f"{task.name} {task.fingerprint} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
+    """Return what to say of layers whose public initial weights lie outside their ranges; nothing where others are sent than weights."""
+    if config.mechanism.perturbed != "weights" or not (config.mechanism.uses_ranges and config.mechanism.protects):
+        return ""
+    center, radius = ranges.expand()
+    beyond = (weights - center).abs() > radius
+    shares = {name: float(beyond[own].float().mean()) for name, own in layout.slices.items()}
+    found = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
+    if not found:
+        return ""
+    advice = "set mechanism.perturbed to 'update', or ranges.radius to 'initial'"
+    return f"before the first round, {found} of the initial model lies outside the range that weights are clamped to: {advice}"
 
 
 def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None) -> nn.Module:
@@ -131,8 +151,10 @@ def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
             raise ConfigError("data.client says whose each row is: leave data.partition and data.private_label out")
         count = int(task.clients.max()) + 1
         parts = tuple(np.flatnonzero(task.clients == client) for client in range(count))
-        if count != config.clients.count or not all(part.size for part in parts):
+        if count != config.clients.count:
             raise ConfigError(f"the data name {count} clients, and clients.count is {config.clients.count}: leave that out")
+        if not all(part.size for part in parts):
+            raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
         return parts
     classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
     if own.by_label and not classes:
@@ -237,19 +259,20 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     return mechanism
 
 
-def _tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, outputs: int, warn: Warn) -> Trainer:
-    """Return the trainer, after it has trained two clients for a step on blank samples: a model that does not fit is refused before a run.
+def _tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
+    """Return the trainer, after it has trained two clients for a step on made-up samples: what does not fit is refused before a run.
 
-    A model that has no form for many clients at once is trained client by client.
+    A model that has no form for many clients at once is trained client by client. One that keeps something of what it saw is
+    refused: a record would change what comes of others.
     """
-    inputs, targets = (torch.zeros(2, *part.shape[1:], dtype=part.dtype) for part in (local.data.inputs, local.data.targets))
-    blank = Samples(inputs, targets).to(local.data.device)
-    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(blank.device)
-    trial = replace(local, data=blank)
+    trial = replace(local, data=_made_up(local.data, data.vocabulary))
+    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(local.data.device)
     model, where = config.model.name, config.data.path or config.data.name
+    before = _kept(local.module)
     try:
-        found = functional_call(local.module, local.layout.unflatten(weights.to(blank.device)), (local.normalised(blank.inputs),))
-        fits = _fits(local.task, found, blank.targets, outputs)
+        inputs, targets = trial.batch(torch.arange(2))
+        found = functional_call(local.module, local.layout.unflatten(weights.to(inputs.device)), (inputs,))
+        fits = _fits(local.task, found, targets, data.outputs)
         try:
             trainer_of(config, trial, mechanism).train(weights, schedule)
             at_once = True
@@ -257,11 +280,47 @@ def _tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: T
             trainer_of(config, trial, mechanism, at_once=False).train(weights, schedule)
             at_once = False
             warn(f"model {model!r} cannot be trained for many clients at once ({_first_line(error)}): one after another, which is slower")
-    except Exception as error:  # it is the user's code, on blank samples: no private value is in the message
+    except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
         raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {_first_line(error)}") from error
     if fits:
         raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for two samples, expected {fits}")
+    changed = [name for name, value in _kept(local.module).items() if before.get(name) != value]
+    if changed:
+        raise PrivacyError(
+            f"model {model!r} changed {', '.join(changed)} while it ran: it keeps something of the samples that it saw, "
+            "and no mechanism randomises that; let forward change nothing"
+        )
     return trainer_of(config, local, mechanism, at_once=at_once)
+
+
+def _made_up(samples: Samples, vocabulary: int | None) -> Samples:
+    """Return two samples that are like the others in shape and type alone."""
+    generator, shape = torch.Generator().manual_seed(0), (2, *samples.inputs.shape[1:])
+    if samples.inputs.is_floating_point():
+        inputs = torch.randn(shape, generator=generator, dtype=samples.inputs.dtype)
+    else:
+        inputs = torch.randint(vocabulary or 256, shape, generator=generator).to(samples.inputs.dtype)
+    targets = torch.zeros(2, *samples.targets.shape[1:], dtype=samples.targets.dtype)
+    return Samples(inputs, targets).to(samples.device)
+
+
+def _kept(module: nn.Module) -> dict[str, object]:
+    """Return all that ``module`` keeps beside its parameters, by name, in a form that can be compared."""
+    found: dict[str, object] = {}
+    for prefix, part in module.named_modules():
+        apart = _PARTS | _VIEWS if isinstance(part, nn.RNNBase) else _PARTS
+        own = {**{key: value for key, value in part.__dict__.items() if key not in apart}, **part._buffers}
+        for key, value in own.items():
+            try:
+                found[f"{prefix}.{key}".lstrip(".")] = pickle.dumps(value)
+            except Exception:  # a function of one's own, or a tensor that has not come to be: as it is called
+                found[f"{prefix}.{key}".lstrip(".")] = repr(value)
+    return found
+
+
+_PARTS = frozenset({"_parameters", "_buffers", "_modules"})
+_VIEWS = frozenset({"_flat_weights", "_flat_weight_refs"})
+"""Of PyTorch's recurrent modules: their parameters once more."""
 
 
 def _fits(task: Task, found: Tensor, targets: Tensor, outputs: int) -> str:

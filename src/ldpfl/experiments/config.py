@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 
 from ldpfl.data.settings import DataConfig
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.mechanisms.settings import Count, Positive, Repeats
@@ -23,6 +23,16 @@ from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.suggestions import did_you_mean
 
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+def _printable(text: str) -> str:
+    if printable(text) != text:
+        raise ValueError("has characters that are not printable")
+    return text
+
+
+Printable = Annotated[str, AfterValidator(_printable)]
+"""A folder may be somebody else's: nothing of it may steer the terminal that shows it."""
 
 
 class _Section(BaseModel):
@@ -143,9 +153,9 @@ class PrivacyConfig(_Section):
 class RunConfig(_Section):
     """A complete run. Two runs of equal configs on the same machine end in the same model, bit by bit."""
 
-    name: str = "run"
+    name: Printable = "run"
     """Of the run, for its folder and tables."""
-    description: str = ""
+    description: Printable = ""
     """What it is for."""
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
     """From which all that a simulation draws follows."""

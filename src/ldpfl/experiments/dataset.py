@@ -30,6 +30,13 @@ class Given:
 
 NOTHING = Given()
 
+_OF_SIMULATIONS = (
+    "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise; here all noise follows from "
+    "the seed, so what this run leaves protects nobody from who has that",
+    "test rows are not protected: scores are exact figures of them",
+)
+"""Said of a user's own data, which may be in need of protection."""
+
 
 @dataclass(frozen=True)
 class Description:
@@ -67,6 +74,8 @@ def load_dataset(
     data = config.data
     targets = tasks.create(config.task.name, 1).targets
     found = load_brought(data, targets, given.data) if data.brought else load(data.name, data_dir, warn)
+    if data.brought:
+        found = found.noted(*_OF_SIMULATIONS)
     return extracted(found, data.features, data.feature_options, warn, progress)
 
 

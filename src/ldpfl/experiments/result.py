@@ -37,7 +37,7 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
         "noise_free_score": baseline[-1] if baseline else None,
         "noise_free_score_per_round": baseline,
         "evaluated_on": config.data.evaluate_on,
-        **_privacy(config, federation, task, last),
+        **_privacy(config, federation, last),
         "clients": config.clients.count,
         "clients_per_round": history[-1].clients,
         "rounds": len(history),
@@ -62,7 +62,7 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
     return strict
 
 
-def _privacy(config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint) -> dict[str, Any]:
+def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
     private = config.mechanism.protects
     guarantee = federation.mechanism.guarantee(last.state.ranges)
@@ -72,7 +72,7 @@ def _privacy(config: RunConfig, federation: Federation, task: Dataset, last: Che
         "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
         "unit": guarantee.unit,
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.caveats, *task.notes],
+        "caveats": [*federation.mechanism.caveats, *federation.notes],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 

@@ -14,7 +14,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
-from ldpfl.errors import ConfigError, DataError, LdpflError
+from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.files import from_json, make_folder, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
@@ -123,6 +123,12 @@ class RunFolder:
             if kind is Kind.SIMULATION:  # of one on Flower that did not come as far as its config
                 self._kind_path.unlink(missing_ok=True)
             write_text(self.config_path, _OWN_CONFIG + tomli_w.dumps(_used(config)) if kind is Kind.OWN_APP else config.to_toml())
+
+    def reopen(self, config: RunConfig) -> None:
+        """Let the run that stands here go on under ``config``; its result is no longer one. A crash leaves the run as it was, or that."""
+        with self.locked():
+            self.result_path.unlink(missing_ok=True)  # first: without one, the old config just ends the run anew
+            write_text(self.config_path, config.to_toml())
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Do what :meth:`open` checks, and touch nothing."""
@@ -250,7 +256,7 @@ class RunFolder:
         if not self.stopped_path.exists():
             return None
         try:
-            return self.stopped_path.read_text(encoding="utf-8")
+            return printable(self.stopped_path.read_text(encoding="utf-8").rstrip("\n"))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.stopped_path} is damaged: {error}; remove it, and start the sweep again") from error
 

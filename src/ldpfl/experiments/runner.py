@@ -14,7 +14,7 @@ import ldpfl
 from ldpfl.data import Dataset
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import LdpflError
-from ldpfl.experiments.build import build
+from ldpfl.experiments.build import MUCH_CLAMPED, build
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.result import summarise
@@ -101,10 +101,13 @@ class Runner:
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
-        last = start
+        last, warned = start, False
         for last in simulate(federation, start, rounds, self.observer.clients_done):
             save(last)
             self.observer.round_done(last.history[-1])
+            if not warned and (clamped := _clamped(last.history[-1])):
+                self.observer.warn(clamped)
+                warned = True
         return last
 
     def baseline(self, config: RunConfig) -> RunFolder:
@@ -139,10 +142,11 @@ class Runner:
             return None
 
     def _baseline_scores(self, baseline: _Baseline) -> list[float]:
-        try:
-            return list(self._cached(baseline)["score_per_round"])
-        except WriteError as error:
-            self.observer.warn(without_cache(error))
+        if not baseline.config.data.brought:  # nothing that is made of a user's own data without noise is kept
+            try:
+                return list(self._cached(baseline)["score_per_round"])
+            except WriteError as error:
+                self.observer.warn(without_cache(error))
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
         return [metrics.score for metrics in last.history]
 
@@ -182,6 +186,17 @@ class Runner:
                     result = summarise(baseline.config, baseline.federation, baseline.task, last, None)
                     folder.save_result(last, baseline.federation.task, result)
         return result
+
+
+def _clamped(metrics: RoundMetrics) -> str:
+    """Return what to say of layers of which much lay outside their ranges; only a simulation can know."""
+    found = {name: share for name, share in metrics.clipped_fraction.items() if share > MUCH_CLAMPED}
+    if not found:
+        return ""
+    shares = ", ".join(f"{share:.0%} of {name}" for name, share in found.items())
+    return (
+        f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy beside the noise: see ranges.radius"
+    )
 
 
 _BASELINE = "noise-free baseline"

@@ -21,9 +21,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
+import torch
 from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
@@ -31,10 +33,10 @@ from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
-from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.build import build, choose_device, model_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.dataset import load_dataset
+from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT
@@ -42,10 +44,12 @@ from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.course import AllDeclined, Waiting
+from ldpfl.flower.fitting import as_sent
 from ldpfl.flower.node import named
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy
 from ldpfl.flower.terms import RECORD, RoundTerms
+from ldpfl.importing import is_code
 from ldpfl.server import Checkpoint, ServerState
 from ldpfl.simulation import Federation, train_clients
 
@@ -58,7 +62,8 @@ def train(message: Message, context: Context) -> Message:
     Nothing of the run's config is read: the node's policy has judged the terms, and knows nothing of that one.
     """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
-    prepared = _prepare(terms.config.to_toml(), _data_dir(context), named("device") or "cpu")
+    sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
+    prepared = _prepare(terms.config.to_toml(), _data_dir(context), named("device") or "cpu", sent)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
@@ -70,7 +75,9 @@ def train(message: Message, context: Context) -> Message:
 def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
     settings = context.run_config
-    config = settled(load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", ""))))
+    collector = _collector(settings)
+    asked = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", "")))
+    config = settled(as_sent(asked, "direct" if collector is None else "relay", int(_number(settings, "ldpfl.linked", 1))))
     prepared = _prepare(config.to_toml(), _data_dir(context), _text(settings, "ldpfl.device", "cpu"))
     federation, start = prepared.federation, prepared.start
     out = _text(settings, "ldpfl.out", "")
@@ -78,7 +85,7 @@ def serve(grid: Grid, context: Context) -> None:
     nodes = int(_number(settings, "ldpfl.nodes", 0)) or len(federation.samples)
     strategy = LdpStrategy(
         prepared.config,
-        collector=_collector(settings),
+        collector=collector,
         folder=folder,
         waiting=Waiting(nodes, _number(settings, "ldpfl.wait-s", 300.0)),
         score=federation.rules.score,
@@ -123,10 +130,19 @@ class _Prepared:
 
 
 @lru_cache(maxsize=2)
-def _prepare(text: str, data_dir: Path | None, device: str) -> _Prepared:
-    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process."""
+def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None) -> _Prepared:
+    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
+
+    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory.
+    """
     config = parse_config(text, origin="the round's terms")
     task = load_dataset(config, data_dir)
+    if sent is not None and not is_code(config.model.name):
+        with torch.device("meta"):
+            model = model_of(config, Description.of(task), 0, None)
+        sizes = sum(parameter.numel() for parameter in model.parameters())
+        if sizes != sent:
+            raise ConfigError(f"the model of the terms has {sizes:,} weights, and {sent:,} came with them")
     federation, start = build(config, task, choose_device(device))
     return _Prepared(config, task, federation, start)
 

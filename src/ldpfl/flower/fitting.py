@@ -153,11 +153,25 @@ def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
     code = _code_of(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
+    transport: Transport = "direct" if settings.get("transport", "direct") == "direct" else "relay"
+    config = as_sent(config, transport, int(settings.get("linked", 1)))
     config = config if code else settled(config)
     asked = max(1, round(config.clients.count * config.clients.fraction))
-    if settings.get("transport", "direct") == "direct":
+    if transport == "direct":
         return Offer(config, "direct", asked, reply_s=float(settings.get("reply-s", 0.0)))
     return Offer(config, "relay", int(settings.get("min-clients", 2)), int(settings.get("linked", 1)), float(settings.get("reply-s", 0.0)))
+
+
+def as_sent(config: RunConfig, transport: Transport, linked: int) -> RunConfig:
+    """Return ``config`` with the channel that reports really take: what noise a target needs depends on it.
+
+    Raises:
+        ConfigError: a target for records of several units: what holds for them is accounted, but not solved for.
+    """
+    if transport == "relay" and linked > 1 and config.privacy.target_epsilon != "off":
+        raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
+    channel = "direct" if transport == "direct" else "ideal-shuffler"
+    return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": channel})})
 
 
 def _rounded_up(value: float) -> float:

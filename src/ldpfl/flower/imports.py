@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -35,6 +38,7 @@ def run_at_import(app: Path) -> Iterator[str]:
         module = str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
+    app = app.resolve()
     own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
     yield from _in_place_of_others(app, module.partition(".")[0])
     yield from _in_place_of_sources(app)
@@ -66,12 +70,31 @@ def _imported(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]
 
 def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
     """Yield what Python imports from this folder where others, ldpfl among them, mean a module of the same name elsewhere."""
-    elsewhere = sys.stdlib_module_names | packages_distributions().keys() - {own}
+    elsewhere = (sys.stdlib_module_names | packages_distributions().keys() | _looked_for()) - {own}
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
         if is_module and name in elsewhere:
             yield f"{entry.name}, which is imported in place of the module {name} that others mean"
+
+
+_LOOK = """
+import json, sys
+seen = []
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        seen.append(name)
+sys.meta_path.insert(0, Spy())
+import ldpfl.flower.client_app, ldpfl.flower.apart
+print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
+"""
+
+
+@cache
+def _looked_for() -> frozenset[str]:
+    """Return the modules that are looked for, found or not, when the wrapper is imported: what some package does without is one too."""
+    found = subprocess.run([sys.executable, "-c", _LOOK], check=True, capture_output=True, text=True).stdout
+    return frozenset(json.loads(found))
 
 
 def _in_place_of_sources(app: Path) -> Iterator[str]:

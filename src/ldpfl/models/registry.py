@@ -29,6 +29,9 @@ _REGISTRY: Mapping[str, Callable[..., nn.Module]] = {
     "mlp": dense.MLP,
 }
 
+_MOST_PARTS, _WIDEST = 64, 1 << 16
+"""Of options: a server may name them, and nobody means more."""
+
 _OF_TEXTS: Mapping[str, Callable[..., nn.Module]] = {
     "embedding-bag": texts.EmbeddingBag,
     "gru": texts.GRU,
@@ -89,8 +92,9 @@ def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any]
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"model {name!r} has no option {key!r}" + (f": {did_you_mean(key, known)}" if known else ""))
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 on, got {value!r}")
+        most = _MOST_PARTS if key in ("depth", "heads") else _WIDEST
+        if type(value) is not int or not 1 <= value <= most:
+            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {most:,}, got {value!r}")
     return build(*arguments, **options)
 
 

@@ -227,7 +227,13 @@ def check_central(setting: Setting) -> None:
     """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
-    if not isinstance(setting.build().release(setting.ranges()), BinaryRelease):
+    release = setting.build().release(setting.ranges())
+    if isinstance(release, BinaryRelease) and release.sampled > 1:
+        raise ConfigError(
+            f"a central epsilon is solved for or drawn for bits about known coordinates, and {setting.mechanism} draws them: "
+            "what holds for some number of clients is told without a target"
+        )
+    if not isinstance(release, BinaryRelease):
         raise ConfigError(f"a central epsilon is solved for or drawn for one-bit reports, and {setting.mechanism} does not send such")
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.auditing import MechanismAudit
+from ldpfl.errors import printable
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.planning.planner import LARGEST_EPSILON
 
@@ -81,7 +82,7 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(row["status"] == "proved" and row["scope"] == "run" for row in guarantees):
         yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
-        yield f"struck out, for it does not hold: {claim}"
+        yield f"struck out, for it does not hold: {printable(claim)}"  # of a ledger, which may be somebody else's
 
 
 def plan_table(plan: dict[str, Any]) -> Table:

@@ -35,8 +35,10 @@ def train_cohort(
     """
     if chunk_size is None:
         chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
-    values, done = torch.empty(len(cohort), state.ranges.dimension), 0
+    values, done = torch.empty(0), 0
     for places, trained in trained_in_chunks(federation, state, cohort, chunk_size):
+        if done == 0:  # sums of records' gradients are integers
+            values = torch.empty(len(cohort), state.ranges.dimension, dtype=trained.dtype)
         values[torch.from_numpy(places)] = trained
         done += places.size
         clients_done(done, len(cohort))

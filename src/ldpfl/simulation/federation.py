@@ -38,6 +38,7 @@ class Federation:
         epochs, batch_size: of local training.
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
         measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
+        notes: what is to be said of the data beside the guarantee.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
@@ -58,6 +59,7 @@ class Federation:
     once_over: int | None = None
     chunk_size: int | None = None
     measured: int = 0
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def batch_width(self) -> int:

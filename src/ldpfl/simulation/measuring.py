@@ -26,6 +26,9 @@ from ldpfl.ranges import LayerRanges
 from ldpfl.server import round_event
 from ldpfl.shuffling import mix
 
+_AT_ONCE = 1 << 22
+"""Counts that are held at once: 32 MiB."""
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -52,6 +55,11 @@ class Measuring:
             edges = scaling.fine_edges(counts, edges, noise)
             counts, noise = self._histograms(values, edges, parts, stage=stage)
         center, spread = scaling.center_and_spread(counts, edges, noise)
+        unseen = [name for name, middle in zip(dataset.unscaled_names, center, strict=True) if np.isnan(middle)]
+        if unseen:
+            dataset = dataset.noted(
+                f"not seen above the noise of measuring, and so left out: {', '.join(unseen)}; give data.bounds for them"
+            )
         if self.mechanism is not None:
             release = self.mechanism.release(_ranges(edges))
             for stage in range(1, scaling.STAGES + 1):
@@ -62,16 +70,18 @@ class Measuring:
         """Return how many records fall into each bin (columns, bins), and the standard deviation of the noise in that."""
         columns, bins = values.shape[1], edges.shape[1] - 1
         places = scaling.place(values, edges)
-        own = np.stack([_counted(places[part], bins) for part in parts])
         if self.mechanism is None:
-            return own.sum(axis=0).astype(np.float64), 0.0
+            return _counted(places, bins).astype(np.float64), 0.0
         point = floor(STEPS / sqrt(columns))  # a record is in one bin of each column: so long is its vector at most STEPS
         point -= columns * point**2 > STEPS**2
         ranges = _ranges(edges)
-        # The rounds' streams begin at 1, and those of a client in a histogram are its own.
-        streams = SeededStreams([stream(self.seed, Purpose.MEASURING, stage, client) for client in range(len(parts))])
-        reports = self.mechanism.encode(torch.from_numpy(own.reshape(len(parts), -1) * point), ranges, streams)
-        pool = mix([reports], stream(self.seed, Purpose.MIXING, 0, stage))
+        reports, at_once = [], max(1, _AT_ONCE // ranges.dimension)
+        for first in range(0, len(parts), at_once):
+            some = range(first, min(first + at_once, len(parts)))
+            own = np.stack([_counted(places[parts[client]], bins).reshape(-1) for client in some])
+            streams = SeededStreams([stream(self.seed, Purpose.MEASURING, stage, client) for client in some])
+            reports.append(self.mechanism.encode(torch.from_numpy(own * point), ranges, streams))
+        pool = mix(reports, stream(self.seed, Purpose.MIXING, 0, stage))
         unit = self.records * len(parts) * STEPS / point
         mean = pool.aggregate(self.mechanism, ranges).mean.double().numpy()
         noise = float(self.mechanism.noise_std(ranges, len(parts))[0]) * unit

@@ -1,0 +1,39 @@
+"""More rounds for a run that has come to its end: what they release is charged on top, with the noise that the run had."""
+
+from __future__ import annotations
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import mechanism_of
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+
+
+def extend(folder: RunFolder, more: int) -> RunConfig:
+    """Let the run in ``folder`` go on for ``more`` rounds than its config says, and return its new config.
+
+    The model and all that was released stay. A target for the guarantee was for the rounds before: it is left out, and the ledger
+    says what holds after all of them.
+
+    Raises:
+        ConfigError: there is no such run, or what was done depended on how many rounds there would be.
+    """
+    config, last = folder.config(), folder.checkpoint()
+    training = config.training
+    if more < 1:
+        raise ConfigError(f"a run is extended by at least one round, got {more}")
+    if last is None or last.state.round < training.rounds:
+        raise ConfigError(f"{folder.path} holds a run that is not finished: go on with it before it is extended")
+    changed = config.model_copy(
+        update={
+            "training": training.model_copy(update={"rounds": training.rounds + more}),
+            "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
+        }
+    )
+    told = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
+    told |= {"clients.once": config.clients.once}
+    told |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
+    fixed = [name for name, depends in told.items() if depends]
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
+    folder.reopen(changed)
+    return changed
