@@ -37,8 +37,6 @@ def federation(values: NDArray[np.float64], clients: int) -> tuple[Dataset, Part
     columns = tuple(range(values.shape[1]))
     dataset = Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns, unscaled_names=tuple(map(str, columns)))
     return dataset, tuple(np.array_split(np.arange(len(values)), clients))
-        np.array_split(np.arange(len(values)), clients)
-    )
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 7])
