@@ -18,7 +18,7 @@ from ldpfl import ConfigError, DataError, LayerRanges
 from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.privacy import BinaryRelease, Ledger
+from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
 from test_cli import StopAfterFirst, content
@@ -342,3 +342,20 @@ def test_a_sweep_whose_reason_is_damaged_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "stopped.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"stopped\.txt is damaged"):
         RunFolder(tmp_path).stopped()
+
+
+def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """Its config's name, why a sweep gave it up, and what its ledger says that a paper claims."""
+    code = "\x1b]0;mine\x07"
+    folder = RunFolder(tmp_path / "run")
+    folder.open(own_config(), resume=True)
+    folder.stopped_path.write_text(f"round 1 {code}", encoding="utf-8")
+    release = BinaryRelease("duchi", 1.0, 1, claim=f"it says {code}")
+    ledger = tmp_path / "ledger.json"
+    ledger.write_text(Ledger((RoundEvent(1, release, 5, 5, 1),)).to_json(), encoding="utf-8")
+    for outcome in (ldpfl("show", tmp_path / "run"), ldpfl("ledger", ledger)):
+        assert "\x1b" not in outcome.out + outcome.err
+        assert "x1b]0;mine" in outcome.out
+    config = folder.config_path.read_text(encoding="utf-8")
+    folder.config_path.write_text(config.replace('name = "', 'name = "\\u001b]0;mine', 1), encoding="utf-8")
+    assert "not printable" in ldpfl.refused("show", tmp_path / "run")

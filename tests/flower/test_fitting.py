@@ -51,8 +51,10 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     assert config.shuffling.channel == "direct"
     assert run_epsilon(planned_ledger(config), config.privacy.delta) <= 2.0
     with pytest.raises(ConfigError, match="met by records of one unit"):
-        as_sent(config, "relay", 8)
-    assert as_sent(config, "relay", 1).shuffling.channel == "ideal-shuffler"
+        as_sent(config, "relay", 8, 8)
+    with pytest.raises(ConfigError, match="rounds of all 8 clients"):
+        as_sent(config, "relay", 1, 7)
+    assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
 
 
 def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Duchi
-from ldpfl.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, solve
+from ldpfl.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, reach, solve
 from ldpfl.privacy import Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
 from ldpfl.privacy.accounting import account
@@ -303,3 +303,9 @@ def test_the_points_of_a_plot_are_the_figures_of_the_plans() -> None:
     attained, certified = epsilon_among(setting, 100)
     assert attained == pytest.approx(found["shuffled_lower"], rel=1e-6)
     assert certified == found["shuffled_upper_adaptive"]
+
+
+def test_a_target_for_coordinates_drawn_in_secret_is_not_solved_for() -> None:
+    """The bound that is searched with is for known ones, and what holds for these is more."""
+    with pytest.raises(ConfigError, match="bits about known coordinates"):
+        reach(2.0, epsilon=4.0, clients=None, weights=1000, rounds=10, mechanism="harmony")

@@ -77,7 +77,7 @@ def serve(grid: Grid, context: Context) -> None:
     settings = context.run_config
     collector = _collector(settings)
     asked = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", "")))
-    config = settled(as_sent(asked, "direct" if collector is None else "relay", int(_number(settings, "ldpfl.linked", 1))))
+    config = settled(as_sent(asked, "direct" if collector is None else "relay", *_crowd(settings)))
     prepared = _prepare(config.to_toml(), _data_dir(context), _text(settings, "ldpfl.device", "cpu"))
     federation, start = prepared.federation, prepared.start
     out = _text(settings, "ldpfl.out", "")
@@ -147,10 +147,15 @@ def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = N
     return _Prepared(config, task, federation, start)
 
 
+def _crowd(settings: UserConfig) -> tuple[int, int]:
+    """Return how many units stay together in the relay, and the fewest clients that it mixes."""
+    return int(_number(settings, "ldpfl.linked", 1)), int(_number(settings, "ldpfl.min-clients", 2))
+
+
 def _collector(settings: UserConfig) -> Collector | None:
     transport = _text(settings, "ldpfl.transport", "direct")
     if transport == "relay":
-        linked, fewest = (int(_number(settings, key, default)) for key, default in (("ldpfl.linked", 1), ("ldpfl.min-clients", 2)))
+        linked, fewest = _crowd(settings)
         return operator_relay(linked=linked, min_clients=fewest, window_s=_number(settings, "ldpfl.window-s", 60.0))
     if transport != "direct":
         raise ConfigError(f"unknown ldpfl.transport {transport!r}: known: direct, relay")

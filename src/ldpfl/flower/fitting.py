@@ -154,7 +154,7 @@ def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
     transport: Transport = "direct" if settings.get("transport", "direct") == "direct" else "relay"
-    config = as_sent(config, transport, int(settings.get("linked", 1)))
+    config = as_sent(config, transport, int(settings.get("linked", 1)), int(settings.get("min-clients", 2)))
     config = config if code else settled(config)
     asked = max(1, round(config.clients.count * config.clients.fraction))
     if transport == "direct":
@@ -162,14 +162,19 @@ def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
     return Offer(config, "relay", int(settings.get("min-clients", 2)), int(settings.get("linked", 1)), float(settings.get("reply-s", 0.0)))
 
 
-def as_sent(config: RunConfig, transport: Transport, linked: int) -> RunConfig:
+def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
     """Return ``config`` with the channel that reports really take: what noise a target needs depends on it.
 
     Raises:
-        ConfigError: a target for records of several units: what holds for them is accounted, but not solved for.
+        ConfigError: a target for records of several units, or for rounds of fewer clients than are asked: what holds for them is
+            accounted, but not solved for.
     """
-    if transport == "relay" and linked > 1 and config.privacy.target_epsilon != "off":
-        raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
+    if transport == "relay" and config.privacy.target_epsilon != "off":
+        asked = ceil(config.clients.fraction * config.clients.count - 1e-9)
+        if linked > 1:
+            raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
+        if min_clients < asked:
+            raise ConfigError(f"privacy.target_epsilon is met by rounds of all {asked} clients: set ldpfl.min-clients to that")
     channel = "direct" if transport == "direct" else "ideal-shuffler"
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": channel})})
 

@@ -123,7 +123,8 @@ class RunResult(_Shown):
 
     def __rich__(self) -> Group:
         privacy = self._figures["privacy"]
-        notes = (Text(line, style="yellow") for line in (*privacy["notes"], *privacy["warnings"]))
+        caveats = (f"note: {caveat}" for caveat in self._figures["caveats"])
+        notes = (Text(line, style="yellow") for line in (*privacy["notes"], *privacy["warnings"], *caveats))
         return Group(result_table(dict(self._figures)), guarantee_table(privacy), *notes)
 
 
