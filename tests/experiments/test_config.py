@@ -152,8 +152,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
     """Configs with odd but allowed values in every kind of setting."""
     layers = st.dictionaries(st.sampled_from(["1.weight", "fc1.bias", "a b", "ü"]), positive, min_size=1)
     tree: dict[str, Any] = {
-        "name": draw(texts),
-        "description": draw(texts),
+        "name": draw(texts.filter(str.isprintable)),
+        "description": draw(texts.filter(str.isprintable)),
         "seed": draw(st.integers(0, 2**63 - 1)),
         "model": {"name": draw(texts), "options": draw(st.dictionaries(texts, st.booleans() | st.integers(-99, 99) | positive | texts))},
         "mechanism": {"epsilon": draw(positive), "perturbed": draw(st.sampled_from(["weights", "update"]))},

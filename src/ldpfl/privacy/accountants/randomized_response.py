@@ -43,7 +43,7 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
     return delta_of(losses, masses, epsilon)
 
 
-_UP = 1 + 1e-12
+_TINY_DELTA = 1e-12
 
 
 def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
@@ -57,8 +57,9 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return epsilon0 * reports
     found = epsilon_of(*_losses(epsilon0, reports), delta - TAIL)
-    # Up, by more than can have been rounded down: at a delta of 1e-14 that were eighty times delta, near the pure sum.
-    return min(nextafter(epsilon0 * reports, inf), found * _UP) if found > 0 else 0.0
+    # Up, by more than can have been rounded down: near the pure sum half a digit is a ten-thousandth of delta, or many of a tiny one.
+    up = found * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(found, inf), inf)
+    return min(epsilon0 * reports, up) if found > 0 else 0.0
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
