@@ -345,3 +345,8 @@ def test_a_run_of_records_is_audited(tiny_data: Path, ldpfl: CommandLine, tmp_pa
     settings += ["--set=data.features=none"]
     ldpfl("run", "sound/records-mnist", *settings, "--no-baseline", "--out", "run")
     assert "unexpected" not in ldpfl("audit", "run", "--trials", "100").err
+
+
+def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
+    ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", "--set=training.rounds=1", "--no-baseline", "--out", "run")
+    assert "that are no images" in ldpfl.refused("attack", "gan", "run", "--label", "1")

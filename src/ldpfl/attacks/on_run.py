@@ -166,6 +166,8 @@ class Attacker:
         """
         config, weights, accuracy = finished_run(folder)
         task = load_dataset(config, self.data_dir)
+        if len(task.shape) != 3 or task.train.inputs.dtype != torch.uint8:
+            raise ConfigError(f"{folder.path} was run on samples that are no images: this attack draws images of a class")
         label = label_of(plan, config)
         _check_class(label, task)
         federation = _federation(folder, config, task, self.device)

@@ -35,7 +35,9 @@ from ldpfl.tasks import ACCURACY
 
 
 def run(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or a config file (*.toml).", show_default=DEFAULT)] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name or a config file (*.toml).", show_default=f"{DEFAULT}; {OWN} with --data")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
