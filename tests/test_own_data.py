@@ -350,3 +350,31 @@ def test_a_run_of_records_is_audited(tiny_data: Path, ldpfl: CommandLine, tmp_pa
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
     ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", "--set=training.rounds=1", "--no-baseline", "--out", "run")
     assert "that are no images" in ldpfl.refused("attack", "gan", "run", "--label", "1")
+
+
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [((60, 16), "mlp"), ((60, 16, 16), "two-layer-cnn"), ((60, 16, 16, 3), "two-layer-cnn"), ((60, 3, 16, 16), "two-layer-cnn")],
+)
+def test_bytes_are_images_or_small_numbers(shape: tuple[int, ...], model: str) -> None:
+    """However their axes are ordered."""
+    inputs = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    settings = {**FEW, "training.rounds": 1, "clients.count": 4}
+    result = api.run(data=(inputs, torch.arange(60) % 2), model=model, settings=settings, baseline=False, progress=False)
+    assert 0 <= result.accuracy <= 1
+
+
+class Talkative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.layer(rows)}
+
+
+def test_a_model_that_gives_something_else_is_refused() -> None:
+    pair = (torch.randn(50, 3), torch.arange(50) % 2)
+    for model, said in ((Talkative(), "gives a dict, expected a tensor"), (Talkative, r"give one of it, Talkative\(")):
+        with pytest.raises(ConfigError, match=said):
+            api.run(data=pair, model=model, settings={**FEW, "clients.count": 4}, progress=False)  # type: ignore[arg-type]

@@ -350,6 +350,8 @@ def _brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any
         settings |= named_data(str(data))
     elif data is not None:
         settings["data.name"] = GIVEN
+    if isinstance(model, type):
+        raise ConfigError(f"model is the class {model.__name__}: give one of it, {model.__name__}(...)")
     if model is not None:
         settings["model.name"] = GIVEN if isinstance(model, nn.Module) else model
     handed = None if isinstance(data, str | Path) else data

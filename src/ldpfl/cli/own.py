@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ldpfl import api, mechanisms
 from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.data.tables import reads_as_number
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.settings import commented, sections
 from ldpfl.experiments.settings import settings as settings_in
@@ -46,7 +47,7 @@ def overrides_of(
     Raises:
         ConfigError: a number is given for a column.
     """
-    if target is not None and _is_number(target):
+    if target is not None and reads_as_number(target):
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
     if (target is not None or client is not None) and data is None and recipe is None:
         raise ConfigError("--target and --client name columns of your own data: give them with --data")
@@ -57,14 +58,6 @@ def overrides_of(
         *(changes or []),
         *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
     ]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def check(

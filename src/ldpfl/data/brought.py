@@ -154,6 +154,10 @@ def _of_pairs(given: Any, targets: Targets) -> Dataset:
 def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
     if len(inputs) != len(told) or not len(told):
         raise DataError(f"{len(inputs)} inputs and {len(told)} targets are no samples")
+    if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
+        inputs = _channels_first(inputs)
+    elif inputs.dtype in (torch.uint8, torch.bool):
+        inputs = inputs.float()  # a table of small numbers, and no image
     if inputs.is_floating_point():
         inputs = inputs.float()
         if not bool(inputs.isfinite().all()):
@@ -176,6 +180,13 @@ def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
     is_test = torch.from_numpy(held_out(len(told), _TEST_SHARE))
     whole = Samples(inputs, told)
     return _split(GIVEN, [whole.take(~is_test), whole.take(is_test)], notes, targets)
+
+
+def _channels_first(pixels: Tensor) -> Tensor:
+    """Return images as (N, C, H, W), however they were laid out."""
+    if pixels.dim() == 3:
+        return pixels[:, None]
+    return pixels.permute(0, 3, 1, 2).contiguous() if pixels.shape[1] > 4 >= pixels.shape[3] else pixels
 
 
 def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class") -> Dataset:

@@ -184,7 +184,8 @@ def _natural(word: str) -> tuple[int, float, str]:
 
 def _require_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
     if absent.any():
-        raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the target {name!r} has no value; leave such rows out")
+        where = table.where(int(np.flatnonzero(absent)[0]))
+        raise DataError(f"{where}: the target {name!r} has no value (NA, None and the like are none); leave such rows out")
 
 
 def _words(table: Table, name: str, *, numeric: bool = False) -> list[str]:

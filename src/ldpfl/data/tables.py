@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 _DELIMITERS = ",;\t|"
-_ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none"})
+_ABSENT = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "."})
 """What stands in a cell, in any case, where there is no value."""
 
 Column = NDArray[Any]
@@ -90,7 +90,7 @@ class Table:
         if column.dtype == np.float64:
             return True
         present = [text for text in column if not is_absent(text)]
-        return bool(present) and 2 * sum(map(_reads_as_number, present)) > len(present)
+        return bool(present) and 2 * sum(map(reads_as_number, present)) > len(present)
 
 
 def is_absent(text: str) -> bool:
@@ -98,7 +98,8 @@ def is_absent(text: str) -> bool:
     return text.strip().lower() in _ABSENT
 
 
-def _reads_as_number(text: str) -> bool:
+def reads_as_number(text: str) -> bool:
+    """Tell whether ``text`` is a number."""
     try:
         float(text)
     except ValueError:

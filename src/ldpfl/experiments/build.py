@@ -323,8 +323,10 @@ _VIEWS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Of PyTorch's recurrent modules: their parameters once more."""
 
 
-def _fits(task: Task, found: Tensor, targets: Tensor, outputs: int) -> str:
+def _fits(task: Task, found: object, targets: Tensor, outputs: int) -> str:
     """Return what a model's outputs for two samples should look like, if they do not."""
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"it gives a {type(found).__name__}, expected a tensor")
     wanted: tuple[int, ...] = (2, outputs)
     if task.targets == "tokens":
         wanted = (*targets.shape, outputs)
