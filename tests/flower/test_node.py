@@ -112,6 +112,27 @@ def test_a_server_cannot_divide_a_nodes_records_by_what_is_in_them(division: str
     assert read_charges(budget) == ()
 
 
+OWN = [
+    'data.path="rows.csv"',
+    'data.test_path="rows.csv"',
+    'data.name="owner/name"',
+    'data.name="os:getcwd"',
+    "data.name=given",
+    'task.name="os:getcwd"',
+]
+
+
+@pytest.mark.parametrize("setting", OWN)
+def test_a_server_names_neither_data_nor_tasks_of_its_own(setting: str, tmp_path: Path, budget: Path) -> None:
+    """A node's operator may: by an app of the node's own. It is declined before the charge."""
+    policy = write_policy(tmp_path, mechanisms='["duchi"]')
+    assert not reply_of(policy, budget, terms_of(config=config_of())).has_error()
+    charged = len(read_charges(budget))
+    assert charged == 1
+    assert reply_of(policy, budget, terms_of(config=config_of(setting), round=2)).has_error()
+    assert len(read_charges(budget)) == charged
+
+
 class Panic(BaseException):
     """What libraries in other languages raise when they give up."""
 
