@@ -19,8 +19,10 @@ from torch import nn
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.encoding import held_out
+from ldpfl.data.partition import held_out
+from ldpfl.experiments.config import parse_config, toml_value
 from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.settings import commented
 
 FEW = {"training.rounds": 3}
 
@@ -273,7 +275,7 @@ def test_layers_that_are_clamped_are_told_of(ldpfl: CommandLine, table: Path) ->
     """Before the first round from the public model, and after it from what a simulation sees."""
     settings = {"mechanism.name": "duchi", "mechanism.epsilon": 5.0, "mechanism.perturbed": "weights", "ranges.radius": 0.02}
     settings |= {"privacy.target_epsilon": "off", "data.bounds": {"age": [0, 100], "marker": [0, 100]}, "training.rounds": 1}
-    flags = [f"--set={key}={api._text(value)}" for key, value in settings.items()]
+    flags = [f"--set={key}={toml_value(value)}" for key, value in settings.items()]
     command: list[str | Path] = ["run", "--data", table, "--target", "outcome", "--client", "hospital", "--no-baseline", "--json"]
     outcome = ldpfl(*command, *flags)
     assert "of the initial model lies outside" in outcome.err
@@ -378,3 +380,29 @@ def test_a_model_that_gives_something_else_is_refused() -> None:
     for model, said in ((Talkative(), "gives a dict, expected a tensor"), (Talkative, r"give one of it, Talkative\(")):
         with pytest.raises(ConfigError, match=said):
             api.run(data=pair, model=model, settings={**FEW, "clients.count": 4}, progress=False)  # type: ignore[arg-type]
+
+
+class Counted(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Twenty samples, drawn anew each time that somebody looks."""
+
+    looks = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        self.looks += 1
+        return torch.rand(3), place % 2
+
+
+def test_own_data_are_read_once_for_a_run() -> None:
+    """Were they read again, each step of a run would be on others."""
+    data = Counted()
+    api.run(data=data, settings={**FEW, "clients.count": 4, "data.bounds": {}}, progress=False)
+    assert data.looks == 20
+
+
+@pytest.mark.parametrize("path", ["two  spaces.csv", 'a "quoted".csv', "tab\tin it.csv"])
+def test_a_commented_config_keeps_every_character(path: str) -> None:
+    config = api.configure("own", {"data.path": path, "data.bounds": {"a b": [0, 1.5]}, "data.target": ["x", "y"]})
+    assert parse_config(commented(config), origin="test") == config

@@ -5,7 +5,6 @@ The command line parses, calls these functions and prints; notebooks call them t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from ldpfl.experiments.canary import RunAudit
 from ldpfl.experiments.canary import audit_run as audit_folder
 from ldpfl.experiments.checking import Checked
 from ldpfl.experiments.checking import check as look_over
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config
+from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config, toml_value
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.extending import extend
 from ldpfl.experiments.forecast import planned_ledger
@@ -387,18 +386,7 @@ def _configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig
 
 def _listed(settings: Settings) -> list[str]:
     """Return changes of a config as ``key=value``."""
-    return [f"{key}={_text(value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else list(settings)
-
-
-def _text(value: Any) -> str:
-    """Return a value as TOML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {_text(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_text, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
+    return [f"{key}={toml_value(value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else list(settings)
 
 
 def _by_leaf(overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:

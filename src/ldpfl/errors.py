@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what somebody else's code says went wrong; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class ConfigError(LdpflError):
     """A setting is unknown, out of range, or contradicts another one."""
 

@@ -11,7 +11,8 @@ import torch
 
 from ldpfl import ConfigError, DataError
 from ldpfl.data import Dataset
-from ldpfl.data.encoding import dataset_of, held_out
+from ldpfl.data.encoding import dataset_of
+from ldpfl.data.partition import held_out
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_of
 from ldpfl.tasks import NO_TOKEN, Targets

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.data.encoding import dataset_of, held_out
+from ldpfl.data.encoding import MOST_CLASSES, TEST_SHARE, dataset_of
+from ldpfl.data.loading import quiet
+from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import Targets
 
-_TEST_SHARE = 5
-_MOST_CLASSES = 1000
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
 """Of images that nobody has measured: fixed, and near enough to centre and scale pixels."""
 
@@ -73,28 +71,13 @@ def _fetched(config: DataConfig) -> object:
         with quiet("datasets", "huggingface_hub"):
             loaded = datasets.load_dataset(config.name, download_config=datasets.DownloadConfig(max_retries=0))
     except Exception as error:  # the library raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"data set {config.name!r} cannot be had from the hub: {reason}") from error
+        raise DataError(f"data set {config.name!r} cannot be had from the hub: {first_line(error)}") from error
     if "train" not in loaded:
         raise DataError(f"data set {config.name!r} has no split train: it has {', '.join(loaded)}")
     image = next((name for name, kind in loaded["train"].features.items() if isinstance(kind, datasets.Image)), None)
     if image is not None:
         return _images(loaded, image, config)
     return tuple(loaded[split].to_pandas() for split in ("train", "test") if split in loaded)
-
-
-@contextmanager
-def quiet(*libraries: str) -> Iterator[None]:
-    """Keep libraries from logging what is raised as an error anyway."""
-    loggers = [logging.getLogger(name) for name in libraries]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 def _images(loaded: Any, image: str, config: DataConfig) -> Dataset:
@@ -172,14 +155,12 @@ def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
         if told.is_floating_point() and not torch.equal(told, told.round()):
             raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
         told = told.long()
-        if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < _MOST_CLASSES):
-            raise DataError(f"classes are whole numbers from 0 to {_MOST_CLASSES - 1}, got {int(told.min())} to {int(told.max())}")
+        if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < MOST_CLASSES):
+            raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, got {int(told.min())} to {int(told.max())}")
         notes = ("how many classes, or tokens, there are was taken from the data, as if it were public",)
     else:
         told = told.float()
-    is_test = torch.from_numpy(held_out(len(told), _TEST_SHARE))
-    whole = Samples(inputs, told)
-    return _split(GIVEN, [whole.take(~is_test), whole.take(is_test)], notes, targets)
+    return _split(GIVEN, [Samples(inputs, told)], notes, targets)
 
 
 def _channels_first(pixels: Tensor) -> Tensor:
@@ -192,7 +173,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
 def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class") -> Dataset:
     """Return train and test samples as a data set; without test samples, a fifth of the others are."""
     if len(parts) == 1:
-        is_test = torch.from_numpy(held_out(len(parts[0]), _TEST_SHARE))
+        is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
         parts = [parts[0].take(~is_test), parts[0].take(is_test)]
     train, test = parts
     if not len(test) or not len(train):

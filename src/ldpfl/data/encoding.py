@@ -13,16 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, is_absent
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.tasks import NO_TOKEN, Targets
 
-_TEST_SHARE = 5
+TEST_SHARE = 5
 """One in so many rows is a test row, where none are given."""
 
-_MOST_CLASSES = 1000
+MOST_CLASSES = 1000
+"""What has more is no classification."""
 _MOST_NUMBERS = 20
 """Different numbers beyond which a target is none of classes."""
 _BYTES = 257
@@ -51,7 +53,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         DataError: a column or a value does not fit; the file and line are named.
     """
     tables = [table] if test is None else [table, test]
-    is_test = held_out(len(table), _TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
+    is_test = held_out(len(table), TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
     if test is None and not is_test.any():
         raise DataError(f"{name} has {len(table)} rows, too few to keep a fifth of them to measure on: give data.test_path")
     learnt, outputs, notes = _targets(tables, config, targets)
@@ -86,17 +88,6 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         unit=_unit(config, targets),
         notes=notes,
     )
-
-
-def held_out(rows: int, share: int) -> NDArray[np.bool_]:
-    """Return which of ``rows`` places are for measuring: one in ``share``, rounded down.
-
-    By the places alone: nothing that is known of one row decides where others go. Not every fifth, for rows may come in turns.
-    """
-    order = sorted(range(rows), key=lambda place: hashlib.sha256(b"%d" % place).digest())
-    chosen = np.zeros(rows, dtype=bool)
-    chosen[order[: rows // share]] = True
-    return chosen
 
 
 def _target_names(config: DataConfig) -> tuple[str, ...]:
@@ -167,7 +158,7 @@ _CLASSES_SEEN = (
 
 def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
     known = sorted(set(words), key=_natural)
-    if len(known) > _MOST_CLASSES or (len(known) > _MOST_NUMBERS and table.is_numeric(name)):
+    if len(known) > MOST_CLASSES or (len(known) > _MOST_NUMBERS and table.is_numeric(name)):
         raise DataError(f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression'")
     if len(known) == 1:
         raise DataError(f"the target {name!r} is {known[0]!r} in every row: there is nothing to tell apart")

@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.files import NO_ROOM, WriteError, make_folder, replace_atomically
 from ldpfl.permissions import check_own
 from ldpfl.suggestions import did_you_mean
@@ -171,7 +172,7 @@ def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Samples, Samples,
     except Exception as error:  # the library raises many kinds
         raise DataError(
             f"data set {name!r} could not be fetched by its hub id {source.hub_id}; "
-            f"give a folder with --data-dir or {DATA_DIR_VARIABLE} ({_first_line(error)})"
+            f"give a folder with --data-dir or {DATA_DIR_VARIABLE} ({first_line(error)})"
         ) from error
     version = "".join(str(loaded[split]._fingerprint) for split in sorted(loaded))
     fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]
@@ -188,7 +189,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
 
     datasets.disable_progress_bars()
     # A cache of its own: the library's shared one goes by path and time, and would give old images for new content.
-    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch, _quiet(datasets):
+    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch, quiet("datasets"):
         try:
             loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
         except Exception as error:
@@ -198,19 +199,22 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
                 raise WriteError(f"{full}, where images are unpacked (see TMPDIR)", full.reason, full.remedy) from error
             for path in files:
                 _check_parquet(path)
-            raise DataError(f"data folder {folder} cannot be read: {_first_line(cause)}") from error
+            raise DataError(f"data folder {folder} cannot be read: {first_line(cause)}") from error
         return _splits(loaded, source, str(folder))
 
 
 @contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
-    """Keep the library from logging what is raised as an error anyway."""
-    before = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(logging.CRITICAL)
+def quiet(*libraries: str) -> Iterator[None]:
+    """Keep libraries from logging what is raised as an error anyway."""
+    loggers = [logging.getLogger(name) for name in libraries]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        datasets.logging.set_verbosity(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _check_parquet(path: Path) -> None:
@@ -222,7 +226,7 @@ def _check_parquet(path: Path) -> None:
         for _ in parquet.ParquetFile(path).iter_batches():
             pass
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"data file {path} is corrupt: {_first_line(error)}") from error
+        raise DataError(f"data file {path} is corrupt: {first_line(error)}") from error
 
 
 def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
@@ -243,13 +247,9 @@ def _by_place(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Sampl
     if "test" in loaded:
         raise DataError(f"{origin} has a split test, but test images are made from train: leave only train there")
     images = _to_images(loaded["train"], source, origin)
-    count = len(images) // _TEST_SHARE
-    if not count:
+    is_test = torch.from_numpy(held_out(len(images), _TEST_SHARE))
+    if not is_test.any():
         raise DataError(f"{origin} has {len(images)} images, too few to make test images of a tenth of them")
-    # Not every tenth: forms ask for ten characters in turn.
-    places = sorted(range(len(images)), key=lambda place: hashlib.sha256(b"%d" % place).digest())
-    is_test = torch.zeros(len(images), dtype=torch.bool)
-    is_test[places[:count]] = True
     return images.take(~is_test), images.take(is_test)
 
 
@@ -261,7 +261,7 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
         arrays = [np.asarray(image) for image in split[source.image]]
         labels = torch.tensor(split[source.label], dtype=torch.int64)
     except Exception as error:  # Pillow, pyarrow and torch raise many kinds
-        raise DataError(f"an image or label in {origin} cannot be decoded: {_first_line(error)}") from error
+        raise DataError(f"an image or label in {origin} cannot be decoded: {first_line(error)}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise DataError(f"images in {origin} have different shapes: {sorted(shapes)[:3]}")
@@ -313,7 +313,3 @@ def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) 
         warn(without_cache(error))
     except DataError as error:
         warn(f"nothing is cached: {error}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -44,8 +44,13 @@ def fine_edges(counts: Floats, edges: Floats, noise: float) -> Floats:
     return np.stack([_span(*own, noise) for own in zip(counts, edges, strict=True)])
 
 
+def _not_empty(counts: Floats, noise: float) -> NDArray[np.intp]:
+    """Return the bins that surely hold something."""
+    return np.flatnonzero(counts > max(_SURE * noise, 0.5))
+
+
 def _span(counts: Floats, edges: Floats, noise: float) -> Floats:
-    sure = np.flatnonzero(counts > max(_SURE * noise, 0.5))
+    sure = _not_empty(counts, noise)
     first, last = (int(counts.argmax()),) * 2 if not sure.size else (int(sure[0]), int(sure[-1]))
     margin = _MARGIN * (edges[last + 1] - edges[first])
     return np.linspace(edges[first] - margin, edges[last + 1] + margin, _FINE + 1)
@@ -64,7 +69,7 @@ def center_and_spread(counts: Floats, edges: Floats, noise: float) -> tuple[Floa
 
 def _around(counts: Floats, noise: float) -> Floats:
     """Return the counts of the bins that are surely not empty and of a few beside them, 0 for others: there lie the tails."""
-    sure = np.flatnonzero(counts > max(_SURE * noise, 0.5))
+    sure = _not_empty(counts, noise)
     near = np.zeros(counts.size, dtype=bool)
     for bin_ in sure:
         near[max(0, bin_ - _BESIDE) : bin_ + _BESIDE + 1] = True

@@ -43,7 +43,7 @@ class Checked:
 
 
 def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> Checked:
-    """Find out whether the model of ``config`` can be trained on its data; nothing but blank samples go through it.
+    """Find out whether the model of ``config`` can be trained on its data; no sample of them goes through it.
 
     Raises:
         LdpflError: the data cannot be read, or the model cannot even be made.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -254,6 +255,17 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {key}: {part!r} is a value, not a section")
         node = child
     node[parts[-1]] = _value(text.strip())
+
+
+def toml_value(value: Any) -> str:
+    """Return ``value`` as TOML, in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {toml_value(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
 
 
 def _value(text: str) -> Any:

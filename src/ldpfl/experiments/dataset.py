@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -12,6 +12,7 @@ from ldpfl import tasks
 from ldpfl.data import Dataset, load
 from ldpfl.data.brought import load_brought
 from ldpfl.data.loading import Warn, image_shape
+from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
 from ldpfl.features.extraction import Progress, quietly
@@ -26,6 +27,14 @@ class Given:
 
     data: object = None
     module: nn.Module | None = None
+    _read: dict[str, Dataset] = field(default_factory=dict, repr=False)
+
+    def read(self, config: DataConfig, targets: tasks.Targets) -> Dataset:
+        """Return a user's own data, read once: a run looks at them several times before it begins, and code may make others each time."""
+        key = f"{targets} {config.model_dump_json()}"
+        if key not in self._read:
+            self._read[key] = load_brought(config, targets, self.data)
+        return self._read[key]
 
 
 NOTHING = Given()
@@ -73,9 +82,11 @@ def load_dataset(
     """
     data = config.data
     targets = tasks.create(config.task.name, 1).targets
-    found = load_brought(data, targets, given.data) if data.brought else load(data.name, data_dir, warn)
-    if data.brought:
-        found = found.noted(*_OF_SIMULATIONS)
+    if not data.brought:
+        found = load(data.name, data_dir, warn)
+    else:  # nothing is kept beyond a run: what was there may have changed since
+        own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
+        found = own.noted(*_OF_SIMULATIONS)
     return extracted(found, data.features, data.feature_options, warn, progress)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tomli_w
 from pydantic import BaseModel
 
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.mechanisms import MechanismSettings, settings_of
 from ldpfl.suggestions import did_you_mean
 
@@ -64,13 +62,9 @@ def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None =
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
         if names is None or name in names:
-            default = "" if field.is_required() else _toml(field.get_default(call_default_factory=True))
+            default = "" if field.is_required() else toml_value(field.get_default(call_default_factory=True))
             meaning = " ".join((field.description or "").split()).replace("``", "'")
             yield Setting(f"{prefix}{name}", meaning, default, _allowed(schema["properties"][name]))
-
-
-def _toml(value: Any) -> str:
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip() if not isinstance(value, Mapping) or value else "{}"
 
 
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}
@@ -100,25 +94,14 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 def commented(config: RunConfig) -> str:
     """Return ``config`` as TOML with the meaning of each key; keys that have their default are there as comments."""
     tree = config.model_dump()
-    lines = [f"{key} = {_toml(tree[key])}" for key in ("name", "description", "seed")]
+    lines = [f"{key} = {toml_value(tree[key])}" for key in ("name", "description", "seed")]
     for section in sections()[1:]:
         own = config.mechanism.name if section == "mechanism" else section
         lines += ["", f"[{section}]"]
         for setting in settings(own):
             name = setting.key.rpartition(".")[2]
-            value = _inline(tree[section][name])
+            value = toml_value(tree[section][name])
             lines += [f"# {setting.meaning}"] if setting.meaning else []
             lines.append(f"# {setting.allowed}")
-            lines.append(f"{name} = {value}" if name == "name" or value != _or_inline(setting.default) else f"# {name} = {value}")
+            lines.append(f"{name} = {value}" if name == "name" or value != setting.default else f"# {name} = {value}")
     return "\n".join(lines) + "\n"
-
-
-def _or_inline(default: str) -> str:
-    return " ".join(default.split())
-
-
-def _inline(value: Any) -> str:
-    """Return a value as TOML in one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(part)}" for key, part in value.items()) + "}"
-    return " ".join(_toml(value).split())

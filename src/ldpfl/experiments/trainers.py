@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ldpfl import models
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.loading import Warn
-from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.mechanisms import Mechanism
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
@@ -64,9 +64,9 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
         except RuntimeError as error:
             trainer_of(config, trial, mechanism, at_once=False).train(weights, schedule)
             at_once = False
-            warn(f"model {model!r} cannot be trained for many clients at once ({_first_line(error)}): one after another, which is slower")
+            warn(f"model {model!r} cannot be trained for many clients at once ({first_line(error)}): one after another, which is slower")
     except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
-        raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {_first_line(error)}") from error
+        raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {first_line(error)}") from error
     if fits:
         raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for two samples, expected {fits}")
     changed = [name for name, value in _kept(local.module).items() if before.get(name) != value]
@@ -118,7 +118,3 @@ def _fits(task: Task, found: object, targets: Tensor, outputs: int) -> str:
     if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (2,)):
         return ""
     return str(wanted)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
