@@ -17,6 +17,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.suggestions import did_you_mean
 
 _LARGEST = 1e25
+_SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,12 @@ class LayerRanges:
             if value.shape != (len(self.sizes),):
                 raise ConfigError(f"range {name} has shape {tuple(value.shape)}, expected one value for each of {len(self.sizes)} layers")
             if not bool(torch.isfinite(value).all()):
-                raise ConfigError(f"range {name} must be finite, got {value.tolist()}")
+                raise ConfigError(f"range {name} must be finite, found {_shown(value[~torch.isfinite(value)])}")
             object.__setattr__(self, name, value)
         # Below, squares of differences would underflow; nothing is lost, for no float32 around a radius is as close to its center.
         self.center[self.center.abs() < 1 / _LARGEST] = 0.0
         if not bool((self.radius > 0).all()):
-            raise ConfigError(f"range radius must be positive, got {self.radius.tolist()}")
+            raise ConfigError(f"range radius must be positive, found {_shown(self.radius[~(self.radius > 0)])}")
         if not bool(((self.radius >= 1 / _LARGEST) & (self.radius <= _LARGEST) & (self.center.abs() <= _LARGEST)).all()):
             raise ConfigError(f"ranges must lie between {1 / _LARGEST:g} and {_LARGEST:g}, so that float32 can hold every estimate")
 
@@ -253,3 +254,9 @@ def range_rule(name: str, *, floor: float) -> RangeRule:
     if name not in rules:
         raise ConfigError(f"unknown range rule {name!r}: {did_you_mean(name, rules)}")
     return rules[name]
+
+
+def _shown(values: Tensor) -> str:
+    """Return the first few: there may be very many, and a server that others run may have written them."""
+    few = ", ".join(f"{value:g}" for value in values[:_SHOWN].tolist())
+    return few if len(values) <= _SHOWN else f"{few} and {len(values) - _SHOWN:,} more"

@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 from flower_parts import Train, ask, config_of, instruction, shift, start_arrays, terms_of
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
 from ldpfl.errors import ConfigError
-from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, operator_node
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.node import read_token
 from ldpfl.flower.terms import digest_of
@@ -131,6 +131,14 @@ def test_a_server_names_neither_data_nor_tasks_of_its_own(setting: str, tmp_path
     assert charged == 1
     assert reply_of(policy, budget, terms_of(config=config_of(setting), round=2)).has_error()
     assert len(read_charges(budget)) == charged
+
+
+def test_a_node_without_a_folder_of_data_fetches_nothing_that_a_server_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
+    monkeypatch.setattr("datasets.load_dataset", lambda *asked: pytest.fail(f"the hub was asked for {asked}"))
+    context = Context(run_id=0, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
+    with pytest.raises(ConfigError, match="name it in LDPFL_DATA_DIR"):
+        apps.train(instruction(terms_of(config=config_of("data.name=cifar10"))), context)
 
 
 class Panic(BaseException):

@@ -292,6 +292,8 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a charge deleted": (lambda path: edit(path, "DELETE FROM charges WHERE id = 1"), "is damaged"),
     "a lower count": (lambda path: edit(path, "UPDATE releases SET count = count - 1"), "is damaged"),
     "a lower epsilon": (lambda path: edit(path, "UPDATE releases SET parameter = parameter / 2"), "is damaged"),
+    "a crowd that was larger": (lambda path: edit(path, "UPDATE charges SET cohort = 10 * cohort"), "is damaged"),
+    "another way to the server": (lambda path: edit(path, "UPDATE charges SET transport = 'direct'"), "is damaged"),
     "a higher budget": (lambda path: edit(path, "UPDATE limits SET epsilon = 2 * epsilon"), "is damaged"),
     "no budget": (lambda path: edit(path, "DELETE FROM limits"), "is damaged"),
 }
@@ -561,6 +563,18 @@ def test_killed_at_any_moment_it_has_counted_what_was_sent(path: Path, clients: 
     assert clients.sent >= kills / 2
     assert charges <= clients.sent + kills
     assert [charge.number for charge in read_charges(path)] == list(range(1, charges + 1))
+
+
+def test_charges_of_older_versions_had_no_digest_and_are_good(path: Path) -> None:
+    budget = Budget(path, POLICY)
+    set_limit(path, 1e9)
+    budget.charge(request(1))
+    edit(path, "UPDATE charges SET sealed = NULL")
+    budget.charge(request(2))
+    assert [charge.round for charge in read_charges(path)] == [1, 2]
+    edit(path, "UPDATE charges SET cohort = 10 * cohort WHERE id = 2")
+    with pytest.raises(Declined, match="is damaged"):
+        read_books(path)
 
 
 # --- it stays fast ----------------------------------------------------------------------------------------------------

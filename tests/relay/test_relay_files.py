@@ -387,12 +387,39 @@ def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(postgres: 
         connection.rollback()
         assert connection.scalar(text("SHOW lock_timeout")) == "5s"  # whatever became of the transaction before
         assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "1min"
-        connection.execute(text("SELECT * FROM relay_rounds FOR UPDATE"))
+        connection.execute(text("LOCK TABLE relay_rounds"))
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
             store.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
         assert time.monotonic() - began > 4
     store.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
+    store.close()
+
+
+@pytest.mark.slow
+def test_uploads_that_never_pause_keep_nobody_on_postgres_from_a_round(postgres: Postgres, clock: Clock) -> None:
+    """PostgreSQL lets new sharers of a row in before one who waits for it alone."""
+    size, block = 2**27, 2**18
+    store = Store(open_engine(postgres.new_store()), clock=clock)
+    store.open_round("aggregator", RUN, 1, terms(record_bytes=1024, records_per_upload=size // 1024, min_clients=1, max_uploads=20))
+    over = threading.Event()
+
+    def upload(client: str) -> None:
+        received = store.begin(client, RUN, 1, upload_id(client), size).received
+        while received < size and not over.is_set():
+            received = store.append(client, RUN, 1, upload_id(client), received, bytes(block)).received
+
+    with ThreadPoolExecutor(14) as pool:
+        others = [pool.submit(upload, f"c{index}") for index in range(14)]
+        try:
+            time.sleep(1.0)
+            for index in range(3):
+                store.begin(f"late{index}", RUN, 1, upload_id(f"late{index}"), size)
+            assert not any(other.done() for other in others)
+        finally:
+            over.set()
+    for other in others:
+        other.result()
     store.close()
 
 

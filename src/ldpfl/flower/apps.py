@@ -30,7 +30,7 @@ from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
 from ldpfl.data import Dataset
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device, model_of
@@ -63,7 +63,10 @@ def train(message: Message, context: Context) -> Message:
     """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
-    prepared = _prepare(terms.config.to_toml(), _data_dir(context), named("device") or "cpu", sent)
+    data_dir = _data_dir(context)
+    if data_dir is None and not is_bundled(terms.config.data.name):  # the hub is not asked for what a server names
+        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
+    prepared = _prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)

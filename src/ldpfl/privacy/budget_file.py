@@ -35,7 +35,7 @@ _MOST_ROUNDS = 10**9
 _PATIENCE = 30.0
 """Seconds to wait for another process that is charging."""
 
-# ``sealed`` is always NULL: reports used to be charged after they were sealed, and files of that time are still good.
+# ``sealed`` is a charge's digest. It had another use, none in the end: in charges of older versions it is NULL, and they are still good.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
@@ -46,6 +46,10 @@ _TABLES = (
     "CREATE INDEX charges_by_release ON charges (release)",
     "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
 )
+
+_CHARGED = "at, run, round, release, cohort, transport, linked"
+_FIRST_DIGEST = "(SELECT min(id) FROM charges WHERE sealed IS NOT NULL)"
+"""From here on every charge has one."""
 
 
 @dataclass(frozen=True)
@@ -252,11 +256,13 @@ def _adds_up(connection: sqlite3.Connection) -> bool:
     releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
     charges = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
+    written = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges WHERE sealed IS NOT NULL OR id > {_FIRST_DIGEST}").fetchall()
     return (
         bool(limits)
         and {row[0]: row[1] for row in releases} == charges
         and all(digest == _digest(*figures) for _, _, digest, *figures in releases)
         and all(digest == _digest(*figures) for digest, *figures in limits)
+        and all(digest == _digest(*figures) for digest, *figures in written)
     )
 
 
@@ -326,12 +332,10 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
         (*figures, _digest(*figures)),
     )
     (key,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
-    asked = (request.cohort, request.transport, request.linked)
-    cursor = connection.execute(
-        "INSERT INTO charges (at, run, round, release, cohort, transport, linked) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (_now(), request.run, request.round, key, *asked),
-    )
-    return int(cursor.lastrowid or 0)
+    number = int(_one(connection, "SELECT coalesce(max(id), 0) + 1 FROM charges"))
+    charge = (number, _now(), request.run, request.round, key, request.cohort, request.transport, request.linked)
+    connection.execute(f"INSERT INTO charges (id, {_CHARGED}, sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*charge, _digest(*charge)))
+    return number
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:

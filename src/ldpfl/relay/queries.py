@@ -40,15 +40,14 @@ def has_round(connection: Connection, run: str, number: int) -> bool:
 
 
 def round_row(connection: Connection, run: str, number: int, *, lock: str | None = None) -> Row[Any]:
-    """Return a round, with its row locked ("shared" or "exclusive") if wanted.
+    """Return a round, which is locked ("shared" or "exclusive") until the transaction ends, if wanted.
 
     Raises:
         Unknown: there is none.
     """
-    query: Select[Any] = select(rounds).where(rounds.c.run == run, rounds.c.round == number)
-    if lock is not None:  # SQLite leaves FOR UPDATE out: its writers are alone anyway
-        query = query.with_for_update(read=lock == "shared")
-    row = connection.execute(query).first()
+    if lock is not None:
+        _hold(connection, f"round {number} of {run}", shared=lock == "shared")
+    row = connection.execute(select(rounds).where(rounds.c.run == run, rounds.c.round == number)).first()
     if row is None:
         raise Unknown(f"there is no round {number} of {run}")
     return row
@@ -73,14 +72,22 @@ def check_own_run(connection: Connection, owner: str, run: str) -> None:
     Raises:
         Forbidden: it has.
     """
-    if not is_sqlite(connection):  # where transactions are alone anyway
-        connection.execute(
-            text("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(CAST(:run AS text), CAST(0 AS bigint)))"),
-            {"run": run},
-        )
+    _hold(connection, f"run {run}")
     began = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # as every other round of it, so one is enough
     if began not in (None, owner):
         raise Forbidden("this run was begun by another aggregator")
+
+
+def _hold(connection: Connection, what: str, *, shared: bool = False) -> None:
+    """Hold ``what`` until the transaction ends, alone or with others that share it.
+
+    PostgreSQL serves those who wait for an advisory lock in their order. For a row it lets new sharers in before one who waits for it
+    alone, so uploads that never pause would keep a round from being closed. SQLite's writers are alone anyway.
+    """
+    if not is_sqlite(connection):
+        lock = "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock"
+        key = "pg_catalog.hashtextextended(CAST(:what AS text), CAST(0 AS bigint))"
+        connection.execute(text(f"SELECT pg_catalog.{lock}({key})"), {"what": what})
 
 
 def check_few_rounds(connection: Connection, owner: str) -> None:
