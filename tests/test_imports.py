@@ -34,7 +34,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 FLOORS = (
     ("errors", "suggestions", "lazy"),
-    ("files", "importing", "layout", "permissions", "randomness", "ranges"),
+    ("files", "importing", "layout", "permissions", "quantities", "randomness", "ranges"),
     ("models", "tasks"),
     ("data", "privacy", "relay"),
     ("features", "mechanisms"),

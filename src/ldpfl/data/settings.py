@@ -8,9 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
 from ldpfl.importing import GIVEN
-
-_Positive = Annotated[FiniteFloat, Field(gt=0)]
-_Count = Annotated[int, Field(ge=1, le=10**9)]
+from ldpfl.quantities import Count, Positive
 
 
 class DataConfig(BaseModel):
@@ -42,7 +40,7 @@ class DataConfig(BaseModel):
     """What becomes of a number that is not there: the middle of its column, that and a column which tells so, or an error."""
     text: str = ""
     """The column that holds texts, for models of texts."""
-    length: _Count = 64
+    length: Count = 64
     """Words that are kept of a text; or bytes, for a language model."""
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
     """Places that words of texts are hashed into. A language model knows the 256 bytes instead."""
@@ -54,13 +52,13 @@ class DataConfig(BaseModel):
     """What the features are made with."""
     partition: Scheme = "iid"
     """How samples are dealt out to clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares."""
-    alpha: _Positive = 0.5
+    alpha: Positive = 0.5
     """Concentration of ``dirichlet`` and ``quantity``: the smaller, the less alike clients are."""
-    labels_per_client: _Count = 2
+    labels_per_client: Count = 2
     """Labels that a client holds with ``labels``."""
     private_label: Annotated[int, Field(ge=0)] | Literal["none"] = "none"
     """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
-    private_alpha: _Positive = 0.5
+    private_alpha: Positive = 0.5
     """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""

@@ -16,14 +16,12 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, printable
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
-from ldpfl.mechanisms.settings import Count, Positive, Repeats
 from ldpfl.privacy.events import Channel
+from ldpfl.quantities import Count, NotNegative, Positive, Repeats
 from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
 from ldpfl.simulation.local_optimiser import Kind as LocalKind
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.suggestions import did_you_mean
-
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 def _printable(text: str) -> str:

@@ -15,10 +15,11 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_shape_of
 from ldpfl.mechanisms.lattice import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.records import STEPS, RecordClip
-from ldpfl.mechanisms.settings import Facts, MechanismSettings, Positive
+from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease
+from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
 

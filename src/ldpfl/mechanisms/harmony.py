@@ -16,10 +16,11 @@ from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits, unit_bits
-from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
+from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit
+from ldpfl.quantities import Count
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
 

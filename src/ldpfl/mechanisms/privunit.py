@@ -17,9 +17,10 @@ from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.directions import DirectionLaw, direction_law, randomised_direction
 from ldpfl.mechanisms.duchi import BITS, Duchi
 from ldpfl.mechanisms.scalar_noise import check_possible
-from ldpfl.mechanisms.settings import EpsilonSettings, Positive
+from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import PureRelease
+from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import pi, sqrt
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
@@ -28,13 +27,12 @@ from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports
 from ldpfl.mechanisms.reports import BitReports, packed_size
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
-from ldpfl.mechanisms.settings import Count, EpsilonSettings
+from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
+from ldpfl.quantities import Count, NotNegative
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
-
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from ldpfl.mechanisms.scalar_noise import (
     check_possible,
     checked_epsilon,
 )
-from ldpfl.mechanisms.settings import Count, EpsilonSettings, as_none
+from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.mechanisms.units import SampledUnits, Units
 from ldpfl.privacy import PureRelease
+from ldpfl.quantities import Count
 from ldpfl.randomness import RandomSource, as_source, uniform
 from ldpfl.ranges import LayerRanges
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism
+from ldpfl.quantities import Positive
 from ldpfl.ranges import LayerRanges
-
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Repeats = Annotated[int, Field(ge=1, le=10**6)]
-"""What is gone through one by one."""
 
 Perturbed = Literal["weights", "update", "gradient"]
 """What a client puts into the mechanism: its trained weights, their change since the broadcast, or the descent direction there."""

@@ -20,6 +20,7 @@ from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
 from ldpfl.privacy.events import BinaryRelease, Release, RoundEvent
+from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
 
 Transport = Literal["relay", "direct"]
@@ -171,7 +172,6 @@ def _is_path(text: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class Policy(BaseModel):
@@ -194,7 +194,7 @@ class Policy(BaseModel):
     """Largest epsilon, at ``delta``, of all that the client sends in one round."""
     lifetime_epsilon: NotNegative = 0.0
     """Largest epsilon, at ``delta``, of all that the client ever sends, in all runs, against whoever keeps all of it."""
-    relay_epsilon: Annotated[FiniteFloat, Field(gt=0)] | Literal["off"] = "off"
+    relay_epsilon: Positive | Literal["off"] = "off"
     """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than the relay lets through, which has
     to mix each report with ``min_clients`` of honest clients; reports must be bits then, and leave through it."""
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_reliable)] = DELTA
@@ -214,7 +214,7 @@ class Policy(BaseModel):
     their code."""
     immediate_replies: bool = False
     """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
-    longest_reply_s: Annotated[FiniteFloat, Field(gt=0)] = 3600.0
+    longest_reply_s: Positive = 3600.0
     """Longest time for replies that a round may state: the node does nothing else meanwhile."""
     keep_state: bool = False
     """Lets an app remember over rounds whose reports go over the relay: a server may have made one client remember what no other does."""

@@ -17,8 +17,9 @@ from ldpfl.mechanisms.gaussian.layers import clip_rows
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule, raw_update, same_for_all_layers
 from ldpfl.mechanisms.gaussian.sensitivity import Constant, Sensitivity, noise_constant, require_positive, require_share, require_usable
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, GeometricSettings, SensitivitySettings, Variant
-from ldpfl.mechanisms.settings import Count, Facts, Positive, Share
+from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.quantities import Count, Positive, Share
 
 
 @dataclass(frozen=True)

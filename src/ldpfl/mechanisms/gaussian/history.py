@@ -17,8 +17,9 @@ from ldpfl.mechanisms.gaussian.layers import blocks, clip_rows, layer_slices, ro
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, raw_update, same_for_all_layers
 from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, require_positive, require_share, require_usable, usable_sigma
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings, local_steps
-from ldpfl.mechanisms.settings import Facts, Positive
+from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.quantities import Positive
 
 _SMALLEST_SHARE = 1e-3
 """An estimate is at least this part of D, so that a model that stands still does not end all noise."""

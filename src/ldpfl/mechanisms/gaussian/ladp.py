@@ -18,8 +18,9 @@ from ldpfl.mechanisms.gaussian.layers import clip_layers, layer_norms
 from ldpfl.mechanisms.gaussian.schedule import ClientState, PublicSchedule, raw_update
 from ldpfl.mechanisms.gaussian.sensitivity import require_positive, require_share, require_usable
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings
-from ldpfl.mechanisms.settings import Facts, Positive, Share
+from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.quantities import Positive, Share
 
 ShareRule = Literal["kl", "size"]
 """How the budget is shared: ``kl``: in proportion to (S_l P_l)^2, so that sigma_l ~ 1 / P_l as in LaDP-FL, P_l from the last two

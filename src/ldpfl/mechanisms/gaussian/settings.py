@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field, FiniteFloat
+from typing import Any, ClassVar, Literal
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.gaussian.sensitivity import Constant, LocalSteps, Sensitivity, SensitivityMode
-from ldpfl.mechanisms.settings import Facts, MechanismSettings, Positive, Repeats, Share, as_none
+from ldpfl.mechanisms.settings import Facts, MechanismSettings, as_none
+from ldpfl.quantities import Positive, Repeats, Share
 
 Variant = Literal["equal_budget", "paper"]
 """``equal_budget``: (epsilon, delta) for all rounds together, shared so that they compose exactly to it;
@@ -88,9 +87,6 @@ class GeometricSettings(SensitivitySettings):
     def shared(self, facts: Facts) -> dict[str, Any]:
         over_rounds = {"rounds": facts.rounds, "participations": as_none(self.participations, "all"), "variant": self.variant}
         return {**super().shared(facts), **over_rounds}
-
-
-NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 def local_steps(name: str, facts: Facts) -> LocalSteps:
