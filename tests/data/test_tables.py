@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +32,45 @@ def test_a_csv_file_is_read_whatever_separates_its_cells(delimiter: str, tmp_pat
     assert list(table.columns) == ["age", "name"]
     np.testing.assert_array_equal(table.numbers("age"), [41.0, np.nan])
     assert table.columns["name"][0] == "Ann"
+
+
+ODD = ("about 50", "50.5", "1.234,5", "yes", "", "1e400", "0x1f", "NA")
+
+
+@given(cells=st.lists(st.floats(-1e6, 1e6).map(lambda value: f"{value:.3f}".replace(".", ",")), min_size=5, max_size=9), data=st.data())
+def test_one_cell_decides_nothing_about_others_in_a_csv_file(cells: list[str], data: st.DataObject) -> None:
+    """Else one record would decide what all others are."""
+    place, odd = data.draw(st.integers(0, len(cells) - 1)), data.draw(st.sampled_from(ODD))
+    with TemporaryDirectory() as folder:
+        both = ("a;b\n" + "".join(f"{cell};x\n" for cell in own) for own in (cells, replaced(cells, place, odd)))
+        read = [read_table(written(Path(folder), text)) for text in both]
+    assert read[0].is_numeric("a")
+    assert read[1].is_numeric("a")
+    others = [np.delete(table.columns["a"], place).tolist() for table in read]
+    assert others[0] == others[1]
+    assert [float(cell) for cell in others[0]] == [float(cell.replace(",", ".")) for cell in cells[:place] + cells[place + 1 :]]
+
+
+def replaced(cells: list[Any], place: int, new: Any) -> list[Any]:
+    return [*cells[:place], new, *cells[place + 1 :]]
+
+
+@given(
+    cells=st.one_of(
+        st.lists(st.booleans(), min_size=5, max_size=9),
+        st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=9),
+        st.lists(st.integers(-(2**60), 2**60), min_size=5, max_size=9),
+    ),
+    data=st.data(),
+)
+def test_one_cell_decides_nothing_about_others_in_a_frame(cells: list[Any], data: st.DataObject) -> None:
+    """pandas chooses the type of a whole column by all that is in it."""
+    place, odd = data.draw(st.integers(0, len(cells) - 1)), data.draw(st.sampled_from([None, "yes", True, 7, 2.5, float("nan")]))
+    tables = [table_of(pd.DataFrame({"a": own})) for own in (cells, replaced(cells, place, odd))]
+    assert all(table.is_numeric("a") for table in tables)
+    for table in tables:
+        others = np.delete(table.columns["a"], place)
+        assert [float(cell) for cell in others] == [float(cell) for cell in cells[:place] + cells[place + 1 :]]
 
 
 def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,26 @@ def test_features_that_are_code_are_named_and_not_run(tmp_path: Path) -> None:
     policy = fitting_policy(offer, ranges_for(offer.config, (20, 5)))
     assert policy.models == ("os:mkdir",)
     assert not told.exists()
+
+
+@pytest.mark.parametrize("rest", ["", ";privacy.target_epsilon=1.0;mechanism.name=dp-sgd;mechanism.perturbed=gradient"])
+@pytest.mark.parametrize(
+    "changes",
+    ['task.name="told:make"', 'data.name="told.py:make"', 'data.path="rows.csv"', 'data.test_path="rows.csv"', 'data.name="some/one"'],
+)
+def test_data_and_tasks_that_an_app_names_are_neither_run_nor_opened(
+    changes: str, rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads what an app asks for has not judged it yet."""
+    path = app(tmp_path, changes + rest)
+    (tmp_path / "told.py").write_text("raise SystemExit\n", encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.load_dataset", lambda *asked, **more: pytest.fail("the hub was asked"))
+    for layers in ((), (20, 5)):
+        with pytest.raises(ConfigError, match=r"the app names data by path, hub or code|'told:make' is code"):
+            ranges_for(offer_of(path).config, layers)
+    assert "told" not in sys.modules
 
 
 def test_a_target_of_an_app_whose_features_are_code_is_not_looked_for(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ldpfl
 from ldpfl.errors import ConfigError
 from ldpfl.flower.imports import run_at_import
 
@@ -91,6 +95,20 @@ def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.M
     app_in(tmp_path, 'print("loud")\n')
     monkeypatch.chdir(tmp_path.parent)
     assert list(run_at_import(Path(tmp_path.name))) == ["mine/client_app.py:1"]
+
+
+@pytest.mark.slow
+def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
+    """Python takes modules from the current folder first, those that ldpfl means as well."""
+    app = app_in(tmp_path)
+    told = tmp_path / "told.txt"
+    for name in ("json", "gmpy2", "torch", "ldpfl"):
+        (app / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r})\n", encoding="utf-8")
+    code = "from pathlib import Path; from ldpfl.flower.imports import run_at_import; print(list(run_at_import(Path('.'))))"
+    environment = {**os.environ, "PYTHONPATH": f"{Path(ldpfl.__file__).parents[1]}"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=app, env=environment, capture_output=True, text=True, check=True)
+    assert all(f"{name}.py, which is imported in place of the module" in done.stdout for name in ("json", "gmpy2", "torch", "ldpfl"))
+    assert not told.exists()
 
 
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

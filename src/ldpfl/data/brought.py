@@ -123,6 +123,9 @@ def _given_test(config: DataConfig) -> Any:
     return read_table(Path(config.test_path)) if config.test_path else None
 
 
+_COUNTED = "how many classes, or tokens, there are was taken from the data, as if it were public"
+
+
 def _of_pairs(given: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
     try:
@@ -148,7 +151,7 @@ def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
     elif inputs.dtype != torch.uint8:
         inputs = inputs.long()
     inputs, told = inputs.detach(), told.detach()
-    notes: tuple[str, ...] = ()
+    notes = (_COUNTED,) if targets in ("class", "tokens") or inputs.dtype == torch.int64 else ()
     if not bool(told.isfinite().all()):
         raise DataError("targets hold NaN or infinity: leave such samples out")
     if targets in ("class", "tokens"):
@@ -157,7 +160,6 @@ def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
         told = told.long()
         if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < MOST_CLASSES):
             raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, got {int(told.min())} to {int(told.max())}")
-        notes = ("how many classes, or tokens, there are was taken from the data, as if it were public",)
     else:
         told = told.float()
     return _split(GIVEN, [Samples(inputs, told)], notes, targets)

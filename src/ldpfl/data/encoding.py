@@ -44,9 +44,10 @@ class _Features:
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
     """Return the data set that ``config`` makes of ``table``.
 
-    Which column is one of numbers and which one of words is taken from what most of its cells are. Words are hashed, or numbered by
-    ``categories``; numbers are brought to [-1, 1] by ``bounds``, or stay as they are, to be measured. Rows of ``test`` go through the
-    same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content decides about another.
+    Which column is one of numbers and which one of words is taken from what most of its cells are, or from the settings. Words
+    are hashed, or numbered by ``categories``; numbers are brought to [-1, 1] by ``bounds``, or stay as they are, to be measured. Rows of
+    ``test`` go through the same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content
+    decides about another.
 
     Raises:
         ConfigError: settings that do not fit each other.
@@ -195,7 +196,7 @@ def _features(table: Table, train: Table, config: DataConfig) -> _Features:
     kinds: dict[str, list[str]] = {}
     width = 0
     for name in _inputs(table, train, config):
-        if name in config.categories or (name not in config.bounds and not train.is_numeric(name)):
+        if _is_of_words(train, name, config):
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:
             values = table.numbers(name)
@@ -211,9 +212,23 @@ def _features(table: Table, train: Table, config: DataConfig) -> _Features:
     return _Features(np.concatenate(parts, axis=1), tuple(unscaled), tuple(unscaled.values()), f"columns were taken as {said}")
 
 
+def _is_of_words(train: Table, name: str, config: DataConfig) -> bool:
+    said = [kind for kind in ("numbers", "bounds", "words", "categories") if name in getattr(config, kind)]
+    of_words = [kind in ("words", "categories") for kind in said]
+    if len(set(of_words)) > 1:
+        raise ConfigError(f"data.{said[0]} and data.{said[-1]} both name {name!r}: it holds numbers, or words")
+    return any(of_words) if said else not train.is_numeric(name)
+
+
 def _inputs(table: Table, train: Table, config: DataConfig) -> list[str]:
     apart = {*_target_names(config), config.client}
-    for setting, names in (("columns", config.columns), ("bounds", config.bounds), ("categories", config.categories)):
+    for setting, names in (
+        ("columns", config.columns),
+        ("numbers", config.numbers),
+        ("words", config.words),
+        ("bounds", config.bounds),
+        ("categories", config.categories),
+    ):
         for name in names:
             train.column(name, f"data.{setting}")
     names = list(config.columns) or [name for name in train.columns if name not in apart]

@@ -30,6 +30,10 @@ class DataConfig(BaseModel):
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
     """For columns of numbers, the least and the largest value that the public knows of: they are brought to [-1, 1]. Columns without
     bounds are measured before the first round, by the mechanism and as a part of its guarantee."""
+    numbers: list[str] = []
+    """Columns that hold numbers, and ``words`` those that hold words, where what most of their cells are is not to decide."""
+    words: list[str] = []
+    """See ``numbers``."""
     categories: dict[str, list[str]] = {}
     """For columns of words, what may stand there, as the public knows it. Without, words are hashed into ``buckets`` places."""
     buckets: Annotated[int, Field(ge=2, le=4096)] = 128
@@ -60,6 +64,9 @@ class DataConfig(BaseModel):
     """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
     private_alpha: Positive = 0.5
     """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
+    validation: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Share of the test rows, at even distances, that say when to stop (``training.patience``) and are left out of the scores. Like all
+    test rows they are not protected."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
 

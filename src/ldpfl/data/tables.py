@@ -161,11 +161,15 @@ def _csv(path: Path) -> Table:
 
 
 def _with_points(column: Column) -> Column:
-    """Return a column whose numbers have decimal commas with points in their place; any other as it is."""
+    """Return a column most of whose cells are numbers, some with decimal commas, with points in their place; any other as it is.
+
+    What one cell holds decides about no other: among numbers, what is none is left as it is, to be refused.
+    """
     present = [text for text in column if not is_absent(text)]
-    if not any("," in text for text in present) or not all(_NUMBER_WITH_COMMA.fullmatch(text.strip()) for text in present):
+    numbers = sum(bool(_NUMBER_WITH_COMMA.fullmatch(text.strip())) for text in present)
+    if 2 * numbers <= len(present):
         return column
-    return np.array([text.replace(",", ".") for text in column], dtype=object)
+    return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
 
 
 def _rows(path: Path, reader: Any) -> tuple[list[str], list[list[str]], list[int]]:
@@ -259,15 +263,27 @@ def _plain(series: Any, name: str, where: Callable[[int], str]) -> Column:
         return np.asarray(numbers)
     if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series):
         raise DataError(f"the column {name!r} holds dates: turn it into numbers, such as days since some day")
-    return np.array(list(_texts(series)), dtype=object)
+    return np.array(list(_texts(series, where)), dtype=object)
 
 
-def _texts(series: Any) -> Iterator[str]:
-    absent = series.isna().to_numpy()
-    for value, missing in zip(series.to_numpy(dtype=object), absent, strict=True):
-        if not missing and not isinstance(value, str | int | float | bool | Decimal):
-            raise DataError(f"the column {series.name!r} holds values of the type {type(value).__name__}: turn them into numbers or words")
-        yield "" if missing else str(value)
+def _texts(series: Any, where: Callable[[int], str]) -> Iterator[str]:
+    values, absent = series.to_numpy(dtype=object), series.isna().to_numpy()
+    # Where one is missing, pandas has truth values as objects: the others are to be read as they are where none is.
+    truths = 2 * sum(isinstance(value, bool | np.bool_) for value in values) > len(values) - absent.sum()
+    for row, (value, missing) in enumerate(zip(values, absent, strict=True)):
+        if not missing and not isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal):
+            kind = type(value).__name__
+            raise DataError(f"{where(row)}: the column {series.name!r} holds values of the type {kind}: turn them into numbers or words")
+        yield "" if missing else _text(value, truths=truths)
+
+
+def _text(value: Any, *, truths: bool = False) -> str:
+    """Return what stands in a cell as text: numbers as Python writes them, so that the same ones come back; whole ones without a point."""
+    if truths and isinstance(value, bool | np.bool_):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        return repr(float(value)).removesuffix(".0")
+    return str(value)
 
 
 def _joined(parts: Sequence[Table]) -> Table:
@@ -288,4 +304,4 @@ def _concatenated(columns: Sequence[Column]) -> Column:
 
 
 def _written(numbers: Column) -> Column:
-    return np.array(["" if np.isnan(value) else f"{value:.15g}" for value in numbers], dtype=object)
+    return np.array(["" if np.isnan(value) else _text(value) for value in numbers], dtype=object)

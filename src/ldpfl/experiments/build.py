@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ldpfl import models, tasks
-from ldpfl.data import Dataset, partition
+from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.loading import Warn
 from ldpfl.data.partition import LABEL_BLIND
 from ldpfl.errors import ConfigError
@@ -62,7 +62,7 @@ def build(
     Raises:
         ConfigError, PrivacyError: what is wrong with the config or the model.
     """
-    task = _evaluation_split(config, task)
+    task, validation = _validation_split(config, _evaluation_split(config, task))
     parts = divided(config, task)
     module = model_of(config, Description.of(task), _model_seed(config.seed), given)
     layout = ParameterLayout.from_module(module)
@@ -100,6 +100,9 @@ def build(
         once_over=config.training.rounds if config.clients.once else None,
         measured=len(ledger.events),
         notes=task.notes,
+        validation=None if validation is None else validation.to(device),
+        patience=config.training.patience,
+        full_weight=_full_weight(config, mechanism),
     )
     origin = f"{task.name} {task.fingerprint} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
@@ -242,6 +245,39 @@ def _evaluation_split(config: RunConfig, task: Dataset) -> Dataset:
     held_out = int(len(task.train) * _HOLDOUT)
     train, test = task.train.take(order[held_out:]), task.train.take(order[:held_out])
     return replace(task, train=train, test=test, clients=None if task.clients is None else task.clients[order[held_out:].numpy()])
+
+
+def _validation_split(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
+    """Return ``task`` without the test samples that say when to stop, and those.
+
+    Raises:
+        ConfigError: there are to be some and nothing that they say, or the other way round, or too few rows for both.
+    """
+    share, patience = config.data.validation, config.training.patience
+    if (share > 0) != (patience > 0):
+        raise ConfigError("training.patience stops by data.validation, a share of the test rows: give both, or neither")
+    if share == 0:
+        return task, None
+    place = torch.arange(len(task.test) + 1, dtype=torch.float64)
+    chosen = (place * share).floor().diff() > 0  # at even distances: test rows may be sorted
+    if not chosen.any() or chosen.all():
+        raise ConfigError(f"data.validation takes {int(chosen.sum())} of {len(task.test)} test rows: both parts need some")
+    return replace(task, test=task.test.take(~chosen)), task.test.take(chosen)
+
+
+def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
+    """Return the records from which on a client counts in full, if not all count the same.
+
+    Raises:
+        ConfigError: clients send no change that could be scaled, or records count anyway.
+    """
+    if config.clients.full_weight == "off":
+        return None
+    if mechanism.record_clip is not None:
+        raise ConfigError(f"clients.full_weight is not for mechanism {mechanism.name!r}, in which every record counts the same already")
+    if config.mechanism.perturbed == "weights":
+        raise ConfigError("clients.full_weight scales the change that a client sends: set mechanism.perturbed to 'update'")
+    return config.clients.full_weight
 
 
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:

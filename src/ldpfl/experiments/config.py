@@ -66,6 +66,9 @@ class ClientsConfig(_Section):
     """Part of the clients that the server draws for a round."""
     self_sampling: Literal["off", "restrictive", "plain"] = "off"
     """Each client decides for itself, with probability q ~ U(0.5, 1) or U(0, 1) a round; then ``fraction`` must be 1."""
+    full_weight: Count | Literal["off"] = "off"
+    """Records from which on a client counts in full; the change that a smaller one sends is scaled by its share of them, before
+    noise. So it costs no privacy and tells no sizes, and the noise stays what it is. Not for ``dp-sgd``, where records count anyway."""
     once: bool = False
     """Each client takes part in one round of the whole run, in a secret random order; then ``fraction`` must be 1."""
 
@@ -96,6 +99,9 @@ class TrainingConfig(_Section):
     """Of the client's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
     clip_norm: Positive | Literal["off"] = "off"
     """Longest gradient of a mini-batch, flat over all weights; a longer one is shortened to it, as in LaDP-FL."""
+    patience: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Rounds without a lower loss on ``data.validation`` after which no more is trained, and the model of the best round is the result;
+    0 trains in all rounds. The guarantee is that of all rounds: when to stop follows from what was released."""
     server_optimiser: Rule = "sgd"
     """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive = 1.0

@@ -6,6 +6,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.server import rounds_without_gain
 
 
 def extend(folder: RunFolder, more: int) -> RunConfig:
@@ -31,6 +32,7 @@ def extend(folder: RunFolder, more: int) -> RunConfig:
     )
     told = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
     told |= {"clients.once": config.clients.once}
+    told |= {"training.patience": 0 < training.patience <= rounds_without_gain(last.history)}
     told |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
     fixed = [name for name, depends in told.items() if depends]
     if fixed:

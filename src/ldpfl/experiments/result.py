@@ -16,7 +16,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.files import finite
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import json_number
-from ldpfl.server import Checkpoint
+from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 
@@ -39,7 +39,8 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
         "evaluated_on": config.data.evaluate_on,
         **_privacy(config, federation, last),
         "clients": config.clients.count,
-        "clients_per_round": history[-1].clients,
+        "clients_per_round": _last_trained(last).clients,
+        "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
@@ -62,6 +63,24 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
     return strict
 
 
+def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
+    """Return the last round in which anything was trained, if a run ended early; None if it did not."""
+    trained = [metrics.round for metrics in last.history if metrics.validation is not None]
+    return trained[-1] if federation.has_stopped(last.history) and trained[-1] < last.state.round else None
+
+
+def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
+    after, rounds = stopped_after(federation, last), last.state.round
+    if after is None:
+        return []
+    return [f"training stopped after round {after} of {rounds}, and all are counted: when to stop followed from what was released"]
+
+
+def _last_trained(last: Checkpoint) -> RoundMetrics:
+    """Return the figures of the last round in which clients took part, or of the last one if none did."""
+    return next((metrics for metrics in reversed(last.history) if metrics.clients), last.history[-1])
+
+
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
     private = config.mechanism.protects
@@ -72,7 +91,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
         "unit": guarantee.unit,
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.caveats, *federation.notes],
+        "caveats": [*federation.mechanism.caveats, *federation.notes, *_of_stopping(federation, last)],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 
@@ -102,7 +121,7 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
 
 def _layers(federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return weights, radius, noise and clipping of each layer in the last round; clipping is None where only clients know it."""
-    layout, metrics = federation.task.layout, last.history[-1]
+    layout, metrics = federation.task.layout, _last_trained(last)
     return {
         name: {
             "weights": size,

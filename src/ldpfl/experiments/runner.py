@@ -17,7 +17,7 @@ from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import MUCH_CLAMPED, build
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
-from ldpfl.experiments.result import summarise
+from ldpfl.experiments.result import stopped_after, summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import WriteError, writing
@@ -108,6 +108,10 @@ class Runner:
             if not warned and (clamped := _clamped(last.history[-1])):
                 self.observer.warn(clamped)
                 warned = True
+        after = stopped_after(federation, last)
+        if after is not None:
+            waited = f"the loss on validation rows has not fallen for {federation.patience} rounds"
+            self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
         return last
 
     def baseline(self, config: RunConfig) -> RunFolder:

@@ -128,6 +128,20 @@ def ranges_for(config: RunConfig, layers: Sequence[int]) -> LayerRanges:
     return start_of(config)[1]
 
 
+def _check_nothing_named(config: RunConfig) -> None:
+    """Return if nothing has to be opened, fetched or run to know what ``config`` asks for; who wrote it may be a stranger.
+
+    Raises:
+        ConfigError: it names data or a task of its own, which nodes decline anyway.
+    """
+    if config.data.brought:
+        raise ConfigError("the app names data by path, hub or code, which a node opens for no server: there is no policy that fits it")
+    if is_code(config.task.name):
+        raise ConfigError(
+            f"{config.task.name!r} is code, which is not run for this: a node takes a built-in task, or one that its policy names"
+        )
+
+
 def _code_of(config: RunConfig) -> tuple[str, ...]:
     """Return what of ``config`` is code that a client would run: model and features by import path."""
     return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
@@ -150,6 +164,7 @@ def _recipe(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
+    _check_nothing_named(config)
     code = _code_of(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -92,8 +93,15 @@ print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
 
 @cache
 def _looked_for() -> frozenset[str]:
-    """Return the modules that are looked for, found or not, when the wrapper is imported: what some package does without is one too."""
-    found = subprocess.run([sys.executable, "-c", _LOOK], check=True, capture_output=True, text=True).stdout
+    """Return the modules that are looked for, found or not, when the wrapper is imported: what some package does without is one too.
+
+    The current folder may be the app's, of which nothing is to run: so it is nowhere in the path of the process that looks.
+    """
+    here = Path.cwd().resolve()
+    path = [place for entry in sys.path if entry and (place := Path(entry).resolve()) != here]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-P", "-c", _LOOK]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent).stdout
     return frozenset(json.loads(found))
 
 

@@ -208,6 +208,8 @@ class LdpStrategy(Strategy):
         )
 
     def _begin(self, initial: ArrayRecord, timeout: float) -> Course:
+        if self.config.clients.full_weight != "off" and self._kind is not Kind.READY_APP:
+            raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
         layout = layout_of(initial)
         weights = to_vector(initial, layout)
         ranges = initial_ranges(self.config, layout, weights)

@@ -266,8 +266,10 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
 
     Raises:
         ConfigError: its noise depends on private data, on what clients remember, or on the size of others' data sets: such
-            schedules have no guarantee, and run in the simulator only.
+            schedules have no guarantee, and run in the simulator only. Or the run is to stop early.
     """
+    if config.training.patience:
+        raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
     mechanism = mechanism_of(config, ranges)
     if config.mechanism.unsaid:
         raise ConfigError(config.mechanism.unsaid)

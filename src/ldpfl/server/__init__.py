@@ -2,7 +2,7 @@
 
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round
+from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round, rounds_without_gain
 from ldpfl.server.cohort import once_cohort, round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
@@ -25,6 +25,7 @@ __all__ = [
     "once_cohort",
     "round_cohort",
     "round_event",
+    "rounds_without_gain",
     "sample_cohort",
     "self_sampled_cohort",
 ]

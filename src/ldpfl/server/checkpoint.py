@@ -20,7 +20,7 @@ from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.state import ServerState
 
 _MEMORY = "memory."
-_CARRIED = ("previous", "velocity", "average", "size")
+_CARRIED = ("previous", "velocity", "average", "size", "best")
 """Parts of the server's state that need not be there."""
 
 

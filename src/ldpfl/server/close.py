@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from ldpfl.ranges import RangeRule
 from ldpfl.server.checkpoint import Checkpoint
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
-from ldpfl.server.state import advance
+from ldpfl.server.state import ServerState, advance
 from ldpfl.shuffling import PartialPool, ReportPool
 
 
@@ -28,6 +29,7 @@ class ServerRules:
         rule: how the next ranges are chosen.
         optimiser: what is made of a mean update or gradient.
         score: judges new global weights (d,).
+        validate: their loss on rows that say when to stop; None where none do.
     """
 
     names: tuple[str, ...]
@@ -35,6 +37,7 @@ class ServerRules:
     rule: RangeRule
     optimiser: ServerOptimiser
     score: Callable[[Tensor], float]
+    validate: Callable[[Tensor], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def close_round(
     """
     ranges = before.state.ranges
     state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, optimiser=rules.optimiser)
+    state, validation = _validated(rules, before, state)
     largest = mechanism.noise_std(ranges, pool.clients).tolist()
     metrics = RoundMetrics(
         round=state.round,
@@ -89,6 +93,7 @@ def close_round(
         noise_std=_by_layer(rules, largest if observed.noise_std is None else observed.noise_std),
         radius=_by_layer(rules, ranges.radius.tolist()),
         seconds=time.perf_counter() - began,
+        validation=validation,
         noise=observed.noise,
     )
     return replace(before, state=state, history=(*before.history, metrics), ledger=before.ledger.charge(event), memory=observed.memory)
@@ -109,6 +114,26 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
         seconds=0.0,
     )
     return replace(before, state=state, history=(*before.history, metrics))
+
+
+def rounds_without_gain(history: Sequence[RoundMetrics]) -> int:
+    """Return how many validated rounds came after the one with the lowest loss."""
+    losses = [metrics.validation for metrics in history if metrics.validation is not None]
+    return 0 if not losses else len(losses) - 1 - losses.index(min(losses, key=_comparable))
+
+
+def _validated(rules: ServerRules, before: Checkpoint, state: ServerState) -> tuple[ServerState, float | None]:
+    """Return ``state`` with the best model so far, and its own loss."""
+    if rules.validate is None:
+        return state, None
+    loss = rules.validate(state.model)
+    earlier = [_comparable(metrics.validation) for metrics in before.history if metrics.validation is not None]
+    is_best = _comparable(loss) < min(earlier, default=inf)
+    return replace(state, best=state.model if is_best else before.state.best), loss
+
+
+def _comparable(loss: float) -> float:
+    return loss if isfinite(loss) else inf
 
 
 def _by_layer(rules: ServerRules, figures: Sequence[float]) -> dict[str, float]:

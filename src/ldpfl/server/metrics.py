@@ -20,6 +20,7 @@ class RoundMetrics:
         noise_std: by layer, largest standard deviation of the noise in the mean.
         radius: by layer, radius of the range used in this round.
         seconds: wall time of the round.
+        validation: loss of what this round led to, on the rows that say when to stop; None where nothing was trained or validated.
         noise: figures of a noise schedule, by name (see ``simulation.observing``); where noise depends on the data, only a
             simulation can know them.
     """
@@ -32,6 +33,7 @@ class RoundMetrics:
     noise_std: dict[str, float]
     radius: dict[str, float]
     seconds: float
+    validation: float | None = None
     noise: dict[str, float] = field(default_factory=dict)
 
     def reproducible(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class ServerState:
         velocity: (d,) what momentum carries over to the next round; None without momentum, and before the first round.
         average: (d,) mean of the weights after the rounds that are averaged; None where none was yet.
         size: (d,) moving second moment of the steps; None without a rule that needs it, and before the first round.
+        best: (d,) what had the lowest loss on validation rows; None where nothing is validated.
     """
 
     round: int
@@ -40,10 +41,13 @@ class ServerState:
     velocity: Tensor | None = None
     average: Tensor | None = None
     size: Tensor | None = None
+    best: Tensor | None = None
 
     @property
     def model(self) -> Tensor:
-        """(d,) what the run has to show for itself: the average where there is one, else the weights that are broadcast."""
+        """(d,) what the run has to show for itself: the best, or the average, where there is one, else the weights that are broadcast."""
+        if self.best is not None:
+            return self.best
         return self.weights if self.average is None else self.average
 
     def public(self) -> PublicState:

@@ -59,7 +59,8 @@ def trained_in_chunks(
 
 def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
     """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU."""
-    return federation.trainer.train(state.weights, _schedule(federation, state, clients), state.round + 1).cpu()
+    trained = federation.trainer.train(state.weights, _schedule(federation, state, clients), state.round + 1).cpu()
+    return federation.weighed(state.weights, trained, clients)
 
 
 def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.samples import Samples
+from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy.events import Channel
 from ldpfl.ranges import RangeRule
-from ldpfl.server import ServerOptimiser, ServerRules, once_cohort, round_cohort
-from ldpfl.simulation.local_training import LocalTask, Trainer, measured
+from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, once_cohort, round_cohort, rounds_without_gain
+from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Federation:
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
         measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
         notes: what is to be said of the data beside the guarantee.
+        validation: samples by whose loss the run stops, once it has not fallen for ``patience`` rounds; None where it does not.
+        full_weight: records from which on a client counts in full; None where all count the same.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
@@ -60,6 +64,9 @@ class Federation:
     chunk_size: int | None = None
     measured: int = 0
     notes: tuple[str, ...] = ()
+    validation: Samples | None = None
+    patience: int = 0
+    full_weight: int | None = None
 
     @cached_property
     def batch_width(self) -> int:
@@ -77,11 +84,30 @@ class Federation:
     def rules(self) -> ServerRules:
         """The server's part of all this."""
         names = self.task.layout.names
-        return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score)
+        validate = None if self.validation is None else self.validation_loss
+        return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
 
     def score(self, weights: Tensor) -> float:
         """Return the figure by which the model with ``weights`` (d,) is judged."""
         return measured(self.task, weights, self.evaluation)[self.task.task.metric]
+
+    def validation_loss(self, weights: Tensor) -> float:
+        """Return the mean loss of the model with ``weights`` (d,) on the validation samples."""
+        if self.validation is None:
+            raise ConfigError("this run validates nothing")
+        return mean_loss(self.task, weights, self.validation)
+
+    def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
+        """Whether what was trained so far has not become better for long enough."""
+        return self.validation is not None and rounds_without_gain(history) >= self.patience
+
+    def weighed(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
+        """Return what ``clients`` (k,) make of ``trained`` (k, d) where one with few records counts for less."""
+        if self.full_weight is None:
+            return trained
+        sizes = torch.tensor([self.samples[client].size for client in clients], dtype=torch.float32)
+        shares = (sizes / self.full_weight).clamp_max(1.0).unsqueeze(1)
+        return trained.mul_(shares) if self.perturbed == "gradient" else torch.lerp(broadcast.expand_as(trained), trained, shares)
 
     @property
     def device(self) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, nan
@@ -173,11 +173,18 @@ def _of_torch(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_num
     return torch.optim.SGD(parameters, lr=rate, momentum=optimiser.momentum, weight_decay=decay)
 
 
+def mean_loss(task: LocalTask, weights: Tensor, samples: Samples) -> float:
+    """Return the mean loss of the model with ``weights`` (d,) over ``samples``."""
+    batches = batched(_outputs(task, weights, samples), samples.inputs, samples.targets)
+    return sum(float(task.task.losses(outputs, targets).double().sum()) for outputs, targets in batches) / len(samples)
+
+
 def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:
     """Return the figure by which the model with ``weights`` (d,) is judged on ``samples``, or ``every`` one of its task, by name."""
+    return task.task.measured(batched(_outputs(task, weights, samples), samples.inputs, samples.targets), every=every)
+
+
+def _outputs(task: LocalTask, weights: Tensor, samples: Samples) -> Callable[[Tensor], Tensor]:
+    """Return what the model with ``weights`` (d,) makes of inputs of ``samples``."""
     parameters = task.layout.unflatten(weights.to(samples.device))
-
-    def outputs(inputs: Tensor) -> Tensor:
-        return torch.as_tensor(functional_call(task.module, parameters, (task.normalised(inputs),)))
-
-    return task.task.measured(batched(outputs, samples.inputs, samples.targets), every=every)
+    return lambda inputs: torch.as_tensor(functional_call(task.module, parameters, (task.normalised(inputs),)))

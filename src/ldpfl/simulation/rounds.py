@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Reports
+from ldpfl.privacy import Release, RoundEvent
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, close_round, round_event
 from ldpfl.shuffling import mix
@@ -31,7 +32,9 @@ def simulate(
     joined = _rounds_joined(federation, start.state.round)
     while checkpoint.state.round < rounds:
         cohort = federation.cohort(checkpoint.state.round + 1)
-        if cohort.size == 0:
+        if federation.has_stopped(checkpoint.history):
+            checkpoint = _untrained_round(federation, checkpoint, cohort, joined)
+        elif cohort.size == 0:
             checkpoint = _idle_round(federation, checkpoint, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
@@ -49,6 +52,32 @@ def _idle_round(federation: Federation, before: Checkpoint, joined: NDArray[np.i
         return after
     event = round_event(federation.measured + number, release, 0, joined, federation.channel, federation.self_sampling)
     return replace(after, ledger=before.ledger.charge(event))
+
+
+def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray[np.int64], joined: NDArray[np.int64]) -> Checkpoint:
+    """Return what follows ``before`` after the run has stopped early: the same model.
+
+    The round is charged as if it had been trained: when to stop was decided by what was released, and what is proved for a number of
+    rounds that is fixed beforehand holds for this one only.
+    """
+    after = close_idle_round(federation.rules, before)
+    release = federation.mechanism.in_round(before.state.public()).release(before.state.ranges)
+    return replace(after, ledger=before.ledger.charge(_event(federation, before.state.round + 1, release, cohort.size, cohort, joined)))
+
+
+def _event(
+    federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
+) -> RoundEvent:
+    """Return the ledger's record of round ``number``, in which ``clients`` of the ``cohort`` reported."""
+    return round_event(
+        federation.measured + number,
+        release,
+        clients,
+        joined + np.bincount(cohort, minlength=joined.size),
+        federation.channel,
+        federation.self_sampling,
+        once=federation.once_over is not None,
+    )
 
 
 def _round(
@@ -73,15 +102,7 @@ def _round(
         before,
         mechanism,
         pool,
-        event=round_event(
-            federation.measured + number,
-            mechanism.release(ranges),
-            pool.clients,
-            joined + np.bincount(cohort, minlength=joined.size),
-            federation.channel,
-            federation.self_sampling,
-            once=federation.once_over is not None,
-        ),
+        event=_event(federation, number, mechanism.release(ranges), pool.clients, cohort, joined),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
             clipped=clipped.fractions(),
