@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import sys
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -18,6 +19,7 @@ from ldpfl import ConfigError, DataError, LayerRanges
 from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
@@ -344,6 +346,18 @@ def test_a_sweep_whose_reason_is_damaged_is_refused_by_name(tmp_path: Path) -> N
         RunFolder(tmp_path).stopped()
 
 
+def test_nothing_that_a_foreign_sweep_names_is_run_or_opened(ldpfl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("told.py").write_text("raise SystemExit('run')\n", encoding="utf-8")
+    foreign = {"name": "theirs", "recipe": "own", "settings": ["data.name=told.py:make", "privacy.target_epsilon=1.0"]}
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "sweep.json").write_text(json.dumps({**SweepConfig.model_validate(foreign).model_dump(), "overrides": []}))
+    outcome = ldpfl("show", folder)
+    assert "0 of 1 runs finished" in outcome.out
+    assert "told" not in sys.modules
+
+
 def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Its config's name, why a sweep gave it up, and what its ledger says that a paper claims."""
     code = "\x1b]0;mine\x07"
@@ -359,3 +373,26 @@ def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl:
     config = folder.config_path.read_text(encoding="utf-8")
     folder.config_path.write_text(config.replace('name = "', 'name = "\\u001b]0;mine', 1), encoding="utf-8")
     assert "not printable" in ldpfl.refused("show", tmp_path / "run")
+
+
+def test_nothing_of_a_foreign_result_steers_the_terminal(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """Every text in it, names included; and square brackets are no markup."""
+    folder = tmp_path / "run"
+    ldpfl("run", "--data-dir", tiny_data, "--set", "training.rounds=1", "--no-baseline", "--out", folder)
+
+    def changed(figures: Any) -> Any:
+        match figures:
+            case str() if figures != "accuracy":
+                return f"{figures}[/x]\x1b]0;mine"
+            case dict():
+                return {key: value if key in ("privacy", "metric") else changed(value) for key, value in figures.items()}
+            case list():
+                return [changed(value) for value in figures]
+        return figures
+
+    result = json.loads((folder / "result.json").read_text())
+    layers = {f"{name}[/x]\x1b]0;mine": layer for name, layer in result["layers"].items()}
+    (folder / "result.json").write_text(json.dumps({**changed(result), "layers": layers}))
+    outcome = ldpfl("show", folder)
+    assert "\x1b" not in outcome.out + outcome.err
+    assert outcome.out.count("[/x]") > 4

@@ -406,3 +406,28 @@ def test_own_data_are_read_once_for_a_run() -> None:
 def test_a_commented_config_keeps_every_character(path: str) -> None:
     config = api.configure("own", {"data.path": path, "data.bounds": {"a b": [0, 1.5]}, "data.target": ["x", "y"]})
     assert parse_config(commented(config), origin="test") == config
+
+
+def test_columns_say_of_what_kind_they_are(table: Path) -> None:
+    frame = pd.read_csv(table)
+    frame["code"] = [f"{place % 7}" for place in range(len(frame))]
+    usual = {"data": frame, "target": "outcome", "client": "hospital", "baseline": False, "progress": False, "rounds": 1}
+    assert any("words, hashed: ward, code" in note for note in api.run(**usual, words=["code"]).to_dict()["caveats"])
+    assert any("numbers, measured: age, marker, code" in note for note in api.run(**usual).to_dict()["caveats"])
+    with pytest.raises(ConfigError, match=r"data\.numbers and data\.words both name 'code'"):
+        api.run(**usual, words=["code"], numbers=["code"])
+    with pytest.raises(DataError, match=r"'cardio' in the column 'ward' is no number|'icu' in|'surgery' in"):
+        api.run(**usual, numbers=["ward"])
+
+
+def test_features_of_own_data_are_not_kept(cache: Path) -> None:
+    pixels = torch.randint(0, 256, (60, 1, 28, 28), dtype=torch.uint8)
+    data = Dataset("own", Samples(pixels[:40], torch.arange(40) % 10), Samples(pixels[40:], torch.arange(20) % 10), 10, (0.5,), (0.5,), "x")
+    api.run(data=data, settings={"data.features": "scattering", "training.rounds": 1, "clients.count": 2}, baseline=False, progress=False)
+    assert not (cache / "features").exists()
+
+
+def test_two_simulations_of_one_seed_are_not_taken_for_independent(table: Path) -> None:
+    runs = [api.run(data=table, target="outcome", rounds=1, baseline=False, progress=False, seed=seed) for seed in (1, 1, 2)]
+    assert any("of one seed" in said for said in api.account(*runs).warnings)
+    assert not any("of one seed" in said for said in api.account(*runs[1:]).warnings)

@@ -251,7 +251,22 @@ def account(
     """
     found = [released(one, settings) for one in (what, *others)]
     ledgers, chosen = [ledger for ledger, _ in found], max(own for _, own in found)
-    return account_together(ledgers, chosen if delta is None else delta, colluding)
+    statement = account_together(ledgers, chosen if delta is None else delta, colluding)
+    seeds = [seed for one in (what, *others) if (seed := _seed_of(one)) is not None]
+    if len(set(seeds)) < len(seeds):
+        said = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
+        return replace(statement, warnings=(*statement.warnings, said))
+    return statement
+
+
+def _seed_of(what: Ledger | RunResult | RunConfig | str | Path) -> int | None:
+    """Return the seed that the noise of a simulation follows from; None of anything else."""
+    if isinstance(what, RunResult):
+        return what.config.seed
+    if isinstance(what, str | Path) and Path(what).is_dir():
+        folder = RunFolder(Path(what))
+        return None if folder.kind().on_flower else folder.config().seed
+    return None
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:

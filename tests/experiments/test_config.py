@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conftest import TINY_TOML
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe, read_config, recipe_names
-from ldpfl.experiments.config import known_keys, parse_config
+from ldpfl.experiments.config import known_keys, parse_config, toml_value
 
 
 def parse(text: str = "", *overrides: str) -> RunConfig:
@@ -253,3 +253,11 @@ def test_all_numbers_of_all_recipes_are_finite() -> None:
         if config.mechanism.budgeted is not None:
             assert math.isfinite(config.mechanism.budgeted[0])
         assert parse(config.to_toml()) == config
+
+
+@pytest.mark.parametrize("name", ["\U0001f600", "a\x7fb", 'say "so"', "a\\\\b", "ö", "a\tb"])
+def test_columns_of_any_name_can_be_set(name: str) -> None:
+    written = f"data.bounds={toml_value({name: [0, 1]})}"
+    config = parse_config("", [written], origin="test")
+    assert config.data.bounds == {name: [0.0, 1.0]}
+    assert parse_config(config.to_toml(), origin="again") == config

@@ -58,6 +58,12 @@ def test_data_and_tasks_that_an_app_names_are_neither_run_nor_opened(
     assert "told" not in sys.modules
 
 
+@pytest.mark.parametrize("rest", ["", ";privacy.target_epsilon=1.0"])
+def test_a_model_that_no_machine_could_hold_is_not_made(rest: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the app's model has 2[\d,]+ weights"):
+        offer_of(app(tmp_path, f"model.name=mlp;model.options.hidden=65536;model.options.depth=64{rest}"))
+
+
 def test_a_target_of_an_app_whose_features_are_code_is_not_looked_for(tmp_path: Path) -> None:
     told = tmp_path / "told"
     with pytest.raises(ConfigError, match=r"leave privacy\.target_epsilon out"):

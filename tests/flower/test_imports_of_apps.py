@@ -111,6 +111,14 @@ def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     assert not told.exists()
 
 
+@pytest.mark.parametrize("coding", ["utf-7", "unicode_escape", "raw_unicode_escape"])
+def test_code_that_an_encoding_hides_is_found(coding: str, tmp_path: Path) -> None:
+    """A line break that is none in UTF-8 ends the comment."""
+    hidden = {"utf-7": "+AAo-open('x')", "unicode_escape": "\\nopen('x')", "raw_unicode_escape": "\\u000aopen('x')"}[coding]
+    app = app_in(tmp_path, f"# coding: {coding}\n# a comment {hidden}\n")
+    assert list(run_at_import(app)) == ["mine/client_app.py:3"]
+
+
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         list(run_at_import(app_in(tmp_path, "def")))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
@@ -58,6 +58,7 @@ def init(
 def _warn_of_imports(places: list[str]) -> None:
     if not places:
         return
+    places = list(map(printable, places))  # names of the app's files
     Console().print(
         Text(
             f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app where an error's text reaches the "

@@ -215,18 +215,21 @@ def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkp
 
 
 def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_json: bool) -> None:
-    runs = [RunFolder(folder / "runs" / name) for name in dict.fromkeys(cell.folder_name for cell in cells(config, overrides))]
+    # As the configs are written: the folder may be somebody else's, and nothing that it names is opened or run.
+    count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
+    runs = [RunFolder(path) for path in sorted((folder / "runs").glob("*")) if path.is_dir()]
     done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
     if as_json:
-        counts = {"finished": done + stopped == len(runs), "runs_done": done, "stopped": stopped, "runs": len(runs)}
+        counts = {"finished": done + stopped == count, "runs_done": done, "stopped": stopped, "runs": count}
         print(to_json({"name": config.name, "kind": "sweep", **counts}, indent=2))
         return
-    print(f"{config.name}: a sweep, {done} of {len(runs)} runs finished" + (f", {stopped} given up" if stopped else ""))
+    print(f"{config.name}: a sweep, {done} of {count} runs finished" + (f", {stopped} given up" if stopped else ""))
     known = config.name in sweep_names() and load_sweep(config.name) == config
     command = _sweep_command(config.name if known else "FILE.toml", overrides, folder, "")
     where = "" if known else "\nwhere FILE.toml is the file that it was begun with"
     print(f"go on, or print its table, with: {command}{where}")
-    print(f"one of its runs: ldpfl show {shlex.quote(str(runs[0].path))}")
+    if runs:
+        print(f"one of its runs: ldpfl show {shlex.quote(str(runs[0].path))}")
 
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, is_absent
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import NO_TOKEN, Targets
 
 TEST_SHARE = 5
@@ -87,7 +87,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         unscaled_names=unscaled_names,
         target_unscaled=target_unscaled,
         unit=_unit(config, targets),
-        notes=notes,
+        notes=tuple(map(printable, notes)),  # names of columns and classes are in them
     )
 
 

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.errors import printable
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -79,7 +81,7 @@ class Dataset:
 
     def noted(self, *notes: str) -> Dataset:
         """Return the same with more to say about it."""
-        return replace(self, notes=(*self.notes, *notes))
+        return replace(self, notes=(*self.notes, *map(printable, notes)))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -133,6 +133,12 @@ def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module |
     return mended(made)[0] if model.mend else made
 
 
+def size_of(config: RunConfig, data: Description) -> int:
+    """Return how many weights the built-in model of ``config`` has; it is not made, so that it may be as large as it likes."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in model_of(config, data, 0, None).parameters())
+
+
 def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
     """Return the train samples of each client: as the data say, or else as ``config`` divides them.
 

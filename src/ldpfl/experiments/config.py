@@ -264,12 +264,17 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def toml_value(value: Any) -> str:
     """Return ``value`` as TOML, in one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {toml_value(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{_quoted(str(key))} = {toml_value(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)
+    return repr(value) if isinstance(value, int | float) else _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    """Return ``text`` as a TOML string: as JSON has it, but for what only TOML wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(text: str) -> Any:

@@ -87,7 +87,7 @@ def load_dataset(
     else:  # nothing is kept beyond a run: what was there may have changed since
         own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
         found = own.noted(*_OF_SIMULATIONS)
-    return extracted(found, data.features, data.feature_options, warn, progress)
+    return extracted(found, data.features, data.feature_options, warn, progress, keep=not data.brought)
 
 
 def described(config: RunConfig, given: Given = NOTHING) -> Description:

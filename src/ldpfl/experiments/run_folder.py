@@ -245,7 +245,8 @@ class RunFolder:
             raise DataError(f"{self.result_path} is damaged: {error}; remove it, and finish the run again") from error
         if not isinstance(result, dict) or not result.keys() >= _REQUIRED:
             raise DataError(f"{self.result_path} is damaged: it lacks figures of a finished run; remove it, and finish the run again")
-        return result
+        figures: dict[str, Any] = _printable(result)
+        return figures
 
     def stopped(self) -> str | None:
         """Return why a sweep gave the run up, if it did.
@@ -331,3 +332,15 @@ _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
 """Settings that the strategy does not use: sections, and of some only these keys."""
 _OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are not told here.\n"
 _REQUIRED = {"name", "seed", "score", "score_per_round", "noise_free_score", "privacy", "layers", "seconds", "device"}
+
+
+def _printable(figures: Any) -> Any:
+    """Return what a file held with all its texts printable: it may be somebody else's, and is shown in a terminal."""
+    match figures:
+        case str():
+            return printable(figures)
+        case dict():
+            return {printable(str(key)): _printable(value) for key, value in figures.items()}
+        case list():
+            return [_printable(value) for value in figures]
+    return figures

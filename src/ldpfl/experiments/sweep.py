@@ -94,11 +94,14 @@ def load_sweep(name: str) -> SweepConfig:
         raise ConfigError(f"sweep {name}, {place}: {first['msg']}, got {first['input']!r}") from None
 
 
-def cells(sweep: SweepConfig, overrides: Sequence[str] = ()) -> list[Cell]:
-    """Return all runs of ``sweep``, each config checked; ``overrides`` apply to every one of them, last."""
+def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True) -> list[Cell]:
+    """Return all runs of ``sweep``, each config checked; ``overrides`` apply to every one of them, last.
+
+    Without ``settle`` configs are as they are written: nothing that they name, such as data, is looked at.
+    """
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     return [
-        Cell(variant, point, seed, _config(sweep, settings, point, seed, overrides))
+        Cell(variant, point, seed, (settled if settle else _as_written)(_config(sweep, settings, point, seed, overrides)))
         for seed in sweep.seeds
         for point in points
         for variant, settings in sweep.variants.items()
@@ -111,7 +114,11 @@ def _config(
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={json.dumps(value)}" for key, value in point]
     named = [f"seed={seed}", 'description=""', f'name="{sweep.name}"']
-    return settled(load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides]))
+    return load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
+
+
+def _as_written(config: RunConfig) -> RunConfig:
+    return config
 
 
 def check_cells(cells: Sequence[Cell]) -> None:

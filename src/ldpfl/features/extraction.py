@@ -31,12 +31,12 @@ _AT_ONCE = 16
 
 
 def extracted(
-    dataset: Dataset, name: str, options: Mapping[str, Any], warn: Warn, progress: Progress = lambda what, done, total: None
+    dataset: Dataset, name: str, options: Mapping[str, Any], warn: Warn, progress: Progress = quietly, *, keep: bool = True
 ) -> Dataset:
     """Return ``dataset`` with its samples' features in their place, float32; ``name`` "none" leaves it as it is.
 
-    Features are rounded to float16, whether they come from the cache or not. What is kept is for this user alone, like the
-    data themselves. Features by import path are computed anew each time: their code may have changed.
+    Features are rounded to float16, whether they come from the cache or not. With ``keep`` they are kept there, for this user alone;
+    those by import path are computed anew each time: their code may have changed.
 
     Raises:
         ConfigError: the name or an option is unknown, or these samples have no such features.
@@ -47,7 +47,7 @@ def extracted(
     chosen.shape(dataset.shape)
     key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
-    path = None if is_code(name) else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
+    path = None if is_code(name) or not keep else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
     tensors = _kept(path, dataset, chosen) if path else None
     if tensors is None:
         tensors = _computed(dataset, name, chosen, progress)

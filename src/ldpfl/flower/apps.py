@@ -25,7 +25,6 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import torch
 from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
@@ -33,7 +32,7 @@ from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
-from ldpfl.experiments.build import build, choose_device, model_of
+from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
@@ -141,11 +140,9 @@ def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = N
     config = parse_config(text, origin="the round's terms")
     task = load_dataset(config, data_dir)
     if sent is not None and not is_code(config.model.name):
-        with torch.device("meta"):
-            model = model_of(config, Description.of(task), 0, None)
-        sizes = sum(parameter.numel() for parameter in model.parameters())
-        if sizes != sent:
-            raise ConfigError(f"the model of the terms has {sizes:,} weights, and {sent:,} came with them")
+        size = size_of(config, Description.of(task))
+        if size != sent:
+            raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
     federation, start = build(config, task, choose_device(device))
     return _Prepared(config, task, federation, start)
 

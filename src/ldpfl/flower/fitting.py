@@ -15,8 +15,10 @@ import torch
 
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.build import size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import read_config
+from ldpfl.experiments.dataset import described
 from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
@@ -30,6 +32,8 @@ from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
 
 _DIGITS = 3
+_LARGEST = 10**9
+"""Weights of a model that is made to see what it asks for."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,13 @@ def _check_nothing_named(config: RunConfig) -> None:
         )
 
 
+def _check_size(config: RunConfig) -> None:
+    """Return if the built-in model of ``config`` fits this machine's memory, by far; none is made for it."""
+    size = size_of(config, described(config))
+    if size > _LARGEST:
+        raise ConfigError(f"the app's model has {size:,} weights, more than {_LARGEST:,}: decline, or give the sizes of its arrays")
+
+
 def _code_of(config: RunConfig) -> tuple[str, ...]:
     """Return what of ``config`` is code that a client would run: model and features by import path."""
     return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
@@ -166,6 +177,8 @@ def _recipe(settings: Mapping[str, Any]) -> RunConfig:
 def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
     _check_nothing_named(config)
     code = _code_of(config)
+    if not code:
+        _check_size(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
     transport: Transport = "direct" if settings.get("transport", "direct") == "direct" else "relay"

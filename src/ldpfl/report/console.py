@@ -130,12 +130,12 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
-    table.add_row(f"{metric} ({result['evaluated_on']})", shown(metric, score))
+    table.add_row(Text(f"{metric} ({result['evaluated_on']})"), shown(metric, score))
     if baseline is not None and score is not None:
-        table.add_row("noise-free baseline", f"{shown(metric, baseline)}  ({cost(metric, baseline, score)})")
+        table.add_row("noise-free baseline", Text(f"{shown(metric, baseline)}  ({cost(metric, baseline, score)})"))
     for name, value in result["scores"].items():
         if name != metric:
-            table.add_row(name, shown(name, value))
+            table.add_row(Text(name), shown(name, value))
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", "[red]none: values leave as they are[/red]")
     cohort = result["clients_per_round"]
@@ -148,7 +148,7 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("noise, L2 norms added up", _number(noise["norm"], ",.4g"))
         table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
         table.add_row("epsilon as papers add it up", f"{_number(noise['paper_epsilon'])}: what holds is below")
-    table.add_row("time", f"{result['seconds']:.1f} s on {result['device']}")
+    table.add_row("time", Text(f"{result['seconds']:.1f} s on {result['device']}"))
     return table
 
 
