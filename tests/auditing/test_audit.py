@@ -44,7 +44,7 @@ from ldpfl.mechanisms.scalar import Laplace
 from ldpfl.privacy import Release
 from ldpfl.randomness import Purpose, RandomSource, as_source, draw, stream
 
-TRIALS = 400_000
+TRIALS = 150_000
 
 
 def audited(mechanism: Mechanism, *, trials: int = TRIALS, seed: int = 11) -> MechanismAudit:
@@ -60,9 +60,8 @@ def failures(audit: MechanismAudit) -> set[str]:
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 10.0])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float, seed: int) -> None:
-    audit = audit_mechanism(Duchi(epsilon), trials=1_000_000, seed=seed)
+def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float) -> None:
+    audit = audit_mechanism(Duchi(epsilon), trials=1_000_000, seed=1)
     assert audit.passed, audit.verdict
     assert audit.epsilon_lower <= epsilon
     # How close follows from a standard error of log(p / q), some five of them: 0.002 at epsilon 0.1, and at epsilon 10,
@@ -87,10 +86,10 @@ def test_a_seed_makes_an_audit_reproducible() -> None:
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated() -> None:
-    # 50 audits at error rate 0.3: more than 26 alarms would come up once in 3000 times at that rate, and the bounds are
+    # 30 audits at error rate 0.3: more than 17 alarms would come up once in 1600 times at that rate, and the bounds are
     # wider than they need to be. Fewer trials than usual, so that skew and discreteness count.
-    alarms = sum(not audit_mechanism(Duchi(2.0), trials=2000, seed=seed, error_rate=0.3).passed for seed in range(50))
-    assert alarms <= 26
+    alarms = sum(not audit_mechanism(Duchi(2.0), trials=2000, seed=seed, error_rate=0.3).passed for seed in range(30))
+    assert alarms <= 17
 
 
 def test_the_error_rate_is_shared_out_and_no_more() -> None:
@@ -101,7 +100,7 @@ def test_the_error_rate_is_shared_out_and_no_more() -> None:
 def test_no_protection_is_neither_passed_nor_called_private() -> None:
     audit = audited(Identity())
     assert audit.epsilon_claimed == math.inf
-    assert audit.epsilon_lower > 8  # two answers that never overlap, in 200,000 trials each
+    assert audit.epsilon_lower > 7  # two answers that never overlap, in 75,000 trials each
     privacy = [check for check in audit.checks if check.name.startswith("epsilon")]
     assert privacy
     assert all(check.passed is None and "nothing is protected" in check.sentence for check in privacy)
@@ -240,7 +239,7 @@ def test_a_random_stream_that_is_used_twice_is_found(reuse: dict[str, Any], foun
         def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
             return super().encode(values, ranges, Reusing(as_source(generator), **reuse))
 
-    audit = audited(Reuser(1.0))
+    audit = audited(Reuser(1.0), trials=400_000)  # a block is 4,096 long or more
     assert found in failures(audit)
     # Marginally nothing is wrong, so what holds for each weight on its own still does; the statistics of bias and
     # variance rest on independence and may fail as well.
@@ -487,7 +486,7 @@ def test_the_audit_draws_from_no_stream_of_a_run() -> None:
 @pytest.mark.slow
 def test_every_registered_mechanism_can_be_audited() -> None:
     for name in mechanisms.names(alone=True):
-        audit = audited(mechanisms.with_defaults(name, 1.0), trials=2000)
+        audit = audited(mechanisms.with_defaults(name, 1.0), trials=1000)
         assert audit.passed, audit.verdict
 
 
@@ -714,8 +713,8 @@ def test_a_fault_of_few_weights_or_of_raw_bits_is_found(mechanism: Mechanism, fo
 
 
 def test_ties_that_belong_to_both_halves_are_found() -> None:
-    audit = audited(ClosedHalfSpace(1.0), trials=20_000)
+    audit = audited(ClosedHalfSpace(1.0), trials=8_000)
     (check,) = [check for check in audit.checks if check.name == "epsilon, one sign turned"]
     assert check.passed is False
     assert 1 < check.figure < 1.3133
-    assert audited(DuchiVector(1.0), trials=20_000).passed
+    assert audited(DuchiVector(1.0), trials=8_000).passed

@@ -48,10 +48,10 @@ def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
 
 
 def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise() -> None:
-    plain, drawn, linked = (ldpfl.plan_regime("shuffled", 1.0, **SIZE["shuffled"], **more) for more in ({}, {"group": 8}, {"linked": 8}))
+    plain, drawn, linked = (ldpfl.plan_regime("shuffled", 1.0, **SIZE["shuffled"], **more) for more in ({}, {"group": 8}, {"linked": 2}))
     assert (plain.bytes_per_client, plain.relay_records) == (4, 32)
     assert (drawn.bytes_per_client, drawn.relay_records) == (2, 4)
-    assert (linked.bytes_per_client, linked.relay_records) == (4, 4)
+    assert (linked.bytes_per_client, linked.relay_records) == (4, 16)
     assert plain.noise < min(drawn.noise, linked.noise)
     assert all(plan.statement.best is not None and 0.98 < plan.statement.best.epsilon <= 1.0 for plan in (plain, drawn, linked))
 

@@ -175,18 +175,18 @@ def test_more_clients_never_cost_more() -> None:
 
 
 @pytest.mark.parametrize(("epsilon0", "clients"), [(0.3, 3), (1.0, 40), (1.0, 5000), (0.1, 10**6), (4.0, 2000), (8.0, 5)])
-@pytest.mark.parametrize("order", [0.5, 3.0, 40.0])
 @pytest.mark.parametrize("share", [any_report, binary_report])
 def test_the_moment_of_few_coins_is_above_that_of_the_pair_and_never_above_the_local_one(
-    epsilon0: float, clients: int, order: float, share: Callable[[float], float]
+    epsilon0: float, clients: int, share: Callable[[float], float]
 ) -> None:
     """Of the curve: E[e^(order * loss)] = 1 + order (order + 1) times the integral of e^(order * epsilon) delta, both directions alike."""
-    found = clone_log_moment(epsilon0, clients, order, share(epsilon0))
-    assert found <= order * epsilon0
     top = min(epsilon0, clone_epsilon(epsilon0, clients, 1e-18, share(epsilon0)))
     epsilons = np.linspace(0.0, top, 400)
     deltas = np.array([clone_delta(epsilon0, clients, float(epsilon), share(epsilon0)) for epsilon in epsilons])
-    weights = np.exp(order * epsilons) + np.exp(-(order + 1) * epsilons)
-    moment = 1 + order * (order + 1) * float(np.trapezoid(weights * deltas, epsilons))
-    assert found >= np.log(moment) * (1 - 1e-3) - 1e-12
+    for order in (0.5, 3.0, 40.0):
+        found = clone_log_moment(epsilon0, clients, order, share(epsilon0))
+        assert found <= order * epsilon0
+        weights = np.exp(order * epsilons) + np.exp(-(order + 1) * epsilons)
+        moment = 1 + order * (order + 1) * float(np.trapezoid(weights * deltas, epsilons))
+        assert found >= np.log(moment) * (1 - 1e-3) - 1e-12
     assert clone_outside(clients, share(epsilon0)) <= 1e-30
