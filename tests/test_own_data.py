@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,7 +54,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_table_from_the_command_line(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
-    arguments = ["run", "--data", str(table), "--target", "outcome", "--client", "hospital", "--set", "training.rounds=3"]
+    arguments = ["run", "--data", str(table), "--target", "outcome", "--client", "hospital", "--set", "training.rounds=3", "--seed", "0"]
     outcome = ldpfl(*arguments, "--out", str(tmp_path / "run"))
     for said in ("accuracy (test)", "AUROC", "guarantee met: epsilon", "taken from the data"):
         assert said in outcome.out
@@ -164,7 +165,7 @@ def test_texts(model: str, recwarn: pytest.WarningsRecorder) -> None:
 def test_tensors_and_torch_data_sets_are_data() -> None:
     inputs = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     targets = (inputs[:, 0] > 0).long()
-    settings = {**FEW, "clients.count": 4}
+    settings = {**FEW, "clients.count": 4, "seed": 0}
     pair = api.run(data=(inputs, targets), settings=settings, baseline=False, progress=False)
     as_set = api.run(data=torch.utils.data.TensorDataset(inputs, targets), settings=settings, baseline=False, progress=False)
     assert pair.scores == as_set.scores
@@ -241,7 +242,7 @@ def test_settings_are_listed_with_their_meaning(ldpfl: CommandLine) -> None:
 
 def test_a_commented_config_is_what_it_was_made_of(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
-    arguments = ["--data", str(table), "--target", "outcome", "--client", "hospital", "--target-epsilon", "2"]
+    arguments = ["--data", str(table), "--target", "outcome", "--client", "hospital", "--target-epsilon", "2", "--set", "seed=5"]
     assert f"ldpfl run {file}" in ldpfl("init", str(file), *arguments).out
     config = api.configure(file)
     assert (config.data.path, config.data.target, config.privacy.target_epsilon) == (str(table), "outcome", 2.0)
@@ -411,7 +412,7 @@ def test_a_commented_config_keeps_every_character(path: str) -> None:
 def test_columns_say_of_what_kind_they_are(table: Path) -> None:
     frame = pd.read_csv(table)
     frame["code"] = [f"{place % 7}" for place in range(len(frame))]
-    usual = {"data": frame, "target": "outcome", "client": "hospital", "baseline": False, "progress": False, "rounds": 1}
+    usual: dict[str, Any] = {"data": frame, "target": "outcome", "client": "hospital", "baseline": False, "progress": False, "rounds": 1}
     assert any("words, hashed: ward, code" in note for note in api.run(**usual, words=["code"]).to_dict()["caveats"])
     assert any("numbers, measured: age, marker, code" in note for note in api.run(**usual).to_dict()["caveats"])
     with pytest.raises(ConfigError, match=r"data\.numbers and data\.words both name 'code'"):
@@ -431,3 +432,76 @@ def test_two_simulations_of_one_seed_are_not_taken_for_independent(table: Path) 
     runs = [api.run(data=table, target="outcome", rounds=1, baseline=False, progress=False, seed=seed) for seed in (1, 1, 2)]
     assert any("of one seed" in said for said in api.account(*runs).warnings)
     assert not any("of one seed" in said for said in api.account(*runs[1:]).warnings)
+
+
+class Codebook(nn.Module):
+    """Keeps a running mean where nothing is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 2), nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(rows.mean(dim=0))
+        return torch.as_tensor(self.layer(rows + self.seen))
+
+
+class Elsewhere(nn.Module):
+    """Keeps it where no module's state is."""
+
+    seen = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        shifted = rows + Elsewhere.seen
+        Elsewhere.seen = float(rows.mean())
+        return torch.as_tensor(self.layer(shifted))
+
+
+class Drawing(nn.Module):
+    """Draws numbers, more of them for some samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.layer(nn.functional.dropout(rows, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [(Codebook, "changed seen while it ran"), (Elsewhere, "after it saw others"), (Drawing, "after it saw others")],
+)
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "duchi"])
+def test_a_module_that_is_no_function_of_one_sample_is_refused(module: type[nn.Module], said: str, mechanism: str) -> None:
+    pair = (torch.randn(50, 3), torch.arange(50) % 2)
+    other = {
+        "mechanism.name": mechanism,
+        "privacy.target_epsilon": "off",
+        "mechanism.perturbed": "gradient" if mechanism == "dp-sgd" else "update",
+    }
+    with pytest.raises(PrivacyError, match=said):
+        api.run(data=pair, model=module(), settings={**FEW, **other, "clients.count": 4}, progress=False)
+
+
+def test_the_noise_of_own_data_follows_from_a_seed_that_nobody_knows(table: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
+    usual: dict[str, Any] = {"data": table, "target": "outcome", "rounds": 1, "baseline": False, "progress": False}
+    first, second = (api.run(**usual) for _ in range(2))
+    assert first.config.seed != second.config.seed
+    ours, theirs = (list(result.module().state_dict().values()) for result in (first, second))
+    assert not torch.equal(ours[0], theirs[0])
+    assert api.run(**usual, seed=3).config.seed == 3
+    ldpfl("run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline", "--out", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["seed"] > 1000
+    assert api.run("quickstart", rounds=1, count=20, baseline=False, progress=False).config.seed == 0
+
+
+def test_a_delta_that_lets_a_record_be_published_is_told_of(table: Path) -> None:
+    usual: dict[str, Any] = {"data": table, "target": "outcome", "rounds": 1, "baseline": False, "progress": False}
+    assert any("below 1/400" in note for note in api.run(**usual, delta=0.01).to_dict()["caveats"])
+    assert not any("below 1/" in note for note in api.run(**usual).to_dict()["caveats"])

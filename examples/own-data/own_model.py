@@ -30,6 +30,6 @@ network = nn.Sequential(
 found = ldpfl.check("quickstart", data=options.data, model=network)
 for change in found.changes:
     print(f"{change.place}: {change.before} -> {change.after}")
-result = ldpfl.run("quickstart", data=options.data, model=found.module, rounds=options.rounds, epsilon=2.0)
+result = ldpfl.run("quickstart", data=options.data, model=found.module, rounds=options.rounds, epsilon=2.0, seed=0)
 result.plot().save(options.picture)
 rich.print(result)

@@ -24,6 +24,7 @@ result = ldpfl.run(
     target="yrs_married",
     task="regression",
     target_epsilon=4.0,
+    seed=0,
     settings={"clients.count": 10, "data.bounds": {"yrs_married": [0, 30], "age": [15, 60]}, "training.rounds": options.rounds},
 )
 result.plot().save(options.picture)

@@ -35,6 +35,7 @@ result = ldpfl.run(
     target="package",
     model="embedding-bag",
     target_epsilon=8.0,
+    seed=0,
     settings={
         "clients.count": 10,
         "data.text": "line",

@@ -5,6 +5,7 @@ The command line parses, calls these functions and prints; notebooks call them t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +52,9 @@ from ldpfl.report.results import RunResult, SweepResult
 from ldpfl.server import RoundMetrics
 from ldpfl.suggestions import did_you_mean
 
+_SEED_BITS = 63
+"""As many as every reader of JSON and TOML takes; beyond what anybody could try."""
+
 OnRound = Callable[[RoundMetrics], None]
 Settings = Mapping[str, Any] | Sequence[str]
 """Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them."""
@@ -65,7 +69,12 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     Raises:
         ConfigError: no such recipe or setting, or a value that does not fit.
     """
-    return _configured(what, [*_listed(settings), *_listed(_by_leaf(overrides, what))])
+    config = _configured(what, [*_listed(settings), *_listed(_by_leaf(overrides, what))])
+    # A user's own data have a seed that nobody knows, unless one is said: their noise follows from it.
+    said = what.model_fields_set if isinstance(what, RunConfig) else config.model_fields_set
+    if config.data.brought and "seed" not in said and "seed" not in overrides:
+        return config.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
+    return config
 
 
 def run(

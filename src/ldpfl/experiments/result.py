@@ -76,6 +76,13 @@ def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
     return [f"training stopped after round {after} of {rounds}, and all are counted: when to stop followed from what was released"]
 
 
+def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
+    records, delta = sum(own.size for own in federation.samples), config.privacy.delta
+    if federation.mechanism.record_clip is None or delta * records < 1:
+        return []
+    return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the records at random would satisfy it"]
+
+
 def _last_trained(last: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
     return next((metrics for metrics in reversed(last.history) if metrics.clients), last.history[-1])
@@ -91,7 +98,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
         "unit": guarantee.unit,
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.caveats, *federation.notes, *_of_stopping(federation, last)],
+        "caveats": [*federation.mechanism.caveats, *federation.notes, *_of_stopping(federation, last), *_of_delta(config, federation)],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 

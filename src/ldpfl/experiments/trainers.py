@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -43,28 +43,23 @@ def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_
 def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
     """Return the trainer, after it has trained two clients for a step on made-up samples: what does not fit is refused before a run.
 
-    A model that has no form for many clients at once is trained client by client. One that keeps something of what it saw is
-    refused: a record would change what comes of others.
+    A model that has no form for many clients at once is trained client by client. One that keeps something of what it saw, or draws
+    random numbers, is refused: a record would change what comes of others. What a forward does to other samples than these, and on
+    purpose, no trial can tell: the guarantee rests on its being a function of one sample.
 
     Raises:
         ConfigError: the model does not fit the data, or fails.
-        PrivacyError: it keeps something of what it saw.
+        PrivacyError: what it makes of a sample depends on others.
     """
     trial = replace(local, data=_made_up(local.data, data.vocabulary))
-    schedule = BatchSchedule(torch.tensor([[[0, 1]], [[1, 0]]]), torch.ones(2, 1, 2)).to(local.data.device)
     model, where = config.model.name, config.data.path or config.data.name
     before = _kept(local.module)
     try:
         inputs, targets = trial.batch(torch.arange(2))
         found = functional_call(local.module, local.layout.unflatten(weights.to(inputs.device)), (inputs,))
         fits = _fits(local.task, found, targets, data.outputs)
-        try:
-            trainer_of(config, trial, mechanism).train(weights, schedule)
-            at_once = True
-        except RuntimeError as error:
-            trainer_of(config, trial, mechanism, at_once=False).train(weights, schedule)
-            at_once = False
-            warn(f"model {model!r} cannot be trained for many clients at once ({first_line(error)}): one after another, which is slower")
+        trainer, once = _first_step(config, trial, mechanism, weights, warn)
+        again = _later_step(trainer, weights, local.data.device)
     except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
         raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {first_line(error)}") from error
     if fits:
@@ -75,26 +70,63 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
             f"model {model!r} changed {', '.join(changed)} while it ran: it keeps something of the samples that it saw, "
             "and no mechanism randomises that; let forward change nothing"
         )
-    return trainer_of(config, local, mechanism, at_once=at_once)
+    if not torch.equal(once.nan_to_num(), again.nan_to_num()):
+        raise PrivacyError(
+            f"model {model!r} makes something else of the same samples after it saw others: it remembers them, or draws random numbers, "
+            "and no mechanism randomises that; let forward be a function of one sample"
+        )
+    return trainer_of(config, local, mechanism, at_once=trainer.at_once)
+
+
+def _first_step(config: RunConfig, trial: LocalTask, mechanism: Mechanism, weights: Tensor, warn: Warn) -> tuple[_Trainer, Tensor]:
+    """Return a trainer that works, and what it makes of two made-up clients."""
+    trainer, schedule = _Trainer(trainer_of(config, trial, mechanism), at_once=True), _made_up_clients(0, trial.data.device)
+    try:
+        return trainer, trainer.of.train(weights, schedule)
+    except RuntimeError as error:
+        trainer = _Trainer(trainer_of(config, trial, mechanism, at_once=False), at_once=False)
+        trained = trainer.of.train(weights, schedule)
+        model = config.model.name
+        warn(f"model {model!r} cannot be trained for many clients at once ({first_line(error)}): one after another, which is slower")
+        return trainer, trained
+
+
+def _later_step(trainer: _Trainer, weights: Tensor, device: torch.device) -> Tensor:
+    """Return what it makes of the same two clients after others, and with random numbers elsewhere."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        trainer.of.train(weights, _made_up_clients(2, device))
+        return trainer.of.train(weights, _made_up_clients(0, device))
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    of: Trainer
+    at_once: bool
+
+
+def _made_up_clients(first: int, device: torch.device) -> BatchSchedule:
+    """Return the step of two clients that hold the same two samples, from the ``first`` on."""
+    return BatchSchedule(torch.tensor([[[first, first + 1]], [[first + 1, first]]]), torch.ones(2, 1, 2)).to(device)
 
 
 def _made_up(samples: Samples, vocabulary: int | None) -> Samples:
-    """Return two samples that are like the others in shape and type alone."""
-    generator, shape = torch.Generator().manual_seed(0), (2, *samples.inputs.shape[1:])
+    """Return four samples that are like the others in shape and type alone."""
+    generator, shape = torch.Generator().manual_seed(0), (4, *samples.inputs.shape[1:])
     if samples.inputs.is_floating_point():
         inputs = torch.randn(shape, generator=generator, dtype=samples.inputs.dtype)
     else:
         inputs = torch.randint(vocabulary or 256, shape, generator=generator).to(samples.inputs.dtype)
-    targets = torch.zeros(2, *samples.targets.shape[1:], dtype=samples.targets.dtype)
+    targets = torch.zeros(4, *samples.targets.shape[1:], dtype=samples.targets.dtype)
     return Samples(inputs, targets).to(samples.device)
 
 
 def _kept(module: nn.Module) -> dict[str, object]:
-    """Return all that ``module`` keeps beside its parameters, by name, in a form that can be compared."""
+    """Return all that ``module`` keeps, its parameters too, by name, in a form that can be compared."""
     found: dict[str, object] = {}
     for prefix, part in module.named_modules():
         apart = _PARTS | _VIEWS if isinstance(part, nn.RNNBase) else _PARTS
-        own = {**{key: value for key, value in part.__dict__.items() if key not in apart}, **part._buffers}
+        own = {**{key: value for key, value in part.__dict__.items() if key not in apart}, **part._buffers, **part._parameters}
         for key, value in own.items():
             try:
                 found[f"{prefix}.{key}".lstrip(".")] = pickle.dumps(value)

@@ -94,7 +94,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     if whole is _RECORD:
         notes.append("one record is protected, not the client that holds it: for m records of one client together, mu is m times as large")
         notes += _added_or_removed(groups, delta)
-    if clients > 1 and delta >= 1 / clients:
+    if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
 
