@@ -182,6 +182,8 @@ learning_rate = 0.05
 name = "duchi"
 epsilon = 2.0
 perturbed = "update"
+[shuffling]
+channel = "direct"
 
 [ranges]
 rule = "fixed"

@@ -56,12 +56,12 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     if not groups:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
-    return _known(tuple(groups), delta)
+    return _known(tuple(groups), tuple(paper_claim(group.release) for group in groups), delta)
 
 
 @lru_cache(maxsize=64)
-def _known(groups: tuple[RoundGroup, ...], delta: float) -> Statement:
-    """Whoever asks for a run's result, its ledger and a table asks for the same seconds of arithmetic."""
+def _known(groups: tuple[RoundGroup, ...], claims: tuple[Guarantee | None, ...], delta: float) -> Statement:
+    """A run's result, its ledger and a table take the same seconds of arithmetic. Equal releases may differ in claims."""
     return account_groups(groups, delta)
 
 
