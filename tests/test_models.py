@@ -121,3 +121,12 @@ def test_options_that_a_shipped_model_does_not_take_are_refused() -> None:
     """Silence would let a person believe that the setting had an effect."""
     with pytest.raises(LdpflError, match="width"):
         models.create("two-layer-cnn", GRAY, 10, seed=0, options={"width": 64})
+
+
+def test_a_file_may_be_called_as_a_module_that_others_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random.py").write_text("import torch\ndef net(**options): return torch.nn.Linear(4, 2)\n", encoding="utf-8")
+    before = sys.modules["random"]
+    made = models.create("random.py:net", (4,), 2, seed=0)
+    assert isinstance(made, torch.nn.Linear)
+    assert sys.modules["random"] is before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,11 +38,13 @@ def called(what: str, path: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _of_file(path: Path) -> ModuleType:
-    spec = util.spec_from_file_location(path.stem, path)
+    # A name of its own: the file may be called as a module that others mean. By the path, so that one file is one module.
+    name = f"_ldpfl_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     module = util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that classes defined there can be copied and saved
+    sys.modules[name] = module  # so that classes defined there can be copied and saved
     spec.loader.exec_module(module)
     return module
 

@@ -185,3 +185,12 @@ def test_columns_of_one_name_are_refused() -> None:
     for names in (["a", "a"], [1, "1"]):
         with pytest.raises(DataError, match="two columns are called"):
             table_of(pd.DataFrame([[1, 2]], columns=names))
+
+
+def test_a_small_file_of_very_many_rows_is_refused_before_they_are_made(tmp_path: Path) -> None:
+    """One value, and how often it comes: a million rows take some bytes."""
+    path = tmp_path / "rows.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_001, dtype=np.int8)), ["x"])
+    parquet.write_table(pa.table({f"c{place}": column for place in range(100)}), path)
+    with pytest.raises(DataError, match="1,000,001 rows of 100 columns, more than 100,000,000 cells"):
+        read_table(path)

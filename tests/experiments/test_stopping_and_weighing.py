@@ -32,7 +32,7 @@ def data(sizes: tuple[int, ...] = (40, 40, 40)) -> Dataset:
 def run(*, settings: dict[str, Any], folder: Path | None = None, resume: bool = False, **more: Any) -> RunResult:
     """A run so noisy that its model soon becomes worse."""
     noise = {"privacy.target_epsilon": "off", "mechanism.noise_multiplier": 400.0}
-    usual = {"training.rounds": ROUNDS, **noise, "training.server_learning_rate": 3.0, "training.average": 0.0}
+    usual = {"seed": 1, "training.rounds": ROUNDS, **noise, "training.server_learning_rate": 3.0, "training.average": 0.0}
     return api.run(data=data(), settings={**usual, **settings}, folder=folder, resume=resume, baseline=False, progress=False, **more)
 
 
@@ -93,7 +93,7 @@ def test_what_stops_and_by_what_go_together(settings: dict[str, Any], said: str)
 
 # --- clients that count by their records ------------------------------------------------------------------------------
 
-WEIGHED = {"mechanism.name": "none", "privacy.target_epsilon": "off", "training.rounds": 1, "training.average": 0.0}
+WEIGHED = {"seed": 1, "mechanism.name": "none", "privacy.target_epsilon": "off", "training.rounds": 1, "training.average": 0.0}
 
 
 def change(sizes: tuple[int, ...], **settings: Any) -> Tensor:

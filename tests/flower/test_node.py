@@ -268,6 +268,7 @@ def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path
             "option of the model is text",
         ),
         ({"models": '["no path"]'}, [], "package.module:Class"),
+        ({"models": '["net.py:Net"]'}, ["model.name=net.py:Net"], "package.module:Class"),
     ],
 )
 def test_code_that_the_server_names_is_run_only_if_the_policy_names_it(

@@ -206,3 +206,17 @@ def test_of_unequal_sums_all_are_charged() -> None:
     row = account(found).find("summed", "run")
     assert row is not None
     assert row.epsilon >= gaussian_epsilon(0.009, 1e-5) * (1 - 1e-9)
+
+
+def test_rounds_that_protect_a_record_are_not_left_out_for_costlier_ones_of_clients() -> None:
+    """A client that joined one of two visible rounds may have joined the one that says nothing of it as a whole."""
+    releases = GaussianRelease("full-dp", 1.0, 1, "vector"), GaussianRelease("dp-sgd", 0.5, 1, "record")
+
+    def events_of(sent: tuple[GaussianRelease, ...]) -> list[RoundEvent]:
+        return [RoundEvent(number, release, 5, 10, 1, "visible", channel="direct") for number, release in enumerate(sent, 1)]
+
+    both, first = (account(Ledger(own)).find("local", "run") for own in (tuple(events_of(releases)), tuple(events_of(releases[:1]))))
+    assert both is not None
+    assert first is not None
+    assert (both.unit, first.unit) == ("record", "client")
+    assert both.epsilon > first.epsilon

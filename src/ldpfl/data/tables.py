@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+_MOST_CELLS = 10**8
+"""Of a Parquet file, which may be small and hold very many: some gigabytes of memory."""
 _DELIMITERS = ",;\t|"
 _ABSENT = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "."})
 """What stands in a cell, in any case, where there is no value."""
@@ -214,6 +216,9 @@ def _parquet(path: Path) -> Table:
 
     try:
         data = path.read_bytes()
+        holds = parquet.read_metadata(io.BytesIO(data))
+        if holds.num_rows * holds.num_columns > _MOST_CELLS:
+            raise DataError(f"{path} has {holds.num_rows:,} rows of {holds.num_columns:,} columns, more than {_MOST_CELLS:,} cells")
         frame = parquet.read_table(io.BytesIO(data)).to_pandas()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error

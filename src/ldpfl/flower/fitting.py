@@ -140,6 +140,9 @@ def _check_nothing_named(config: RunConfig) -> None:
     """
     if config.data.brought:
         raise ConfigError("the app names data by path, hub or code, which a node opens for no server: there is no policy that fits it")
+    for name in _code_of(config):
+        if name.partition(":")[0].endswith(".py"):
+            raise ConfigError(f"the app names the file {name!r}, and a node loads none: what it is to run comes as package.module:Class")
     if is_code(config.task.name):
         raise ConfigError(
             f"{config.task.name!r} is code, which is not run for this: a node takes a built-in task, or one that its policy names"

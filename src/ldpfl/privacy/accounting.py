@@ -155,8 +155,9 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         return _first_rounds(groups, counts, most)
     # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
-    rates = {_rate(group) for group in groups}
-    if len(rates) == 1 and all(group.release.by_round and group.channel != "secure-sum" for group in groups):
+    # And where some rounds protect a client and others one record, the costliest are not those that protect least.
+    rates, protected = {_rate(group) for group in groups}, {group.release.unit == "record" for group in groups}
+    if len(rates) == len(protected) == 1 and all(group.release.by_round and group.channel != "secure-sum" for group in groups):
         return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
     return [replace(group, rounds=counts[group]) for group in groups]
 

@@ -166,7 +166,8 @@ def _is_key(text: str) -> str:
 
 
 def _is_path(text: str) -> str:
-    if text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
+    is_file = text.partition(":")[0].endswith(".py")  # of whatever folder the node happens to run in
+    if is_file or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
         raise ValueError("a model must be named package.module:Class")
     return text
 
