@@ -32,12 +32,13 @@ def init(
     budget: Annotated[Path, typer.Option(help="Budget file; made if there is none.")] = Path("budget.sqlite"),
     key: Annotated[list[str] | None, typer.Option(help="Public key of an aggregator; for reports over a relay.")] = None,
     config: Annotated[Path | None, typer.Option(help="Config of a ServerApp of its own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="This node's own table, to see whether the app can train on it.")] = None,
     layers: Annotated[str, typer.Option(help="Values in each of the model's arrays, as 500,10: for a model of its own.")] = "",
 ) -> None:
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
         raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
-    from ldpfl.flower.fitting import fitting_policy, offer_of, policy_text, ranges_for
+    from ldpfl.flower.fitting import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
     from ldpfl.flower.imports import run_at_import
 
     offer = offer_of(of, config)
@@ -46,11 +47,14 @@ def init(
     if out.exists():
         raise ConfigError(f"{out} exists and is left as it is: give another --out")
     policy = fitting_policy(offer, ranges_for(offer.config, _sizes(layers)), key or ())
+    rows = None if data is None else fitting_rows(offer.config, data)
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
     known = budget.exists()
     if not known:
         set_limit(budget, policy.lifetime_epsilon, policy.delta)
     _print(policy, out, budget, known=known)
+    if data is not None:
+        print(f"All {rows:,} rows of {printable(str(data))} can be trained on: export LDPFL_DATA={quote(str(data.absolute()))}")
     if (Path(of) / "pyproject.toml").is_file():
         _warn_of_imports(list(run_at_import(Path(of))))
 

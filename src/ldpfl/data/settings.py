@@ -10,6 +10,9 @@ from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
 from ldpfl.importing import GIVEN
 from ldpfl.quantities import Count, Positive
 
+NODE = "node"
+"""Name of data that each client on Flower has itself."""
+
 
 class DataConfig(BaseModel):
     """Which data, and how they are divided over the clients."""
@@ -18,7 +21,7 @@ class DataConfig(BaseModel):
 
     name: str = "mnist"
     """A built-in data set, the id of one on the Hugging Face hub (``owner/name``), or ``package.module:function``, which returns a
-    data frame or an ``ldpfl.data.Dataset``."""
+    data frame or an ``ldpfl.data.Dataset``; or ``node``, on Flower: each node's own table."""
     path: str = ""
     """A CSV or Parquet file, or a folder of them, in the place of a data set by name."""
     target: str | list[str] = ""
@@ -74,6 +77,11 @@ class DataConfig(BaseModel):
     def brought(self) -> bool:
         """Whether they are a user's own: read from a path or the hub, made by code, or handed over."""
         return bool(self.path or self.test_path) or any(sign in self.name for sign in ":/") or self.name == GIVEN
+
+    @property
+    def at_nodes(self) -> bool:
+        """Whether each client on Flower has a table of its own."""
+        return self.name == NODE
 
     @property
     def by_label(self) -> bool:

@@ -146,6 +146,8 @@ def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
         ConfigError: they cannot be divided so.
     """
     own = config.data
+    if own.at_nodes:  # each node knows its own rows, and nobody those of others
+        return (np.arange(len(task.train)),) * config.clients.count
     if task.clients is not None:
         if own.by_label or own.partition != "iid":
             raise ConfigError("data.client says whose each row is: leave data.partition and data.private_label out")

@@ -12,6 +12,7 @@ from ldpfl import tasks
 from ldpfl.data import Dataset, load
 from ldpfl.data.brought import load_brought
 from ldpfl.data.loading import Warn, image_shape
+from ldpfl.data.nodes import described_at_nodes
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
@@ -81,13 +82,20 @@ def load_dataset(
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
     data = config.data
-    targets = tasks.create(config.task.name, 1).targets
-    if not data.brought:
+    targets = targets_of(config)
+    if data.at_nodes:
+        found = described_at_nodes(data, targets)
+    elif not data.brought:
         found = load(data.name, data_dir, warn)
     else:  # nothing is kept beyond a run: what was there may have changed since
         own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
         found = own.noted(*_OF_SIMULATIONS)
     return extracted(found, data.features, data.feature_options, warn, progress, keep=not data.brought)
+
+
+def targets_of(config: RunConfig) -> tasks.Targets:
+    """Return what a sample's target is, by the task of ``config``."""
+    return tasks.create(config.task.name, 1).targets
 
 
 def described(config: RunConfig, given: Given = NOTHING) -> Description:
@@ -97,7 +105,7 @@ def described(config: RunConfig, given: Given = NOTHING) -> Description:
         LdpflError: as :func:`load_dataset`.
     """
     data = config.data
-    if data.brought:
+    if data.brought or data.at_nodes:
         return Description.of(load_dataset(config, None, given=given))
     shape, outputs = image_shape(data.name)
     return Description(shape if data.features == NONE else feature_map(data.features, data.feature_options).shape(shape), outputs)

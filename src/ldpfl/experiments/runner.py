@@ -13,7 +13,7 @@ import torch
 import ldpfl
 from ldpfl.data import Dataset
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
-from ldpfl.errors import LdpflError
+from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.build import MUCH_CLAMPED, build
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
@@ -132,6 +132,8 @@ class Runner:
         return baseline.folder
 
     def _data(self, config: RunConfig) -> Dataset:
+        if config.data.at_nodes:
+            raise ConfigError("data.name = 'node' is for clients on Flower, each with a table of its own: a simulation needs --data")
         return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.given)
 
     def _build(self, config: RunConfig, task: Dataset) -> tuple[Federation, Checkpoint]:

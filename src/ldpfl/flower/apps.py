@@ -12,8 +12,10 @@ are the same for all.
 - ``ldpfl.transport``: ``direct``, reports are in the replies; or ``relay``, with ``ldpfl.linked``, ``ldpfl.min-clients`` and
   ``ldpfl.window-s`` as in :class:`ldpfl.flower.relayed.RelayCollector`.
 
-Data come from the folder in the node's environment, ``LDPFL_DATA_DIR``, or in a simulation in its config, ``data-dir``; of them, a
-client takes its part by ``partition-id``. What a node allows is its operator's to say: see ``ldpfl.flower.node``.
+Where ``data.name`` is ``node``, each client trains on the table that its operator names in the node's environment, ``LDPFL_DATA``, read by
+what the terms say of its columns; the server's own rows to measure on are ``data.test_path``. Built-in data come from the folder
+``LDPFL_DATA_DIR`` there, or in a simulation in its config, ``data-dir``; of them, a client takes its part by ``partition-id``. What a node
+allows is its operator's to say: see ``ldpfl.flower.node``.
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data.nodes import read_at_node, table_path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.dataset import Description, load_dataset
+from ldpfl.experiments.dataset import Description, load_dataset, targets_of
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT
@@ -43,7 +46,7 @@ from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.course import AllDeclined, Waiting
-from ldpfl.flower.fitting import as_sent
+from ldpfl.flower.fitting import as_sent, for_nodes
 from ldpfl.flower.node import named
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy
@@ -62,12 +65,14 @@ def train(message: Message, context: Context) -> Message:
     """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
-    data_dir = _data_dir(context)
-    if data_dir is None and not is_bundled(terms.config.data.name):  # the hub is not asked for what a server names
+    data, data_dir, table = terms.config.data, _data_dir(context), None
+    if data.at_nodes:
+        table = table_path(named("data"), context.node_config.get("partition-id"))
+    elif data_dir is None and not is_bundled(data.name):  # the hub is not asked for what a server names
         raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
-    prepared = _prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent)
+    prepared = _prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table)
     federation, layout = prepared.federation, prepared.federation.task.layout
-    client = _client(context, len(federation.samples))
+    client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.round - 1, weights, prepared.start.state.ranges)
     trained = train_clients(federation, state, np.array([client]))[0]
@@ -86,7 +91,7 @@ def serve(grid: Grid, context: Context) -> None:
     folder = RunFolder(Path(out)) if out else None
     nodes = int(_number(settings, "ldpfl.nodes", 0)) or len(federation.samples)
     strategy = LdpStrategy(
-        prepared.config,
+        for_nodes(prepared.config),
         collector=collector,
         folder=folder,
         waiting=Waiting(nodes, _number(settings, "ldpfl.wait-s", 300.0)),
@@ -132,13 +137,13 @@ class _Prepared:
 
 
 @lru_cache(maxsize=2)
-def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None) -> _Prepared:
+def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None) -> _Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
 
-    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory.
+    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
     """
     config = parse_config(text, origin="the round's terms")
-    task = load_dataset(config, data_dir)
+    task = read_at_node(config.data, targets_of(config), table) if table else load_dataset(config, data_dir)
     if sent is not None and not is_code(config.model.name):
         size = size_of(config, Description.of(task))
         if size != sent:

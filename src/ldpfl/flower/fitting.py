@@ -13,12 +13,13 @@ from typing import Any
 import tomli_w
 import torch
 
+from ldpfl.data.nodes import read_at_node
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import read_config
-from ldpfl.experiments.dataset import described
+from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
@@ -73,6 +74,18 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
     return _offer(recipe_or_file(path), {})
+
+
+def fitting_rows(config: RunConfig, table: Path) -> int:
+    """Return how many rows of a node's own ``table`` its client would train on, all of which can be read as ``config`` says.
+
+    Raises:
+        ConfigError: the app does not train on nodes' own tables.
+        DataError: one cannot; the line is named.
+    """
+    if not config.data.at_nodes:
+        raise ConfigError("--data is for apps that train on nodes' own tables, and this one does not: its data.name is not 'node'")
+    return len(read_at_node(config.data, targets_of(config), table).train)
 
 
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
@@ -178,6 +191,7 @@ def _recipe(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
+    config = for_nodes(config)
     _check_nothing_named(config)
     code = _code_of(config)
     if not code:
@@ -208,6 +222,11 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
             raise ConfigError(f"privacy.target_epsilon is met by rounds of all {asked} clients: set ldpfl.min-clients to that")
     channel = "direct" if transport == "direct" else "ideal-shuffler"
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": channel})})
+
+
+def for_nodes(config: RunConfig) -> RunConfig:
+    """Return ``config`` as nodes get it: of their own tables, without the rows that the server measures on."""
+    return config.model_copy(update={"data": config.data.model_copy(update={"test_path": ""})}) if config.data.at_nodes else config
 
 
 def _rounded_up(value: float) -> float:

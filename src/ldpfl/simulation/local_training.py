@@ -181,6 +181,8 @@ def mean_loss(task: LocalTask, weights: Tensor, samples: Samples) -> float:
 
 def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:
     """Return the figure by which the model with ``weights`` (d,) is judged on ``samples``, or ``every`` one of its task, by name."""
+    if not len(samples):  # a server may have none
+        return dict.fromkeys(task.task.metrics, nan)
     return task.task.measured(batched(_outputs(task, weights, samples), samples.inputs, samples.targets), every=every)
 
 

@@ -1,0 +1,150 @@
+"""Clients that train on tables of their own, of which the server knows what is public and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flower_parts import instruction, terms_of
+from flwr.app import Context, RecordDict, UserConfig
+from test_same_model import SimulatedNode, simulator_source
+
+from conftest import CommandLine
+from ldpfl import ConfigError, DataError, api
+from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.config import toml_value
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpClientApp, apps
+from ldpfl.flower.fitting import offer_of
+
+CLIENTS = 3
+PUBLIC: dict[str, Any] = {
+    "data.target": "outcome",
+    "data.columns": ["age", "ward", "town"],
+    "data.bounds": {"age": [0, 100]},
+    "data.categories": {"ward": ["cardio", "icu"]},
+    "data.words": ["town"],
+    "data.buckets": 8,
+    "data.classes": ["alive", "died"],
+    "mechanism.records": 40,
+    "mechanism.noise_multiplier": 2.0,
+    "privacy.target_epsilon": "off",
+    "clients.count": CLIENTS,
+    "training.rounds": 3,
+    "seed": 4,
+}
+
+
+def rows(count: int, seed: int) -> pd.DataFrame:
+    """One age, one ward and one outcome are not there, or out of bounds."""
+    generator = np.random.default_rng(seed)
+    age, ward = generator.integers(20, 90, count).astype(float), generator.choice(["cardio", "icu"], count)
+    died = generator.random(count) < 1 / (1 + np.exp(-(age - 60) / 8))
+    frame = pd.DataFrame(
+        {"name": [f"P{place}" for place in range(count)], "ward": ward, "town": generator.choice(list("abc"), count), "age": age}
+    )
+    frame["outcome"] = np.where(died, "died", "alive")
+    frame.loc[1, "age"], frame.loc[2, "age"], frame.loc[3, "ward"] = np.nan, 120.0, None
+    return frame
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """A table a node, of different sizes, and the server's own."""
+    for node in range(CLIENTS):
+        rows(30 + 10 * node, node).to_csv(tmp_path / f"{node}.csv", index=False)
+    rows(100, 9).to_csv(tmp_path / "test.csv", index=False)
+    return tmp_path
+
+
+def listed(*more: dict[str, Any]) -> list[str]:
+    return [f"{key}={toml_value(value)}" for own in (PUBLIC, *more) for key, value in own.items()]
+
+
+def deployed(tables: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> RunFolder:
+    monkeypatch.setenv("LDPFL_DATA", str(tables / "{partition}.csv"))
+    changes = listed({"data.name": "node", **{key.replace("__", "."): value for key, value in more.items()}})
+    settings: UserConfig = {"ldpfl.recipe": "own", "ldpfl.set": ";".join(changes), "ldpfl.out": str(tables / "run")}
+    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
+    grid = InProcessGrid(client, CLIENTS, run_config=settings)
+    apps.server_app(grid, grid.server_context())
+    return RunFolder(tables / "run")
+
+
+def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: what a node reads of its rows is what anybody would who saw all of them."""
+    folder = deployed(tables, monkeypatch, data__test_path=str(tables / "test.csv"))
+    together = pd.concat([pd.read_csv(tables / f"{node}.csv").assign(hospital=node) for node in range(CLIENTS)])
+    together.to_csv(tables / "together.csv", index=False)
+    own = {"data.path": str(tables / "together.csv"), "data.test_path": str(tables / "test.csv"), "data.client": "hospital"}
+    simulated = api.run("own", settings=listed(own), baseline=False, progress=False)
+    checkpoint = folder.checkpoint()
+    assert checkpoint is not None
+    ours, theirs = checkpoint.state.model, torch.cat([value.flatten() for value in simulated.module().state_dict().values()])
+    assert torch.equal(ours, theirs)
+    assert [metrics.score for metrics in checkpoint.history] == [metrics.score for metrics in simulated.history]
+    assert folder.ledger() == simulated.ledger
+    assert "test.csv" not in folder.config_path.read_text()  # which is what the nodes get
+
+
+def test_a_server_without_rows_of_its_own_measures_nothing(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = deployed(tables, monkeypatch).result()
+    assert result is not None
+    assert result["score"] is None
+    assert result["rounds"] == 3
+
+
+def config_of(**more: Any) -> RunConfig:
+    return load_recipe("own", listed({"data.name": "node", **more}))
+
+
+def test_a_node_without_a_table_says_so_to_its_operator(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LDPFL_DATA", raising=False)
+    context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    with pytest.raises(DataError, match="name it in LDPFL_DATA"):
+        apps.train(instruction(terms_of(config=config_of())), context)
+
+
+def app_in(folder: Path, changes: dict[str, Any]) -> str:
+    changed = ";".join(listed({"data.name": "node", **changes}))
+    folder.mkdir()
+    text = f"[tool.flwr.app.config.ldpfl]\nrecipe = 'own'\nset = '{changed}'\n"
+    (folder / "pyproject.toml").write_text(f"[tool.flwr.app.components]\nclientapp = 'ldpfl.flower.apps:client_app'\n{text}")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data.columns": []}, "data.columns has to name"),
+        ({"data.columns": ["age", "name"]}, "has to say what stands in 'name'"),
+        ({"data.classes": []}, "data.classes has to say"),
+        ({"data.client": "hospital"}, "leave path, client, evaluate_on out"),
+        ({"task.name": "regression", "data.target": "stay", "data.classes": []}, "those of the target 'stay'"),
+    ],
+)
+def test_what_nobody_else_sees_has_to_be_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        offer_of(app_in(tmp_path / "app", {**changes, "privacy.target_epsilon": 4.0}))
+
+
+def test_no_simulation_has_such_data() -> None:
+    with pytest.raises(ConfigError, match="a simulation needs --data"):
+        api.run("own", settings=listed({"data.name": "node"}), progress=False)
+
+
+def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLine) -> None:
+    """And what the server measures on is not looked for here."""
+    asked = app_in(tables / "app", {"data.test_path": "/nowhere.csv"})
+    files: list[str | Path] = ["--out", tables / "policy.toml", "--budget", tables / "budget.sqlite"]
+    outcome = ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files)
+    assert "All 30 rows" in outcome.out, outcome.err
+    assert "LDPFL_DATA=" in outcome.out
+    (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("cardio", "cardiology", 1))
+    (tables / "policy.toml").unlink()
+    assert "'cardiology' is not among data.categories.ward" in ldpfl.refused("policy", "init", asked, "--data", tables / "0.csv", *files)
+    assert not (tables / "policy.toml").exists()
