@@ -97,6 +97,19 @@ def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.M
     assert list(run_at_import(Path(tmp_path.name))) == ["mine/client_app.py:1"]
 
 
+@pytest.mark.parametrize("name", ["evil-1.dist-info", "evil.egg-info", "evil.egg"])
+def test_metadata_by_which_libraries_find_plug_ins_is_named(name: str, tmp_path: Path) -> None:
+    app = app_in(tmp_path)
+    (app / name).mkdir()
+    assert list(run_at_import(app)) == [f"{name}, by which libraries find code to run: delete it"]
+
+
+def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) -> None:
+    app = app_in(tmp_path)
+    (app / "pydot").mkdir()
+    assert list(run_at_import(app)) == ["pydot, which is imported in place of the module pydot that others mean"]
+
+
 @pytest.mark.slow
 def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     """Python takes modules from the current folder first, those that ldpfl means as well."""

@@ -92,7 +92,12 @@ class Runner:
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 return Finished(config, federation, folder.checkpoint_or(start), figures)
-            last = self._rounds(federation, folder.checkpoint_or(start), config.training.rounds, folder.save_round, _label(config))
+            reached = folder.checkpoint_or(start)
+            if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
+                raise ConfigError(
+                    f"{folder.path} measured its columns in another way than its config now says: a second time is not charged"
+                )
+            last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
             reference = self._baseline_or_none(config, task) if wants_baseline else None
             figures = summarise(config, federation, task, last, reference)
             self.draw_curve(folder.curve_path, figures)

@@ -75,8 +75,14 @@ def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
-        if is_module and name in elsewhere:
+        if name in elsewhere and (is_module or (entry.is_dir() and _is_open(name))):
             yield f"{entry.name}, which is imported in place of the module {name} that others mean"
+
+
+def _is_open(name: str) -> bool:
+    """Tell whether a folder without ``__init__.py`` would be this package, or a part of it: where no other is, or only such ones are."""
+    spec = PathFinder.find_spec(name, [entry for entry in sys.path if entry and Path(entry).resolve() != Path.cwd().resolve()])
+    return name not in sys.builtin_module_names and (spec is None or spec.origin is None)
 
 
 _LOOK = """
@@ -106,9 +112,15 @@ def _looked_for() -> frozenset[str]:
 
 
 def _in_place_of_sources(app: Path) -> Iterator[str]:
-    """Yield what Python may run instead of the sources that are read here: bytecode can say that it need not be compared with them."""
+    """Yield what Python may run instead of the sources that are read here.
+
+    Bytecode can say that it need not be compared with them. And libraries run what the metadata of packages name as their plug-ins.
+    """
     for file in sorted(app.rglob("*.py[co]")):
         yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"
+    for entry in sorted(app.iterdir()):
+        if entry.suffix in (".dist-info", ".egg-info", ".egg", ".pth"):
+            yield f"{entry.name}, by which libraries find code to run: delete it"
 
 
 def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
