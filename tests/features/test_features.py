@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ldpfl import ConfigError
+from ldpfl import ConfigError, PrivacyError
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.features import extracted, feature_map, names
 from ldpfl.features.efficientnet import EfficientNetLite0
@@ -174,3 +174,23 @@ def test_scattering_is_pooled_mirrored_and_taken_roots_of() -> None:
     torch.testing.assert_close(mirrored(images), mirrored(images.flip(-1)), atol=1e-6, rtol=1e-4)
     with pytest.raises(ConfigError, match="cannot be averaged over 3"):
         feature_map("scattering", {"pooled": 3}).shape((3, 16, 16))
+
+
+LOOKING = """
+from torch import nn
+
+
+def features(others):
+    return nn.BatchNorm1d(3, track_running_stats=False) if others else nn.LayerNorm(3)
+"""
+
+
+def test_features_that_look_at_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch statistics let one record change what is noised for all others."""
+    monkeypatch.chdir(tmp_path)
+    Path("looking.py").write_text(LOOKING, encoding="utf-8")
+    train, test = (Samples(torch.rand(count, 3), torch.zeros(count, dtype=torch.int64)) for count in (8, 4))
+    data = Dataset("own", train, test, 2, (), (), "x")
+    with pytest.raises(PrivacyError, match="depend on those beside it"):
+        extracted(data, "looking.py:features", {"others": True}, silent)
+    assert extracted(data, "looking.py:features", {"others": False}, silent).train.inputs.shape == (8, 3)

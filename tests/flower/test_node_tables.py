@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,15 @@ def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLin
     (tables / "policy.toml").unlink()
     assert "'cardiology' is not among data.categories.ward" in ldpfl.refused("policy", "init", asked, "--data", tables / "0.csv", *files)
     assert not (tables / "policy.toml").exists()
+
+
+def test_the_app_on_the_page_is_one(tmp_path: Path, ldpfl: CommandLine) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```toml\n(# pyproject.toml of the app.*?)^```", page, re.M | re.S)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "pyproject.toml").write_text(f"[tool.flwr.app.components]\nclientapp = 'ldpfl.flower.apps:client_app'\n{code}")
+    rows(30, 1).to_csv(tmp_path / "patients.csv", index=False)
+    files: list[str | Path] = ["--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite"]
+    outcome = ldpfl("policy", "init", tmp_path / "app", "--data", tmp_path / "patients.csv", *files)
+    assert "any one of this client's records" in outcome.out, outcome.err
+    assert "All 30 rows" in outcome.out

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ldpfl.data.loading import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.samples import Dataset, Samples
+from ldpfl.errors import PrivacyError
 from ldpfl.features.base import FeatureMap
 from ldpfl.features.registry import NONE, feature_map
 from ldpfl.importing import is_code
@@ -40,11 +41,14 @@ def extracted(
 
     Raises:
         ConfigError: the name or an option is unknown, or these samples have no such features.
+        PrivacyError: features of a sample depend on others.
     """
     if name == NONE:
         return dataset
     chosen = feature_map(name, options)
     chosen.shape(dataset.shape)
+    if is_code(name):
+        _check_apart(name, chosen, dataset)
     key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
     path = None if is_code(name) or not keep else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
@@ -55,6 +59,20 @@ def extracted(
             write_cached(path, tensors, "features", warn)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
     return replace(dataset, train=train, test=test, fingerprint=fingerprint)
+
+
+def _check_apart(name: str, chosen: FeatureMap, dataset: Dataset) -> None:
+    """Return if what ``chosen`` makes of a made-up sample does not depend on who is beside it.
+
+    Raises:
+        PrivacyError: it does: a record would change the features of others, and no mechanism randomises that.
+    """
+    inputs, generator = dataset.train.inputs, torch.Generator().manual_seed(0)
+    made = torch.rand(3, *inputs.shape[1:], generator=generator)
+    made = made.to(inputs.dtype) if inputs.is_floating_point() else (made * (dataset.vocabulary or 256)).to(inputs.dtype)
+    first, again = (chosen(made[[0, other]])[0] for other in (1, 2))
+    if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+        raise PrivacyError(f"features {name!r} of a sample depend on those beside it: one record would change others' (batch statistics?)")
 
 
 _VERSION = 1
