@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,8 +134,13 @@ def init(
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
     set_: SetOption = None,
+    flower: Annotated[Path | None, typer.Option(help="In place of a config, a new folder for a Flower app of it.")] = None,
 ) -> None:
     """Write a config with a comment for each key; what no flag says is asked, where somebody can answer."""
+    if flower is not None:
+        chosen = recipe or (OWN if data is not None else DEFAULT)
+        _init_app(flower, chosen, data, target, client, overrides_of(None, None, None, task, model, target_epsilon, set_, chosen))
+        return
     if file.exists():
         raise ConfigError(f"{file} exists: give another name")
     asks = sys.stdin.isatty() and recipe is None
@@ -150,3 +156,36 @@ def init(
     config = api.configure(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe))
     write_text(file, commented(config))
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
+
+
+def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, client: str | None, changes: list[str]) -> None:
+    """Write a Flower app, and where nothing is left to be filled in, a policy and a budget that fit it."""
+    if find_spec("flwr") is None:
+        raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
+    from ldpfl.cli.policy import init as init_policy
+    from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
+
+    public: dict[str, Any] = {}
+    if data is not None:
+        if target is None:
+            raise ConfigError("--target has to name the column that is to be told from the others")
+        config = api.configure(recipe, changes)
+        public = public_settings(Path(data), target, client, config.data.bounds, classes=config.task.name == "classification")
+        changes = [change for change in changes if not change.startswith("data.bounds")]
+    write_app(folder, recipe, [*written(public), *changes], reply_s=_REPLY_S if public else 0.0)
+    left = [name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN]
+    console = Console()
+    console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
+    if public:
+        console.print(
+            Text("Its classes, columns and their kinds were taken from the table, and nodes are told of them: is it a public one?")
+        )
+    if left:
+        said_left = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them; then"
+        console.print(Text(f"{said_left}: ldpfl policy init {folder}"), soft_wrap=True)
+        return
+    init_policy(str(folder), out=folder / "policy.toml", budget=folder / "budget.sqlite")
+
+
+_REPLY_S = 60.0
+"""Seconds after which clients reply, whatever they trained on; a person changes it to what nodes need."""

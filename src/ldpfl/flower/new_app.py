@@ -1,0 +1,105 @@
+"""A new Flower app around the ready ones: files that a person reads, changes and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ldpfl.data.tables import is_absent, read_table
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import toml_value
+from ldpfl.files import write_text
+
+_PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "Private training with ldpfl on Flower"
+requires-python = ">=3.11"
+dependencies = ["ldpfl[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "unknown"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# What these mean: ldpfl settings, and the page on Flower.
+[tool.flwr.app.config.ldpfl]
+recipe = "{recipe}"
+{set}out = "run"
+nodes = 0
+wait-s = 300.0
+timeout-s = 3600.0
+device = "cpu"
+transport = "direct"
+linked = 1
+min-clients = 2
+window-s = 60.0
+reply-s = {reply_s}
+"""
+_MODULE = '"""The {who}: ldpfl\'s own, for its recipes."""\n\nfrom ldpfl.flower.apps import {who}_app as app\n\n__all__ = ["app"]\n'
+
+NOT_KNOWN = [0, 0]
+"""Bounds that are still to be filled in, and refused until they are."""
+
+
+def write_app(folder: Path, recipe: str, changes: Sequence[str], *, reply_s: float) -> None:
+    """Write an app that runs ``recipe`` with ``changes``, and whose clients reply after ``reply_s`` seconds.
+
+    Raises:
+        ConfigError: there is something in the folder, or it has no name that a package can have.
+    """
+    package = folder.resolve().name.replace("-", "_")
+    if not package.isidentifier():
+        raise ConfigError(f"the folder's name is that of a Python package, and {folder.name!r} cannot be one")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
+    (folder / package).mkdir(parents=True)
+    settings = tomli_w.dumps({"set": ";\n".join(changes)}, multiline_strings=True)
+    text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, recipe=recipe, set=settings, reply_s=reply_s)
+    write_text(folder / package / "__init__.py", '"""Private training on Flower."""\n')
+    for who in ("server", "client"):
+        write_text(folder / package / f"{who}_app.py", _MODULE.format(who=who))
+    write_text(folder / "pyproject.toml", text)
+
+
+def public_settings(path: Path, target: str, client: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool) -> dict[str, Any]:
+    """Return what the settings of nodes' own tables say that are like the one at ``path``: taken from it, so it is to be a public one.
+
+    Bounds of columns of numbers are taken from ``bounds``; others are :data:`NOT_KNOWN`.
+
+    Raises:
+        DataError: the table cannot be read, or has no such column.
+    """
+    table = read_table(path)
+    for name, setting in ((target, "--target"), (client, "--client"), *((name, "data.bounds") for name in bounds)):
+        if name is not None:
+            table.column(name, setting)
+    columns = [name for name in table.columns if name not in (target, client)]
+    numbers = [name for name in (*columns, *([] if classes else [target])) if table.is_numeric(name)]
+    found: dict[str, Any] = {
+        "data.name": "node",
+        "data.target": target,
+        "data.columns": columns,
+        "data.bounds": {name: list(bounds.get(name, NOT_KNOWN)) for name in numbers},
+        "data.words": [name for name in columns if not table.is_numeric(name)],
+    }
+    if classes:
+        found["data.classes"] = sorted({str(cell).strip() for cell in table.columns[target] if not is_absent(str(cell))})
+    return found
+
+
+def written(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as changes of a config, ``key=value``."""
+    return [f"{key}={toml_value(value)}" for key, value in settings.items()]

@@ -1,0 +1,56 @@
+"""A new Flower app is one that runs nothing but the wrapper, and says what nodes are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from conftest import CommandLine
+from ldpfl.flower.fitting import offer_of
+from ldpfl.flower.imports import run_at_import
+from ldpfl.privacy.budget_file import read_books
+from ldpfl.privacy.policy import read_policy
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    frame = pd.DataFrame({"hospital": ["a", "b"] * 5, "age": range(10), "ward": ["icu", "cardio"] * 5, "outcome": ["died", "alive"] * 5})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    return tmp_path / "rows.csv"
+
+
+def test_the_app_of_a_recipe_comes_with_a_policy_and_a_budget_that_fit(tmp_path: Path, ldpfl: CommandLine) -> None:
+    outcome = ldpfl(
+        "init", "--flower", tmp_path / "digits", "--recipe", "quickstart", "--set", "mechanism.epsilon=2", "--set", "training.rounds=3"
+    )
+    assert outcome.code == 0, outcome.err
+    config, policy = offer_of(str(tmp_path / "digits")).config, read_policy(tmp_path / "digits" / "policy.toml")
+    assert (config.mechanism.name, config.training.rounds) == ("duchi", 3)
+    assert (policy.mechanisms, policy.rounds, policy.epsilon_per_unit) == (("duchi",), 3, 2.0)
+    assert read_books(tmp_path / "digits" / "budget.sqlite").limit.epsilon == policy.lifetime_epsilon
+    assert list(run_at_import(tmp_path / "digits")) == []
+
+
+def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    own = ("--data", table, "--target", "outcome", "--client", "hospital", "--set", "mechanism.records=10", "--set", "clients.count=2")
+    outcome = ldpfl("init", "--flower", tmp_path / "heart", *own)
+    assert "fill in data.bounds of age" in outcome.out, outcome.err
+    assert not (tmp_path / "heart" / "policy.toml").exists()
+    files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
+    assert "data.bounds.age are the least and the largest value" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
+    project = tmp_path / "heart" / "pyproject.toml"
+    project.write_text(project.read_text().replace("[0, 0]", "[0, 120]"))
+    assert "All 10 rows" in ldpfl("policy", "init", tmp_path / "heart", "--data", table, *files).out
+    config = offer_of(str(tmp_path / "heart")).config
+    assert (config.data.columns, config.data.words, config.data.classes) == (["age", "ward"], ["ward"], ["alive", "died"])
+    said = ldpfl("init", "--flower", tmp_path / "again", *own, "--set", "data.bounds={age = [0, 120]}")
+    assert "policy.toml holds the policy" in said.out
+
+
+def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    assert "left as it is" in ldpfl.refused("init", "--flower", tmp_path, "--recipe", "quickstart") or tmp_path.name[0].isdigit()
+    assert "cannot be one" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")
+    assert "--target" in ldpfl.refused("init", "--flower", tmp_path / "app", "--data", table)
+    assert not (tmp_path / "app").exists()
