@@ -270,7 +270,7 @@ class Programs:
     def relay(self) -> Program:
         """Return the relay."""
         folder = self.site.relay
-        serve = (sys.executable, "-m", "ldpfl", "relay", "serve", "--host", HOST, "--port", str(self.relay_port))
+        serve = (sys.executable, "-P", "-m", "ldpfl", "relay", "serve", "--host", HOST, "--port", str(self.relay_port))
         tls = ("--tls-cert", str(folder / "server.crt"), "--tls-key", str(folder / "server.key"))
         return self._program("relay", (*serve, *tls), folder / "relay.log", {"LDPFL_RELAY_STORE": str(self.site.relay_store)})
 
