@@ -505,3 +505,19 @@ def test_a_delta_that_lets_a_record_be_published_is_told_of(table: Path) -> None
     usual: dict[str, Any] = {"data": table, "target": "outcome", "rounds": 1, "baseline": False, "progress": False}
     assert any("below 1/400" in note for note in api.run(**usual, delta=0.01).to_dict()["caveats"])
     assert not any("below 1/" in note for note in api.run(**usual).to_dict()["caveats"])
+
+
+def test_what_clamping_costs_is_told_from_what_noise_costs(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """A layer of ones around which nobody put a range."""
+    usual = {"mechanism.name": "duchi", "privacy.target_epsilon": "off", "mechanism.epsilon": 8.0, "ranges.radius": 0.001}
+    bounds = {"data.bounds": {"age": [20, 100], "marker": [0, 60]}, "mechanism.perturbed": "weights", "seed": 1, "training.rounds": 2}
+    settings = [f"{key}={toml_value(value)}" for key, value in {**usual, **bounds}.items()]
+    changes = [part for change in settings for part in ("--set", change)]
+    outcome = ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", *changes, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["clamped_score"] is not None
+    for said in ("clamping costs", "noise costs", "clamped, without noise"):
+        assert said in outcome.out
+    wide = api.run(data=table, target="outcome", client="hospital", settings=[*settings, "ranges.radius=5.0"], progress=False)
+    assert wide.to_dict()["clamped_score"] is None

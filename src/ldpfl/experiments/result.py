@@ -21,8 +21,10 @@ from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 
 
-def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: list[float] | None) -> dict[str, Any]:
-    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (score per round).
+def summarise(
+    config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: list[float] | None, clamped: float | None = None
+) -> dict[str, Any]:
+    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (score per round), and ``clamped`` alone.
 
     None stands for a figure that is not a finite number.
     """
@@ -36,6 +38,7 @@ def summarise(config: RunConfig, federation: Federation, task: Dataset, last: Ch
         "score_per_round": [metrics.score for metrics in history],
         "noise_free_score": baseline[-1] if baseline else None,
         "noise_free_score_per_round": baseline,
+        "clamped_score": clamped,
         "evaluated_on": config.data.evaluate_on,
         **_privacy(config, federation, last),
         "clients": config.clients.count,

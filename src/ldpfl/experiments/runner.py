@@ -69,7 +69,8 @@ class Runner:
             other, begin = self._build(noise_free(config), task)
             without = self._rounds(other, begin, config.training.rounds, _nowhere, _BASELINE)
             reference = [metrics.score for metrics in without.history]
-        return Finished(config, federation, last, summarise(config, federation, task, last, reference))
+        figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
+        return Finished(config, federation, last, figures)
 
     def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True) -> Finished:
         """Run ``config`` in ``folder``.
@@ -99,7 +100,7 @@ class Runner:
                 )
             last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
             reference = self._baseline_or_none(config, task) if wants_baseline else None
-            figures = summarise(config, federation, task, last, reference)
+            figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
             self.draw_curve(folder.curve_path, figures)
             folder.save_result(last, federation.task, figures)
         return Finished(config, federation, last, figures)
@@ -161,6 +162,14 @@ class Runner:
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
         return [metrics.score for metrics in last.history]
 
+    def _clamped_score(self, config: RunConfig, task: Dataset, last: Checkpoint, reference: list[float] | None) -> float | None:
+        """Return the score of the same training that is clamped and has no noise, where clamping may have cost something."""
+        worst = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)
+        if reference is None or not config.mechanism.uses_ranges or worst <= _MOSTLY_CLAMPED:
+            return None
+        federation, start = self._build(clamped_only(config), task)
+        return self._rounds(federation, start, config.training.rounds, _nowhere, "clamped, without noise").history[-1].score
+
     def _baseline(self, config: RunConfig, task: Dataset) -> _Baseline:
         """Return the baseline, and where it lies.
 
@@ -211,6 +220,8 @@ def _clamped(metrics: RoundMetrics) -> str:
 
 
 _BASELINE = "noise-free baseline"
+_MOSTLY_CLAMPED = 0.5
+"""Share of a layer outside its range in some round from which clamping may be what a run suffers from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,6 +269,12 @@ class _Baseline:
 
 
 _PLAIN = {"server_learning_rate": 1.0, "server_momentum": 0.0, "server_schedule": "constant"}
+
+
+def clamped_only(config: RunConfig) -> RunConfig:
+    """Return the config without noise, but with its ranges."""
+    mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
+    return config.model_copy(update={"mechanism": mechanism, "shuffling": ShufflingConfig(), "privacy": PrivacyConfig()})
 
 
 def noise_free(config: RunConfig) -> RunConfig:

@@ -19,15 +19,23 @@ from ldpfl.ranges import LayerRanges
 
 @dataclass(frozen=True)
 class Identity(Mechanism):
-    """Send float32 values unchanged, neither clamped nor randomised: federated averaging.
+    """Send float32 values that are not randomised: federated averaging.
 
     Guarantee: none, epsilon is infinite. It exists to measure what privacy costs.
+
+    Attributes:
+        clamp: whether values are clamped to their ranges, to tell what that costs from what noise costs.
     """
 
+    clamp: bool = False
     name: ClassVar[str] = "none"
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
-        return DenseReports(require_finite(values, ranges).clone())
+        values = require_finite(values, ranges)
+        if not self.clamp:
+            return DenseReports(values.clone())
+        center, radius = ranges.expand()
+        return DenseReports(values.double().clamp(center - radius, center + radius).float())
 
     def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, DenseReports)
@@ -56,11 +64,13 @@ class Identity(Mechanism):
 
 
 class IdentitySettings(MechanismSettings):
-    """Settings of ``none``: there is nothing to set."""
+    """Settings of ``none``."""
 
     name: Literal["none"] = "none"
+    clamp: bool = False
+    """Clamps values to their ranges, as mechanisms with noise do: what clamping costs by itself."""
 
     protects: ClassVar[bool] = False
 
     def build(self, facts: Facts) -> Identity:
-        return Identity()
+        return Identity(self.clamp)

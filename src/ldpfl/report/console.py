@@ -132,7 +132,13 @@ def result_table(result: dict[str, Any]) -> Table:
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
     table.add_row(Text(f"{metric} ({result['evaluated_on']})"), shown(metric, score))
     if baseline is not None and score is not None:
-        table.add_row("noise-free baseline", Text(f"{shown(metric, baseline)}  ({cost(metric, baseline, score)})"))
+        # Where much was clamped, the same without noise tells the two apart.
+        clamped = result.get("clamped_score")
+        without = baseline if clamped is None else clamped
+        costs = [cost(metric, without, score), *([] if clamped is None else [cost(metric, baseline, clamped, "clamping")])]
+        table.add_row("noise-free baseline", Text(f"{shown(metric, baseline)}  ({', '.join(costs)})"))
+        if clamped is not None:
+            table.add_row("clamped, without noise", shown(metric, clamped))
     for name, value in result["scores"].items():
         if name != metric:
             table.add_row(Text(name), shown(name, value))

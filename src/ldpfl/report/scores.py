@@ -24,8 +24,8 @@ def shown(metric: str, score: float | None) -> str:
     return f"{score:.2%}" if metric == ACCURACY else f"{score:.4g}"
 
 
-def cost(metric: str, without_noise: float, score: float) -> str:
-    """Return what noise changed, as a part of a sentence."""
+def cost(metric: str, without: float, score: float, what: str = "noise") -> str:
+    """Return what noise, or something else, changed, as a part of a sentence."""
     if metric == ACCURACY:
-        return f"noise costs {100 * (without_noise - score):.2f} points"
-    return f"with noise {score - without_noise:+.4g}"
+        return f"{what} costs {100 * (without - score):.2f} points"
+    return f"with {what} {score - without:+.4g}"
