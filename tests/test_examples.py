@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+NOTEBOOKS = ("health.ipynb",)
 EXAMPLES = Path(__file__).parents[1] / "examples" / "own-data"
 
 
@@ -22,3 +24,15 @@ def test_an_example_ends_with_a_picture_and_a_guarantee(name: str, tmp_path: Pat
     assert "whole run" in done.stdout
     assert (tmp_path / "found.svg").stat().st_size > 1000
     assert [file.name for file in tmp_path.iterdir() if file.name != "cache"] == ["found.svg"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for cell in json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []  # of somebody's rows, in other notebooks
+            exec(compile("".join(cell["source"]), name, "exec"), names)
+    assert names["result"].score > 0.6  # type: ignore[attr-defined]

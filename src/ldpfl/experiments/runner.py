@@ -111,7 +111,7 @@ class Runner:
         for last in simulate(federation, start, rounds, self.observer.clients_done):
             save(last)
             self.observer.round_done(last.history[-1])
-            if not warned and (clamped := _clamped(last.history[-1])):
+            if not warned and label == _PRIVATE and (clamped := _clamped(last.history[-1])):  # without noise nothing is clamped
                 self.observer.warn(clamped)
                 warned = True
         after = stopped_after(federation, last)
@@ -219,7 +219,7 @@ def _clamped(metrics: RoundMetrics) -> str:
     )
 
 
-_BASELINE = "noise-free baseline"
+_PRIVATE, _BASELINE = "private", "noise-free baseline"
 _MOSTLY_CLAMPED = 0.5
 """Share of a layer outside its range in some round from which clamping may be what a run suffers from."""
 
@@ -235,7 +235,7 @@ class Finished:
 
 
 def _label(config: RunConfig) -> str:
-    return "private" if config.mechanism.protects else "not private"
+    return _PRIVATE if config.mechanism.protects else "not private"
 
 
 def _nowhere(checkpoint: Checkpoint) -> None:

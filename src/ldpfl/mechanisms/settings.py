@@ -56,7 +56,7 @@ class MechanismSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     name: str
-    perturbed: Perturbed = "weights"
+    perturbed: Perturbed = "update"
     """``weights``: the trained weights, as in LDP-FL. ``update``: their change since the broadcast. ``gradient``: one step's direction
     of steepest descent at the broadcast weights, over all samples of the client (FedSGD): nothing is trained locally."""
 
