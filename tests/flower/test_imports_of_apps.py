@@ -104,6 +104,14 @@ def test_metadata_by_which_libraries_find_plug_ins_is_named(name: str, tmp_path:
     assert list(run_at_import(app)) == [f"{name}, by which libraries find code to run: delete it"]
 
 
+@pytest.mark.parametrize("name", ["gmpy2", "pydot", "trio", "h2", "socksio"])
+def test_what_is_looked_for_later_is_named_too(name: str, tmp_path: Path) -> None:
+    """Some when the wrapper is imported, some when a node first calls its relay, in the process that charges."""
+    app = app_in(tmp_path)
+    (app / f"{name}.py").write_text("", encoding="utf-8")
+    assert list(run_at_import(app)) == [f"{name}.py, which is imported in place of the module {name} that others mean"]
+
+
 def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / "pydot").mkdir()

@@ -92,14 +92,17 @@ class Spy:
     def find_spec(self, name, path=None, target=None):
         seen.append(name)
 sys.meta_path.insert(0, Spy())
-import ldpfl.flower.client_app, ldpfl.flower.apart
+import ldpfl.flower.client_app, ldpfl.flower.apart, ldpfl.relay.clients
+import contextlib, httpx
+with contextlib.suppress(Exception):  # what is looked for when a node calls its relay; nobody listens there
+    httpx.get("http://127.0.0.1:9", timeout=0.1, trust_env=False)
 print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
 """
 
 
 @cache
 def _looked_for() -> frozenset[str]:
-    """Return the modules that are looked for, found or not, when the wrapper is imported: what some package does without is one too.
+    """Return the modules that are looked for, found or not, when the wrapper is imported or calls a relay, those that are not there too.
 
     The current folder may be the app's, of which nothing is to run: so it is nowhere in the path of the process that looks.
     """
