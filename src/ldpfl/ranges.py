@@ -61,6 +61,11 @@ class LayerRanges:
         """Number d of scalar values over all layers."""
         return sum(self.sizes)
 
+    def clamp(self, values: Tensor) -> Tensor:
+        """Return ``values`` (K, d) as mechanisms take them, float64: what lies outside its layer's range at the end of it."""
+        center, radius = self.expand()
+        return values.double().clamp(center - radius, center + radius)
+
     def expand(self) -> tuple[Tensor, Tensor]:
         """Return (center, radius) as (d,) float64 vectors, as :meth:`spread` makes them."""
         return self.slice(0, self.dimension)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
+from ldpfl.errors import ConfigError
 from ldpfl.importing import GIVEN
 from ldpfl.quantities import Count, Positive
 
@@ -77,6 +78,15 @@ class DataConfig(BaseModel):
     def brought(self) -> bool:
         """Whether they are a user's own: read from a path or the hub, made by code, or handed over."""
         return bool(self.path or self.test_path) or any(sign in self.name for sign in ":/") or self.name == GIVEN
+
+    def check_unopened(self) -> None:
+        """Return if these are data that a node looks up for a server: built-in ones, or its own.
+
+        Raises:
+            ConfigError: they are named by path, hub or code, or handed over.
+        """
+        if self.brought:
+            raise ConfigError("the round names data by path, hub or code, which a node opens for no server")
 
     @property
     def at_nodes(self) -> bool:

@@ -15,7 +15,7 @@ from ldpfl.data import Dataset
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.build import MUCH_CLAMPED, build
-from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig
+from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig, TrainingConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.result import stopped_after, summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -268,7 +268,7 @@ class _Baseline:
             return self.start
 
 
-_PLAIN = {"server_learning_rate": 1.0, "server_momentum": 0.0, "server_schedule": "constant"}
+_PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")}
 
 
 def clamped_only(config: RunConfig) -> RunConfig:

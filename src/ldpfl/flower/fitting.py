@@ -151,8 +151,7 @@ def _check_nothing_named(config: RunConfig) -> None:
     Raises:
         ConfigError: it names data or a task of its own, which nodes decline anyway.
     """
-    if config.data.brought:
-        raise ConfigError("the app names data by path, hub or code, which a node opens for no server: there is no policy that fits it")
+    config.data.check_unopened()
     for name in _code_of(config):
         if name.partition(":")[0].endswith(".py"):
             raise ConfigError(f"the app names the file {name!r}, and a node loads none: what it is to run comes as package.module:Class")

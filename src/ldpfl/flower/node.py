@@ -98,10 +98,11 @@ class OperatorNode:
             self.policy.check_training(model.name, model.options, ask.terms.reply_s)
             self.policy.check_named("features", data.features, data.feature_options)
             self.policy.check_named("task", ask.terms.config.task.name, {})
-            if data.brought:
-                raise Declined("the round names data by path, hub or code, which a node opens for no server; nothing was read or sent")
+            data.check_unopened()
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
+        except ConfigError as error:
+            raise self.budget.refused(Declined(f"{error}; nothing was read or sent")) from None
         request = self._request(ask, ask.terms.asked)
         if ask.terms.transport == "direct":
             self.budget.charge(request)

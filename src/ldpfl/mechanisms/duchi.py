@@ -141,7 +141,7 @@ class Duchi(Mechanism):
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """r^2 A^2 - (w - c)^2 for the clamped w (LDP-FL, proof of Lemma 2; the lemma itself drops the last term)."""
         center, radius = ranges.expand()
-        inside = values.double().clamp(center - radius, center + radius)
+        inside = ranges.clamp(values)
         return ((radius * self.gain) ** 2 - (inside - center) ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:

@@ -107,8 +107,8 @@ class Harmony(Mechanism):
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """s r^2 A^2 - (w - c)^2 for the clamped w (Optimal LDP-FL, equation (18)), s being the size of the weight's group."""
-        center, radius = ranges.expand()
-        inside = values.double().clamp(center - radius, center + radius)
+        center = ranges.expand()[0]
+        inside = ranges.clamp(values)
         return (self._second_moment(ranges) - (inside - center) ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:

@@ -32,10 +32,7 @@ class Identity(Mechanism):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
         values = require_finite(values, ranges)
-        if not self.clamp:
-            return DenseReports(values.clone())
-        center, radius = ranges.expand()
-        return DenseReports(values.double().clamp(center - radius, center + radius).float())
+        return DenseReports(ranges.clamp(values).float() if self.clamp else values.clone())
 
     def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, DenseReports)
