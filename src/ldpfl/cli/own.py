@@ -177,9 +177,8 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     console = Console()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
     if public:
-        console.print(
-            Text("Its classes, columns and their kinds were taken from the table, and nodes are told of them: is it a public one?")
-        )
+        said = "its columns, their kinds and its classes were taken from the table, and every node is told of them: is it a public one?"
+        console.print(Text(said, style="yellow"), soft_wrap=True)
     if left:
         said_left = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them; then"
         console.print(Text(f"{said_left}: ldpfl policy init {folder}"), soft_wrap=True)

@@ -21,6 +21,7 @@ build-backend = "hatchling.build"
 name = "{name}"
 version = "0.1.0"
 description = "Private training with ldpfl on Flower"
+license = "LicenseRef-unspecified"
 requires-python = ">=3.11"
 dependencies = ["ldpfl[flower]"]
 
@@ -66,7 +67,9 @@ def write_app(folder: Path, recipe: str, changes: Sequence[str], *, reply_s: flo
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
     (folder / package).mkdir(parents=True)
-    settings = tomli_w.dumps({"set": ";\n".join(changes)}, multiline_strings=True)
+    together = ";\n".join(changes)
+    literal = "'''" not in together and all(map(str.isprintable, changes))  # as people would write it, without escapes
+    settings = f"set = '''\n{together}'''\n" if literal else tomli_w.dumps({"set": together})
     text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, recipe=recipe, set=settings, reply_s=reply_s)
     write_text(folder / package / "__init__.py", '"""Private training on Flower."""\n')
     for who in ("server", "client"):
