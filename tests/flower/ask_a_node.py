@@ -81,19 +81,22 @@ def main(folder: Path) -> None:
     (folder / "policy.toml").write_text(POLICY, encoding="utf-8")
     set_limit(folder / "budget.sqlite", 1e12)
     os.environ |= {"LDPFL_POLICY": str(folder / "policy.toml"), "LDPFL_BUDGET": str(folder / "budget.sqlite")}
-    touched: list[str] = []
+    touched = os.open(
+        folder / "touched", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    )  # training runs in forked processes, which are watched too
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         if any("zebrafinch" in str(argument) for argument in arguments):
-            touched.append(event)
+            os.write(touched, f"{event}\n".encode())
 
     rounds = [*with_bad_terms(), *with_bad_run_config(random.Random(5), 100)]
     sys.addaudithook(watch)
     for content, settings in rounds:
         grid = InProcessGrid(client_app, 1, run_config=settings)
         next(iter(grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])))
-    if touched or "zebrafinch" in sys.modules:
-        raise SystemExit(f"a zebrafinch was touched: {sorted(set(touched))}")
+    events = (folder / "touched").read_text(encoding="utf-8")
+    if events or "zebrafinch" in sys.modules:
+        raise SystemExit(f"a zebrafinch was touched: {sorted(set(events.split()))}")
     print(len(rounds))
 
 
