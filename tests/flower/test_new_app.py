@@ -49,6 +49,15 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert "policy.toml holds the policy" in said.out
 
 
+def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, ldpfl: CommandLine) -> None:
+    pd.DataFrame({"age": [1.0, 2.0, 3.0], "grade": [0, 1, 1]}).to_parquet(tmp_path / "rows.parquet")
+    own = ("--data", tmp_path / "rows.parquet", "--target", "grade", "--set", "mechanism.records=3", "--set", "data.bounds={age = [0, 9]}")
+    ldpfl("init", "--flower", tmp_path / "grades", *own)
+    assert offer_of(str(tmp_path / "grades")).config.data.classes == ["0", "1"]
+    files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
+    assert "All 3 rows" in ldpfl("policy", "init", tmp_path / "grades", "--data", tmp_path / "rows.parquet", *files).out
+
+
 def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     assert "left as it is" in ldpfl.refused("init", "--flower", tmp_path, "--recipe", "quickstart") or tmp_path.name[0].isdigit()
     assert "cannot be one" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")

@@ -99,7 +99,8 @@ def public_settings(path: Path, target: str, client: str | None, bounds: Mapping
         "data.words": [name for name in columns if not table.is_numeric(name)],
     }
     if classes:
-        found["data.classes"] = sorted({str(cell).strip() for cell in table.columns[target] if not is_absent(str(cell))})
+        cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
+        found["data.classes"] = sorted({cell for cell in cells if not is_absent(cell)})
     return found
 
 
