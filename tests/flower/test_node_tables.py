@@ -118,6 +118,13 @@ def app_in(folder: Path, changes: dict[str, Any]) -> str:
     return str(folder)
 
 
+def test_what_others_write_into_a_node_s_config_leads_to_no_other_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LDPFL_DATA", "{partition}.csv")
+    context = Context(run_id=0, node_id=1, node_config={"partition-id": "../other"}, state=RecordDict(), run_config={})
+    with pytest.raises(DataError, match="no partition-id that is a number"):
+        apps.train(instruction(terms_of(config=config_of())), context)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

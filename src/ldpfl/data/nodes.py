@@ -85,8 +85,10 @@ def table_path(named: str | None, partition: object) -> Path:
     """Return the table that an operator ``named``, in which ``{partition}`` stands for the node's number.
 
     Raises:
-        DataError: none is named.
+        DataError: none is named, or the node has no number.
     """
     if not named:
         raise DataError("this node has no table of its own: name it in LDPFL_DATA, in the environment of the SuperNode")
+    if "{partition}" in named and not isinstance(partition, int):  # others may have written it: it must lead nowhere else
+        raise DataError("LDPFL_DATA names a table by {partition}, and the node's config has no partition-id that is a number")
     return Path(named.replace("{partition}", str(partition)))

@@ -101,7 +101,7 @@ def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = T
     """
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     return [
-        Cell(variant, point, seed, (settled if settle else _as_written)(_config(sweep, settings, point, seed, overrides)))
+        Cell(variant, point, seed, _config(sweep, settings, point, seed, overrides, settle=settle))
         for seed in sweep.seeds
         for point in points
         for variant, settings in sweep.variants.items()
@@ -109,16 +109,19 @@ def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = T
 
 
 def _config(
-    sweep: SweepConfig, settings: Sequence[str], point: Sequence[tuple[str, AxisValue]], seed: int, overrides: Sequence[str]
+    sweep: SweepConfig,
+    settings: Sequence[str],
+    point: Sequence[tuple[str, AxisValue]],
+    seed: int,
+    overrides: Sequence[str],
+    *,
+    settle: bool,
 ) -> RunConfig:
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={json.dumps(value)}" for key, value in point]
     named = [f"seed={seed}", 'description=""', f'name="{sweep.name}"']
-    return load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
-
-
-def _as_written(config: RunConfig) -> RunConfig:
-    return config
+    config = load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
+    return settled(config) if settle else config
 
 
 def check_cells(cells: Sequence[Cell]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
         inputs, targets = trial.batch(torch.arange(2))
         found = functional_call(local.module, local.layout.unflatten(weights.to(inputs.device)), (inputs,))
         fits = _fits(local.task, found, targets, data.outputs)
-        trainer, once = _first_step(config, trial, mechanism, weights, warn)
+        trainer, at_once, once = _first_step(config, trial, mechanism, weights, warn)
         again = _later_step(trainer, weights, local.data.device)
     except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
         raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {first_line(error)}") from error
@@ -75,34 +75,27 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
             f"model {model!r} makes something else of the same samples after it saw others: it remembers them, or draws random numbers, "
             "and no mechanism randomises that; let forward be a function of one sample"
         )
-    return trainer_of(config, local, mechanism, at_once=trainer.at_once)
+    return trainer_of(config, local, mechanism, at_once=at_once)
 
 
-def _first_step(config: RunConfig, trial: LocalTask, mechanism: Mechanism, weights: Tensor, warn: Warn) -> tuple[_Trainer, Tensor]:
-    """Return a trainer that works, and what it makes of two made-up clients."""
-    trainer, schedule = _Trainer(trainer_of(config, trial, mechanism), at_once=True), _made_up_clients(0, trial.data.device)
+def _first_step(config: RunConfig, trial: LocalTask, mechanism: Mechanism, weights: Tensor, warn: Warn) -> tuple[Trainer, bool, Tensor]:
+    """Return a trainer that works, whether for many clients at once, and what it makes of two made-up ones."""
+    trainer, schedule = trainer_of(config, trial, mechanism), _made_up_clients(0, trial.data.device)
     try:
-        return trainer, trainer.of.train(weights, schedule)
+        return trainer, True, trainer.train(weights, schedule)
     except RuntimeError as error:
-        trainer = _Trainer(trainer_of(config, trial, mechanism, at_once=False), at_once=False)
-        trained = trainer.of.train(weights, schedule)
-        model = config.model.name
+        trainer = trainer_of(config, trial, mechanism, at_once=False)
+        trained, model = trainer.train(weights, schedule), config.model.name
         warn(f"model {model!r} cannot be trained for many clients at once ({first_line(error)}): one after another, which is slower")
-        return trainer, trained
+        return trainer, False, trained
 
 
-def _later_step(trainer: _Trainer, weights: Tensor, device: torch.device) -> Tensor:
+def _later_step(trainer: Trainer, weights: Tensor, device: torch.device) -> Tensor:
     """Return what it makes of the same two clients after others, and with random numbers elsewhere."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        trainer.of.train(weights, _made_up_clients(2, device))
-        return trainer.of.train(weights, _made_up_clients(0, device))
-
-
-@dataclass(frozen=True)
-class _Trainer:
-    of: Trainer
-    at_once: bool
+        trainer.train(weights, _made_up_clients(2, device))
+        return trainer.train(weights, _made_up_clients(0, device))
 
 
 def _made_up_clients(first: int, device: torch.device) -> BatchSchedule:

@@ -81,8 +81,14 @@ def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
 
 def _is_open(name: str) -> bool:
     """Tell whether a folder without ``__init__.py`` would be this package, or a part of it: where no other is, or only such ones are."""
-    spec = PathFinder.find_spec(name, [entry for entry in sys.path if entry and Path(entry).resolve() != Path.cwd().resolve()])
+    spec = PathFinder.find_spec(name, _path_elsewhere())
     return name not in sys.builtin_module_names and (spec is None or spec.origin is None)
+
+
+def _path_elsewhere() -> list[str]:
+    """Return where Python looks for modules, without the current folder, which may be the app's."""
+    here = Path.cwd().resolve()
+    return [str(place) for entry in sys.path if entry and (place := Path(entry).resolve()) != here]
 
 
 _LOOK = """
@@ -106,9 +112,7 @@ def _looked_for() -> frozenset[str]:
 
     The current folder may be the app's, of which nothing is to run: so it is nowhere in the path of the process that looks.
     """
-    here = Path.cwd().resolve()
-    path = [place for entry in sys.path if entry and (place := Path(entry).resolve()) != here]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_path_elsewhere())}
     command = [sys.executable, "-P", "-c", _LOOK]
     found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent).stdout
     return frozenset(json.loads(found))

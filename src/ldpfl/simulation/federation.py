@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.samples import Samples
-from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy.events import Channel
 from ldpfl.ranges import RangeRule
@@ -84,18 +83,12 @@ class Federation:
     def rules(self) -> ServerRules:
         """The server's part of all this."""
         names = self.task.layout.names
-        validate = None if self.validation is None else self.validation_loss
+        validate = None if self.validation is None else partial(mean_loss, self.task, samples=self.validation)
         return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
 
     def score(self, weights: Tensor) -> float:
         """Return the figure by which the model with ``weights`` (d,) is judged."""
         return measured(self.task, weights, self.evaluation)[self.task.task.metric]
-
-    def validation_loss(self, weights: Tensor) -> float:
-        """Return the mean loss of the model with ``weights`` (d,) on the validation samples."""
-        if self.validation is None:
-            raise ConfigError("this run validates nothing")
-        return mean_loss(self.task, weights, self.validation)
 
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
         """Whether what was trained so far has not become better for long enough."""

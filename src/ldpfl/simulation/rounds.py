@@ -32,10 +32,8 @@ def simulate(
     joined = _rounds_joined(federation, start.state.round)
     while checkpoint.state.round < rounds:
         cohort = federation.cohort(checkpoint.state.round + 1)
-        if federation.has_stopped(checkpoint.history):
+        if cohort.size == 0 or federation.has_stopped(checkpoint.history):
             checkpoint = _untrained_round(federation, checkpoint, cohort, joined)
-        elif cohort.size == 0:
-            checkpoint = _idle_round(federation, checkpoint, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
             checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done)
@@ -43,24 +41,15 @@ def simulate(
         yield checkpoint
 
 
-def _idle_round(federation: Federation, before: Checkpoint, joined: NDArray[np.int64]) -> Checkpoint:
-    """Return what follows ``before`` when each client has decided, in secret, not to take part: that is charged like any other round."""
-    number, ranges = before.state.round + 1, before.state.ranges
-    release = federation.mechanism.in_round(before.state.public()).release(ranges)
-    after = close_idle_round(federation.rules, before)
-    if federation.self_sampling is None:
-        return after
-    event = round_event(federation.measured + number, release, 0, joined, federation.channel, federation.self_sampling)
-    return replace(after, ledger=before.ledger.charge(event))
-
-
 def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray[np.int64], joined: NDArray[np.int64]) -> Checkpoint:
-    """Return what follows ``before`` after the run has stopped early: the same model.
+    """Return what follows ``before`` when nobody trains: each client has decided so, in secret, or the run has stopped early.
 
-    The round is charged as if it had been trained: when to stop was decided by what was released, and what is proved for a number of
-    rounds that is fixed beforehand holds for this one only.
+    It is charged like any other round. After an early stop, because when to stop was decided by what was released, and what is proved
+    for a number of rounds that is fixed beforehand holds for this one only.
     """
     after = close_idle_round(federation.rules, before)
+    if cohort.size == 0 and federation.self_sampling is None:
+        return after
     release = federation.mechanism.in_round(before.state.public()).release(before.state.ranges)
     return replace(after, ledger=before.ledger.charge(_event(federation, before.state.round + 1, release, cohort.size, cohort, joined)))
 
