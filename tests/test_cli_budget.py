@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_noise_has_no_pure_sum_and_no_protection_has_no_end(spent: CommandLine) 
     cells = shown(spent)
     assert ["spent", "epsilon inf at delta 1e-05 (inf pure)"] in cells
     assert any("values leave without protection" in cell for row in cells for cell in row)
+
+
+@pytest.mark.parametrize("command", [("show",), ("export", "--format", "csv"), ("export",)])
+def test_nothing_in_a_budget_steers_a_terminal(command: tuple[str, ...], spent: CommandLine) -> None:
+    """The file may be somebody else's."""
+    with sqlite3.connect(FILE) as connection:
+        connection.execute("UPDATE limits SET at = ?", ("2026\x1b[2J\x9b31m",))
+    outcome = spent("budget", *command, "--file", FILE)
+    assert "\\x1b[2J" in outcome.out or command[1:] == ("--format", "csv") or "\\u001b[2J" in outcome.out
+    assert not set(outcome.out + outcome.err) & set("\x1b\x9b")
 
 
 def test_set_keeps_delta_and_says_what_was_before(spent: CommandLine) -> None:

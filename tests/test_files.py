@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ldpfl.files import WriteError, from_json, make_folder, remove_leftovers, replace_atomically, to_json, write_text
+from ldpfl.files import WriteError, from_json, from_toml, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text
 
 
 @contextmanager
@@ -105,3 +106,18 @@ def test_json_is_strict_and_the_json_of_before_can_be_read() -> None:
     assert to_json(finite, indent=2) == json.dumps(finite, indent=2)
     with pytest.raises(ValueError, match="too deeply"):
         from_json("[" * 100_000)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(OSError, match="no regular file"):
+            read_text(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5_000])
+def test_toml_that_is_too_much_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"too deeply|digits|Exceeds"):
+        from_toml(text)

@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import re
+import stat
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -128,6 +130,38 @@ def finite(value: Any) -> Any:
 def to_json(value: Any, indent: int | None = None) -> str:
     """Return ``value`` as JSON that every reader takes; see :func:`finite`."""
     return json.dumps(finite(value), indent=indent, allow_nan=False)
+
+
+_MOST_BYTES = 1 << 30
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file that may be somebody else's: a pipe or a device in its place is refused, which may have no end.
+
+    Raises:
+        OSError: it cannot be read, is no file, or has more than a gibibyte.
+        UnicodeDecodeError: it is no UTF-8 text.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if found.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, "it has more than a gibibyte", str(path))
+        return file.read(_MOST_BYTES).decode()
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """Read TOML.
+
+    Raises:
+        ValueError: it is not TOML, nested too deeply, or has a number of thousands of digits.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def from_json(text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,6 +18,12 @@ from ldpfl.suggestions import did_you_mean
 
 Targets = Literal["class", "classes", "number", "tokens"]
 """What a sample's target is: one class (int64), a 0 or 1 for each class (float32), a number (float32), or a token a place (int64)."""
+
+NO_TOKEN = -100
+"""A target that does not count: what follows the end of a text."""
+
+ABSENT: Mapping[Targets, float] = {"class": NO_TOKEN, "classes": nan, "number": nan, "tokens": NO_TOKEN}
+"""The target of a sample that counts as one and teaches nothing: the loss of a built-in task is 0 there, whatever the weights are."""
 
 ACCURACY = "accuracy"
 """The one figure that is shown in per cent."""
@@ -59,6 +66,12 @@ class Task:
             for metric in chosen.values():
                 metric.update(outputs, targets)
         return {name: _value(metric) for name, metric in chosen.items()}
+
+
+def without_answer(targets: Tensor) -> Tensor:
+    """Return which of ``targets`` (N, ...) are :data:`ABSENT`, (N,)."""
+    absent = targets.isnan() if targets.is_floating_point() else targets == NO_TOKEN
+    return absent.flatten(1).all(dim=1) if absent.dim() > 1 else absent
 
 
 def names() -> tuple[str, ...]:
@@ -124,6 +137,14 @@ def _value(metric: Metric) -> float:
         return float("nan")
 
 
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, reduction="none", ignore_index=NO_TOKEN)
+
+
+def _where_present(losses: Tensor, targets: Tensor) -> Tensor:
+    return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
+
+
 def _classification(outputs: int, scale: float) -> Task:
     def metric(kind: str, **options: Any) -> Callable[[], Metric]:
         def make() -> Metric:
@@ -135,7 +156,7 @@ def _classification(outputs: int, scale: float) -> Task:
         return make
 
     metrics = {ACCURACY: _Accuracy, "macro F1": metric("MulticlassF1Score"), "AUROC": metric("MulticlassAUROC")}
-    return Task("classification", "class", lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"), metrics)
+    return Task("classification", "class", _cross_entropy, metrics)
 
 
 def _multilabel(outputs: int, scale: float) -> Task:
@@ -149,7 +170,8 @@ def _multilabel(outputs: int, scale: float) -> Task:
         return make
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=-1)
+        by_label = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
+        return _where_present(by_label, targets).mean(dim=-1)
 
     metrics = {"AUROC": metric("MultilabelAUROC"), "macro F1": metric("MultilabelF1Score"), "exact match": _ExactMatch}
     return Task("multilabel", "classes", losses, metrics)
@@ -173,13 +195,9 @@ def _regression(outputs: int, scale: float) -> Task:
         return make
 
     def losses(found: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(found.reshape(targets.shape), targets, reduction="none")
+        return _where_present(F.mse_loss(found.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
 
     return Task("regression", "number", losses, {"R2": metric("R2Score"), "MAE": metric("MeanAbsoluteError", scale)})
-
-
-NO_TOKEN = -100
-"""A target that does not count: what follows the end of a text."""
 
 
 def _language_model(outputs: int, scale: float) -> Task:

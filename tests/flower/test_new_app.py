@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from conftest import CommandLine
+from ldpfl.experiments import load_recipe
 from ldpfl.flower.fitting import offer_of
 from ldpfl.flower.imports import run_at_import
 from ldpfl.privacy.budget_file import read_books
@@ -63,3 +64,25 @@ def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path
     assert "cannot be one" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")
     assert "--target" in ldpfl.refused("init", "--flower", tmp_path / "app", "--data", table)
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize("name", ["a;b", "a; model.name='os:system'; x='", "it's; 'so'", 'a"; seed=7; b="', "a\\u003b;"])
+def test_what_a_table_is_called_by_writes_no_setting(name: str, tmp_path: Path, ldpfl: CommandLine) -> None:
+    rows = {"age": [1, 2, 3], name: ["x", "y;z", "x"], "outcome": [name, "died", name]}
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    own = (
+        "--data",
+        tmp_path / "rows.parquet",
+        "--target",
+        "outcome",
+        "--set",
+        "mechanism.records=3",
+        "--set",
+        "data.bounds={age = [0, 9]}",
+    )
+    outcome = ldpfl("init", "--flower", tmp_path / "app", *own)
+    config = offer_of(str(tmp_path / "app")).config
+    assert (config.data.columns, config.data.words, set(config.data.classes)) == (["age", name], [name], {name.strip(), "died"}), (
+        outcome.err
+    )
+    assert (config.model.name, config.seed) == (load_recipe("own", []).model.name, load_recipe("own", []).seed)

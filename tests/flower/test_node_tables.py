@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from test_same_model import SimulatedNode, simulator_source
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
+from ldpfl.data.nodes import read_at_node
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import toml_value
+from ldpfl.experiments.dataset import targets_of
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.fitting import offer_of
@@ -131,6 +134,7 @@ def test_what_others_write_into_a_node_s_config_leads_to_no_other_table(monkeypa
         ({"data.columns": []}, "data.columns has to name"),
         ({"data.columns": ["age", "name"]}, "has to say what stands in 'name'"),
         ({"data.classes": []}, "data.classes has to say"),
+        ({"data.classes": ["died", "NA"]}, "stands for no value"),
         ({"data.client": "hospital"}, "leave path, client, evaluate_on out"),
         ({"task.name": "regression", "data.target": "stay", "data.classes": []}, "those of the target 'stay'"),
     ],
@@ -154,8 +158,96 @@ def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLin
     assert "LDPFL_DATA=" in outcome.out
     (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("cardio", "cardiology", 1))
     (tables / "policy.toml").unlink()
-    assert "'cardiology' is not among data.categories.ward" in ldpfl.refused("policy", "init", asked, "--data", tables / "0.csv", *files)
-    assert not (tables / "policy.toml").exists()
+    said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
+    assert "30 rows can be trained on, some without all values. The first: " in said
+    assert "'cardiology' is not among data.categories.ward" in said
+    (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("died", "gone", 1))
+    (tables / "policy.toml").unlink()
+    said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
+    assert "1 of the 30 rows teach nothing. The first: " in said
+
+
+RULES: dict[str, list[dict[str, Any]]] = {
+    "a category is left out": [
+        {"data.categories": {"ward": ["cardio", "zzz"]}},
+        {"data.categories": {"ward": ["zzz"], "town": ["a", "b"]}, "data.words": []},
+    ],
+    "a class is left out": [{"data.classes": ["alive", "zzz"]}, {"data.classes": ["hiv", "alive", "gone"]}],
+    "words as numbers": [
+        {"data.bounds": {"age": [0, 100], "town": [0, 1]}, "data.words": []},
+        {"data.bounds": {"age": [0, 100], "name": [0, 1]}, "data.columns": ["age", "name"]},
+    ],
+    "what is missing is refused": [{"data.missing": "refuse"}, {"data.missing": "indicator"}],
+    "another target": [
+        {
+            "data.target": "ward",
+            "data.columns": ["age", "outcome"],
+            "data.words": ["outcome"],
+            "data.categories": {},
+            "data.classes": ["icu", "x"],
+        }
+    ],
+    "a number of it": [
+        {
+            "task.name": "regression",
+            "data.target": "age",
+            "data.columns": ["ward"],
+            "data.words": ["ward"],
+            "data.categories": {},
+            "data.classes": [],
+        },
+        {
+            "task.name": "regression",
+            "data.target": "town",
+            "data.bounds": {"age": [0, 100], "town": [0, 1]},
+            "data.columns": ["age"],
+            "data.words": [],
+            "data.categories": {},
+            "data.classes": [],
+        },
+    ],
+    "labels": [
+        {
+            "task.name": "multilabel",
+            "data.target": ["age", "town"],
+            "data.columns": ["ward"],
+            "data.words": ["ward"],
+            "data.categories": {},
+            "data.classes": [],
+        }
+    ],
+    "texts": [{"data.text": "town", "data.columns": [], "data.words": [], "data.categories": {}, "model.name": "embedding-bag"}],
+}
+CELLS: dict[str, Sequence[Any]] = {
+    "age": ("", "x", "1e400", "nan", "-7", "0", "1"),
+    "ward": ("", "icu", "hiv", "NA", "x;y"),
+    "town": ("", "a", "0", "1", "zz"),
+    "outcome": ("", "alive", "died", "hiv", "none"),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(case: str, suffix: str, tmp_path: Path) -> None:
+    """Each row of a pair of tables that differ in one is read alike in all others, and none stops the node."""
+    place = 5
+    for changes in RULES[case]:
+        config = config_of(**changes)
+        before: list[torch.Tensor] = []
+        for name, cells in CELLS.items():
+            for cell in cells:
+                frame = rows(30, 1).astype({"age": object})
+                frame.loc[place, name] = cell
+                frame["age"] = frame["age"].astype(str)
+                path = tmp_path / f"rows.{suffix}"
+                frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+                read = read_at_node(config.data, targets_of(config), path).train
+                assert len(read) == len(frame)
+                others = torch.arange(len(read)) != place
+                answers = read.targets[others]
+                now = [read.inputs[others], answers.nan_to_num(-7.0) if answers.is_floating_point() else answers]
+                before = before or now
+                assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
 
 
 def test_the_app_on_the_page_is_one(tmp_path: Path, ldpfl: CommandLine) -> None:

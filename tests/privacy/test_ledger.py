@@ -22,11 +22,11 @@ from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import Channel, Sampling
 
 COUNTS = st.integers(1, 10**12)
-PARAMETERS = st.floats(min_value=1e-15, allow_infinity=False)
+PARAMETERS = st.floats(min_value=1e-15, max_value=1e9)
 PEOPLE = st.integers(1, 10**9)
 UNITS = st.sampled_from(["weight", "coordinate", "layer", "vector"])
 GAUSSIAN_UNITS = st.sampled_from(["vector", "record"])
-TEXT = st.text(st.characters(codec="utf-8"))
+TEXT = st.text(st.characters(codec="utf-8")).filter(str.isprintable)
 RELEASES = st.one_of(
     st.builds(
         lambda name, epsilon, units, unit, exact: BinaryRelease(name, epsilon, units, unit, None if exact else epsilon),
@@ -515,6 +515,7 @@ IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
     "the first round is missing": ((event(2),), "event 1: round 2 comes after round 0"),
     "fewer rounds joined than before": ((event(1), event(2), event(3, 1, 1, sampling="visible")), "event 3: a client cannot have joined 2"),
     "a thousand billion clients": ((event(1, 10**12, population=10**12),), "more than 1e9 clients"),
+    "more than any noise hides": ((RoundEvent(1, PureRelease("a", 1e300, 1, "vector"), 5, 5, 1),), "or above 1e9"),
     "an epsilon of nothing": ((RoundEvent(1, PureRelease("a", 1e-320, 1, "vector"), 5, 5, 1),), "a parameter below 1e-15"),
 }
 
@@ -523,6 +524,13 @@ IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
 def test_what_no_run_writes_down_is_refused(case: str) -> None:
     events, named = IMPOSSIBLE[case]
     assert named in refusal(Ledger(events).to_json())
+
+
+@pytest.mark.parametrize("field", ["mechanism", "reason", "claim"])
+def test_nothing_in_a_ledger_steers_a_terminal(field: str) -> None:
+    words = {"mechanism": "a", "reason": "weights", "claim": "so", field: "x\x1b[2J\x9b31m"}
+    release = UnprotectedRelease(words["mechanism"], words["reason"], 1, "vector", 1.0, 1e-5, words["claim"])
+    assert f"UnprotectedRelease.{field}: characters that are not printable" in refusal(Ledger((RoundEvent(1, release, 5, 5, 1),)).to_json())
 
 
 def test_rounds_of_secret_participation_that_nobody_joined_may_be_left_out() -> None:

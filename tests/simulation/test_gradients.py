@@ -13,7 +13,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
-from ldpfl import ConfigError, ParameterLayout, models
+from ldpfl import ConfigError, ParameterLayout, models, tasks
 from ldpfl.data.partition import LABEL_BLIND, Scheme, partition
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.experiments.build import build
@@ -177,3 +177,29 @@ def test_replacing_a_record_leaves_all_others_with_their_clients(scheme: Scheme)
     labels[13] = (labels[13] + 1) % 10
     after = partition(labels, 7, np.random.default_rng(2), scheme=scheme)
     assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_a_record_without_an_answer_adds_nothing(name: str) -> None:
+    """Not even where all others' gradients are as long as they may be: a row that a node's rules leave out shows as its own share only."""
+    shape, outputs = ((5,), 3) if name != "language-model" else ((4,), 7)
+    task = tasks.create(name, outputs if name != "regression" else 1)
+    module: nn.Module = nn.Linear(5, outputs if name != "regression" else 1)
+    inputs, targets = torch.randn(8, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(8) % outputs
+    if name == "language-model":
+        module, inputs, targets = nn.Embedding(7, 7), targets[:, None].expand(-1, 4), targets[:, None].repeat(1, 4)
+    elif name != "classification":
+        targets = targets.float() if name == "regression" else nn.functional.one_hot(targets, outputs).float()
+    absent = targets.clone()
+    absent[3] = tasks.ABSENT[task.targets]
+    assert tasks.without_answer(absent).tolist() == [place == 3 for place in range(8)]
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({key: value.detach() for key, value in module.named_parameters()})
+
+    def summed(answers: torch.Tensor, places: np.ndarray) -> torch.Tensor:
+        local = LocalTask(module, layout, Samples(inputs, answers), (), (), LocalOptimiser(1.0), task=task)
+        return RecordGradientTrainer(local, RecordClip(1.0)).train(weights, full_batch([places], len(places)))
+
+    everything, rest = np.arange(8), np.array([0, 1, 2, 4, 5, 6, 7])
+    assert torch.equal(summed(absent, everything), summed(targets, rest))
+    assert not torch.equal(summed(absent, everything), summed(targets, everything))

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.errors import printable
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
@@ -56,7 +57,7 @@ def show(file: File) -> None:
     if books.refusals is not None:
         last = books.refusals
         times = f", {last.times:,} refusals in all" if last.times > 1 else ""
-        console.print(Text(f"last refused {last.at}{times}: {last.reason}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"last refused {printable(last.at)}{times}: {printable(last.reason)}", style="yellow"), soft_wrap=True)
 
 
 @app.command(name="set")
@@ -104,13 +105,13 @@ def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
     table = Table(title=Text(f"budget {file}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("budget", f"{_limit(books, -1)}, set {books.granted[-1].at}")
+    table.add_row("budget", f"{_limit(books, -1)}, set {printable(books.granted[-1].at)}")
     style = "red" if spent > limit.epsilon else ""
     table.add_row("spent", Text(f"epsilon {number(spent)} at delta {limit.delta:g} ({number(books.spent(0.0))} pure)", style=style))
     table.add_row("reports charged", f"{books.charges:,}")
     if charges:
         last = charges[-1].release
-        table.add_row(f"rounds left like the last ({_kind(last)})", _rounds_left(books, last))
+        table.add_row(Text(f"rounds left like the last ({_kind(last)})"), _rounds_left(books, last))
     table.caption = f"for whoever keeps all that this client ever sent, replacing {_REPLACED[books.protected]}; the policy may allow less"
     table.caption_justify = "left"
     return table
@@ -139,7 +140,7 @@ def _by_run(charges: Sequence[Charged], books: Books) -> Table:
         names = ", ".join(dict.fromkeys(release.mechanism for release in counts))
         rounds = len({charge.round for charge in of_run})
         figures = [number(filtered_epsilon(counts.items(), books.order, level)) for level in (delta, 0.0)]
-        table.add_row(Text(run), Text(names), f"{rounds:,}", f"{len(of_run):,}", *figures)
+        table.add_row(Text(printable(run)), Text(printable(names)), f"{rounds:,}", f"{len(of_run):,}", *figures)
     return table
 
 
@@ -151,7 +152,7 @@ def _limit(books: Books, place: int) -> str:
 def _kind(release: Release) -> str:
     name, parameter = _parameter(release)
     units = "" if release.units == 1 else f" x {release.units:,} {release.unit}s"
-    return f"{release.mechanism}, {name} {parameter:g}{units}"
+    return printable(f"{release.mechanism}, {name} {parameter:g}{units}")
 
 
 def _parameter(release: Release) -> tuple[str, float]:
@@ -161,8 +162,9 @@ def _parameter(release: Release) -> tuple[str, float]:
 def _row(charge: Charged) -> dict[str, Any]:
     name, value = _parameter(charge.release)
     of_release = (charge.release.mechanism, name, json_number(value), charge.release.units, charge.release.unit)
-    values = (charge.number, charge.at, charge.run, charge.round, *of_release)
-    return dict(zip(_row_names(), (*values, charge.cohort, charge.transport, charge.linked), strict=True))
+    values = (charge.number, charge.at, charge.run, charge.round, *of_release, charge.cohort, charge.transport, charge.linked)
+    # A server chose some of the words, and the file may be somebody else's.
+    return dict(zip(_row_names(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
 
 
 def _row_names() -> tuple[str, ...]:

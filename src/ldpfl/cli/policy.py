@@ -47,16 +47,16 @@ def init(
     if out.exists():
         raise ConfigError(f"{out} exists and is left as it is: give another --out")
     policy = fitting_policy(offer, ranges_for(offer.config, _sizes(layers)), key or ())
-    rows = None if data is None else fitting_rows(offer.config, data)
+    fitting = None if data is None else fitting_rows(offer.config, data)
+    code = list(run_at_import(Path(of))) if (Path(of) / "pyproject.toml").is_file() else []
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
     known = budget.exists()
     if not known:
         set_limit(budget, policy.lifetime_epsilon, policy.delta)
     _print(policy, out, budget, known=known)
-    if data is not None:
-        print(f"All {rows:,} rows of {printable(str(data))} can be trained on: export LDPFL_DATA={quote(str(data.absolute()))}")
-    if (Path(of) / "pyproject.toml").is_file():
-        _warn_of_imports(list(run_at_import(Path(of))))
+    if data is not None and fitting is not None:
+        _print_rows(data, *fitting)
+    _warn_of_imports(code)
 
 
 def _warn_of_imports(places: list[str]) -> None:
@@ -71,6 +71,14 @@ def _warn_of_imports(places: list[str]) -> None:
         ),
         soft_wrap=True,
     )
+
+
+def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
+    said = f"All {rows:,} rows of {printable(str(data))} can be trained on"
+    if misfit:
+        left = f"{without:,} of the {rows:,} rows teach nothing" if without else f"{rows:,} rows can be trained on, some without all values"
+        said = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {left}. The first: {misfit}"
+    Console().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

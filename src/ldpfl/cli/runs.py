@@ -18,7 +18,7 @@ from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -153,7 +153,7 @@ def sweep(
 
 def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:
     settings = "".join(f" --set {shlex.quote(setting)}" for setting in overrides)
-    return f"ldpfl sweep {shlex.quote(name)}{settings} --out {shlex.quote(str(folder))}{flags}"
+    return printable(f"ldpfl sweep {shlex.quote(name)}{settings} --out {shlex.quote(str(folder))}{flags}")  # maybe of a foreign folder
 
 
 def show(
@@ -211,7 +211,8 @@ def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkp
     hint = f"go on with: {_resume_command(folder.path, _flags(None, device))}"
     if is_bundled(config.data.name) or os.environ.get(DATA_DIR_VARIABLE):
         return hint
-    return f"{hint}\nand with the --data-dir that it was begun with, if one was given: {config.data.name} is looked for on the hub without"
+    name = printable(config.data.name)  # of a folder that may be somebody else's
+    return f"{hint}\nand with the --data-dir that it was begun with, if one was given: {name} is looked for on the hub without"
 
 
 def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_json: bool) -> None:

@@ -137,7 +137,7 @@ def _label(table: Table, name: str) -> Tensor:
 
 def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> tuple[list[Tensor], int, tuple[str, ...]]:
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
-    words = [_words(table, name, numeric=numeric) for table in tables]
+    words = [words_of(table, name, numeric=numeric) for table in tables]
     for table, own in zip(tables, words, strict=True):
         _require_all(table, name, np.array([not word for word in own]))
     known = list(config.classes) or _found_classes(tables[0], name, words[0])
@@ -180,7 +180,7 @@ def _require_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
         raise DataError(f"{where}: the target {name!r} has no value (NA, None and the like are none); leave such rows out")
 
 
-def _words(table: Table, name: str, *, numeric: bool = False) -> list[str]:
+def words_of(table: Table, name: str, *, numeric: bool = False) -> list[str]:
     """Return a column as words, "" where nothing stands; ``numeric`` ones that are the same number are the same word."""
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
@@ -272,7 +272,7 @@ def _unit(config: DataConfig, targets: Targets) -> float:
 
 
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
-    words, known = _words(table, name), config.categories.get(name)
+    words, known = words_of(table, name), config.categories.get(name)
     if known is None:
         places = [_place(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:
@@ -333,7 +333,7 @@ def _clients(table: Table, config: DataConfig, kept: NDArray[np.bool_]) -> NDArr
     if not config.client:
         return None
     table.column(config.client, "data.client")
-    words = np.array(_words(table, config.client), dtype=object)
+    words = np.array(words_of(table, config.client), dtype=object)
     absent = np.flatnonzero(words == "")
     if absent.size:
         raise DataError(f"{table.where(int(absent[0]))}: the client's column {config.client!r} has no value")

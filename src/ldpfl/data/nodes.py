@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ldpfl.data.encoding import dataset_of
+from ldpfl.data.encoding import dataset_of, words_of
 from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Column, Table, read_table
+from ldpfl.data.tables import Column, Table, is_absent, read_table
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.tasks import Targets
+from ldpfl.tasks import ABSENT, Targets
 
 
 def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
@@ -31,15 +33,73 @@ def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
 
 
 def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
-    """Return a node's own table, all of whose rows are trained on.
+    """Return a node's own table, of which no row decides about another.
 
-    Every rule by which it is read is in ``config``, so that no row decides about another.
+    Every rule by which it is read is in ``config``, which a server chooses, anew for each round. So a row that does not fit is no error:
+    what a server leaves out of its rules would stop the node where some row has it. A cell that the rules do not know is one without a
+    value, and a row of which too little is left keeps its place and teaches nothing.
 
     Raises:
         ConfigError: as :func:`described_at_nodes`.
-        DataError: the table cannot be read, or does not fit; the line is named.
+        DataError: the table cannot be read at all, or lacks a column.
     """
-    return dataset_of(path.stem, read_table(path), _stand_in(config, targets), config, targets)
+    stand_in, table = _stand_in(config, targets), read_table(path)
+    readable, kept = _fitted(table, stand_in, config, targets)
+    found = dataset_of(path.stem, readable, stand_in, config, targets)
+    answers = found.train.targets
+    answers[torch.from_numpy(~kept)] = torch.tensor(ABSENT[targets], dtype=answers.dtype)
+    return found
+
+
+def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
+    """Return if each row of a node's own table fits: for its operator, before anything is trained on.
+
+    Raises:
+        ConfigError: as :func:`described_at_nodes`.
+        DataError: one does not; the line is named.
+    """
+    dataset_of(path.stem, read_table(path), _stand_in(config, targets), config, targets)
+
+
+def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
+    """Return the table as the settings can read it, and which of its rows they leave enough of; each row by itself."""
+    columns, kept = dict(table.columns), np.ones(len(table), dtype=bool)
+    names = {config.target} if isinstance(config.target, str) else set(config.target)
+    for name in stand_in.columns:
+        cells = table.column(name, "data.target" if name in names else "data.columns")
+        if name in names and targets == "class":
+            words = words_of(table, name)
+            fits = np.array([word in config.classes for word in words])
+            columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
+        elif name in names and targets != "tokens":
+            numbers = _numbers(cells)
+            fits = np.isin(numbers, (0, 1)) if targets == "classes" else ~np.isnan(numbers)
+            columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+        elif name in config.bounds:
+            numbers = _numbers(cells)
+            fits = ~np.isnan(numbers) if config.missing == "refuse" else kept
+            columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+        elif name in config.categories:
+            listed = set(config.categories[name])
+            columns[name] = np.array([word if word in listed else "" for word in words_of(table, name)], dtype=object)
+            fits = kept
+        else:
+            fits = kept
+        kept = kept & fits
+    return replace(table, columns=columns), kept
+
+
+def _numbers(cells: Column) -> Column:
+    """Return a column as numbers, NaN where none stands that can be used."""
+    return np.array([_number(cell) for cell in cells], dtype=np.float64)
+
+
+def _number(cell: object) -> float:
+    try:
+        value = float(str(cell))
+    except ValueError:
+        return nan
+    return value if isfinite(value) else nan
 
 
 def _stand_in(config: DataConfig, targets: Targets) -> Table:
@@ -74,6 +134,8 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
 def _target(name: str, config: DataConfig, targets: Targets) -> Column:
     if targets == "class" and not config.classes:
         raise ConfigError("data.classes has to say which there are, since nobody else sees nodes' tables")
+    if targets == "class" and any(map(is_absent, config.classes)):
+        raise ConfigError("data.classes names a word that stands for no value, such as NA or none")
     if targets == "number" and name not in config.bounds:
         raise ConfigError(f"data.bounds has to hold those of the target {name!r}, since nobody else sees nodes' tables")
     if targets == "class":

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -152,6 +153,7 @@ def _csv(path: Path) -> Table:
         raise DataError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
     if "\0" in text:
         raise DataError(f"{path} is no CSV file: it holds bytes of zero")
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
     first = text.partition("\n")[0]
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -201,7 +203,7 @@ def _rows(path: Path, reader: Any) -> tuple[list[str], list[list[str]], list[int
 def _check_header(path: Path, header: Sequence[str]) -> None:
     if "" in header:
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name")
-    twice = [name for name in header if header.count(name) > 1]
+    twice = [name for name, times in Counter(header).items() if times > 1]
     if twice:
         raise DataError(f"{path}: two columns are called {twice[0]!r}")
 
@@ -219,7 +221,9 @@ def _parquet(path: Path) -> Table:
         holds = parquet.read_metadata(io.BytesIO(data))
         if holds.num_rows * holds.num_columns > _MOST_CELLS:
             raise DataError(f"{path} has {holds.num_rows:,} rows of {holds.num_columns:,} columns, more than {_MOST_CELLS:,} cells")
-        frame = parquet.read_table(io.BytesIO(data)).to_pandas()
+        texts = [field.name for field in parquet.read_schema(io.BytesIO(data)) if pyarrow.types.is_string(field.type)]
+        # Texts that are equal stay one: a small file may hold very many times the same long one.
+        frame = parquet.read_table(io.BytesIO(data), read_dictionary=texts).to_pandas()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     return _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest())
@@ -249,7 +253,7 @@ def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str)
     if not frame.columns.size:
         raise DataError(f"{where(0).rpartition(',')[0]} has no column")
     names = [str(name) for name in frame.columns]
-    twice = [name for name in names if names.count(name) > 1]
+    twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise DataError(f"two columns are called {twice[0]!r}")
     return Table({name: _plain(frame.iloc[:, place], name, where) for place, name in enumerate(names)}, where, digest)

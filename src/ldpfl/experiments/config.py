@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, printable
+from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.privacy.events import Channel
@@ -102,6 +102,8 @@ class TrainingConfig(_Section):
     patience: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Rounds without a lower loss on ``data.validation`` after which no more is trained, and the model of the best round is the result;
     0 trains in all rounds. The guarantee is that of all rounds: when to stop follows from what was released."""
+    extended: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """How many of the rounds were added after the run had come to its end; ``ldpfl run --more-rounds`` counts them."""
     server_optimiser: Rule = "sgd"
     """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive = 1.0
@@ -192,7 +194,7 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit; one line, naming the key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     return parse_config(text, *overrides, origin=str(path))
@@ -205,8 +207,8 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     this mechanism has too; so a list can choose a mechanism, and what it says itself is checked by that.
     """
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tree = from_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
     _without_noise_section(tree)
     for group in overrides:
@@ -272,6 +274,19 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, int | float) else _quoted(str(value))
 
 
+def joined_changes(changes: Iterable[str]) -> str:
+    """Return changes ``key=value`` as one text, one below the other, which :func:`split_changes` takes apart again.
+
+    Semicolons within them stand in strings of TOML, which can spell them: what a column or class is called ends no setting.
+    """
+    return ";\n".join(change.replace(";", "\\u003b") for change in changes)
+
+
+def split_changes(text: str) -> list[str]:
+    """Return the changes ``key=value`` that ``text`` has between semicolons."""
+    return [change.strip() for change in text.split(";") if change.strip()]
+
+
 def _quoted(text: str) -> str:
     """Return ``text`` as a TOML string: as JSON has it, but for what only TOML wants escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -280,8 +295,8 @@ def _quoted(text: str) -> str:
 def _value(text: str) -> Any:
     """Read ``text`` as a TOML value, and as a plain string where it is none."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return from_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

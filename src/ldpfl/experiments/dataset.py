@@ -12,7 +12,7 @@ from ldpfl import tasks
 from ldpfl.data import Dataset, load
 from ldpfl.data.brought import load_brought
 from ldpfl.data.loading import Warn, image_shape
-from ldpfl.data.nodes import described_at_nodes
+from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
@@ -74,9 +74,14 @@ class Description:
 
 
 def load_dataset(
-    config: RunConfig, data_dir: Path | None, warn: Warn = _LOG.warning, progress: Progress = quietly, given: Given = NOTHING
+    config: RunConfig,
+    data_dir: Path | None,
+    warn: Warn = _LOG.warning,
+    progress: Progress = quietly,
+    given: Given = NOTHING,
+    table: Path | None = None,
 ) -> Dataset:
-    """Return the data of ``config``; features are computed once and cached.
+    """Return the data of ``config``; features are computed once and cached, but for a user's own data. ``table`` is a node's own.
 
     Raises:
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
@@ -84,13 +89,13 @@ def load_dataset(
     data = config.data
     targets = targets_of(config)
     if data.at_nodes:
-        found = described_at_nodes(data, targets)
+        found = described_at_nodes(data, targets) if table is None else read_at_node(data, targets, table)
     elif not data.brought:
         found = load(data.name, data_dir, warn)
     else:  # nothing is kept beyond a run: what was there may have changed since
         own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
         found = own.noted(*_OF_SIMULATIONS)
-    return extracted(found, data.features, data.feature_options, warn, progress, keep=not data.brought)
+    return extracted(found, data.features, data.feature_options, warn, progress, keep=not (data.brought or data.at_nodes))
 
 
 def targets_of(config: RunConfig) -> tasks.Targets:

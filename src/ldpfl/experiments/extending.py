@@ -26,7 +26,7 @@ def extend(folder: RunFolder, more: int) -> RunConfig:
         raise ConfigError(f"{folder.path} holds a run that is not finished: go on with it before it is extended")
     changed = config.model_copy(
         update={
-            "training": training.model_copy(update={"rounds": training.rounds + more}),
+            "training": training.model_copy(update={"rounds": training.rounds + more, "extended": training.extended + more}),
             "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
         }
     )

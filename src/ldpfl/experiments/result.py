@@ -79,6 +79,14 @@ def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
     return [f"training stopped after round {after} of {rounds}, and all are counted: when to stop followed from what was released"]
 
 
+def _of_extending(config: RunConfig) -> list[str]:
+    added, rounds = config.training.extended, config.training.rounds
+    if not added:
+        return []
+    said = "each epsilon here is for a number of rounds that was fixed beforehand, and holds if nothing seen before decided it"
+    return [f"{added} of {rounds} rounds were added to a run that had come to its end: {said}; a client's own budget holds in any case"]
+
+
 def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
     records, delta = sum(own.size for own in federation.samples), config.privacy.delta
     if federation.mechanism.record_clip is None or delta * records < 1:
@@ -95,13 +103,14 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
     private = config.mechanism.protects
     guarantee = federation.mechanism.guarantee(last.state.ranges)
+    said = [*_of_stopping(federation, last), *_of_extending(config), *_of_delta(config, federation)]
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
         "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
         "unit": guarantee.unit,
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.caveats, *federation.notes, *_of_stopping(federation, last), *_of_delta(config, federation)],
+        "caveats": [*federation.mechanism.caveats, *federation.notes, *said],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.files import from_json, make_folder, remove_leftovers, replace_atomically, to_json, write_text, writing
+from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import LocalTask
@@ -205,7 +205,7 @@ class RunFolder:
 
     def _recorded_kind(self) -> Kind | None:
         try:
-            return Kind(self._kind_path.read_text(encoding="utf-8").strip())
+            return Kind(read_text(self._kind_path).strip())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -240,7 +240,7 @@ class RunFolder:
         if not self.result_path.exists():
             return None
         try:
-            result = from_json(self.result_path.read_text(encoding="utf-8"))
+            result = from_json(read_text(self.result_path))
         except (OSError, ValueError) as error:
             raise DataError(f"{self.result_path} is damaged: {error}; remove it, and finish the run again") from error
         if not isinstance(result, dict) or not result.keys() >= _REQUIRED:
@@ -257,7 +257,7 @@ class RunFolder:
         if not self.stopped_path.exists():
             return None
         try:
-            return printable(self.stopped_path.read_text(encoding="utf-8").rstrip("\n"))
+            return printable(read_text(self.stopped_path).rstrip("\n"))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.stopped_path} is damaged: {error}; remove it, and start the sweep again") from error
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,10 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.shipped import sweep_files
+from ldpfl.files import from_toml, read_text
 from ldpfl.suggestions import did_you_mean
+
+_MOST_CELLS = 10_000
 
 AxisValue = bool | int | float | str
 
@@ -76,7 +79,7 @@ def load_sweep(name: str) -> SweepConfig:
     """
     if name.endswith(".toml"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            text = read_text(Path(name))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"sweep file {name} cannot be read: {error}") from error
     else:
@@ -85,13 +88,13 @@ def load_sweep(name: str) -> SweepConfig:
             raise ConfigError(f"no sweep {name!r}: {did_you_mean(name, paths)}")
         text = paths[name].read_text(encoding="utf-8")
     try:
-        return SweepConfig.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
+        return SweepConfig.model_validate(from_toml(text))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"sweep {name}, {place}: {first['msg']}, got {first['input']!r}") from None
+    except ValueError as error:
+        raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
 
 
 def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True) -> list[Cell]:
@@ -99,6 +102,9 @@ def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = T
 
     Without ``settle`` configs are as they are written: nothing that they name, such as data, is looked at.
     """
+    count = prod(map(len, sweep.axes.values())) * len(sweep.seeds) * len(sweep.variants)
+    if count > _MOST_CELLS:
+        raise ConfigError(f"sweep {sweep.name} has {count:,} runs, more than {_MOST_CELLS:,}")
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     return [
         Cell(variant, point, seed, _config(sweep, settings, point, seed, overrides, settle=settle))

@@ -15,7 +15,7 @@ from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells
 from ldpfl.experiments.sweep_rows import Curve, Row, curves, rows
-from ldpfl.files import make_folder, to_json, write_text
+from ldpfl.files import make_folder, read_text, to_json, write_text
 from ldpfl.privacy.accounting import account
 
 _OVERRIDES = "overrides"
@@ -94,7 +94,7 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
     if not path.exists():
         return None
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(read_text(path))
         overrides = [str(override) for override in tree.pop(_OVERRIDES)]
         return SweepConfig.model_validate(tree), overrides
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

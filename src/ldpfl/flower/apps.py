@@ -32,13 +32,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
-from ldpfl.data.nodes import read_at_node, table_path
+from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.dataset import Description, load_dataset, targets_of
+from ldpfl.experiments.config import parse_config, split_changes
+from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT
@@ -83,7 +83,7 @@ def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
     settings = context.run_config
     collector = _collector(settings)
-    asked = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), _changes(_text(settings, "ldpfl.set", "")))
+    asked = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), split_changes(_text(settings, "ldpfl.set", "")))
     config = settled(as_sent(asked, "direct" if collector is None else "relay", *_crowd(settings)))
     prepared = _prepare(config.to_toml(), _data_dir(context), _text(settings, "ldpfl.device", "cpu"))
     federation, start = prepared.federation, prepared.start
@@ -124,10 +124,6 @@ def _data_dir(context: Context) -> Path | None:
     return Path(str(folder)) if folder else None
 
 
-def _changes(text: str) -> list[str]:
-    return [change.strip() for change in text.split(";") if change.strip()]
-
-
 @dataclass(frozen=True)
 class _Prepared:
     config: RunConfig
@@ -143,7 +139,7 @@ def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = N
     ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
     """
     config = parse_config(text, origin="the round's terms")
-    task = read_at_node(config.data, targets_of(config), table) if table else load_dataset(config, data_dir)
+    task = load_dataset(config, data_dir, table=table)
     if sent is not None and not is_code(config.model.name):
         size = size_of(config, Description.of(task))
         if size != sent:

@@ -13,12 +13,12 @@ from typing import Any
 import tomli_w
 import torch
 
-from ldpfl.data.nodes import read_at_node
-from ldpfl.errors import ConfigError, printable
+from ldpfl.data.nodes import check_at_node, read_at_node
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import size_of
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import read_config
+from ldpfl.experiments.config import read_config, split_changes
 from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import recipe_or_file
@@ -31,6 +31,7 @@ from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
+from ldpfl.tasks import without_answer
 
 _DIGITS = 3
 _LARGEST = 10**9
@@ -76,16 +77,22 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     return _offer(recipe_or_file(path), {})
 
 
-def fitting_rows(config: RunConfig, table: Path) -> int:
-    """Return how many rows of a node's own ``table`` its client would train on, all of which can be read as ``config`` says.
+def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
+    """Return how many rows a node's own ``table`` has, of how many too little fits ``config``, and what does not fit first, if anything.
 
     Raises:
         ConfigError: the app does not train on nodes' own tables.
-        DataError: one cannot; the line is named.
+        DataError: the table cannot be read, or lacks a column.
     """
     if not config.data.at_nodes:
         raise ConfigError("--data is for apps that train on nodes' own tables, and this one does not: its data.name is not 'node'")
-    return len(read_at_node(config.data, targets_of(config), table).train)
+    targets = targets_of(config)
+    answers = read_at_node(config.data, targets, table).train.targets
+    try:
+        check_at_node(config.data, targets, table)
+    except DataError as error:
+        return len(answers), int(without_answer(answers).sum()), str(error)
+    return len(answers), 0, ""
 
 
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
@@ -185,8 +192,7 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
 
 
 def _recipe(settings: Mapping[str, Any]) -> RunConfig:
-    changes = [change.strip() for change in str(settings.get("set", "")).split(";") if change.strip()]
-    return load_recipe(str(settings.get("recipe", DEFAULT)), changes)
+    return load_recipe(str(settings.get("recipe", DEFAULT)), split_changes(str(settings.get("set", ""))))
 
 
 def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:

@@ -133,8 +133,8 @@ def _in_place_of_sources(app: Path) -> Iterator[str]:
 def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
     try:
         body = ast.parse(file.read_bytes()).body  # in the encoding that the file says, as Python reads it
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two of what is nested too deeply
+        raise ConfigError(f"{file} cannot be read: {error or type(error).__name__}") from None
     return (node.lineno for node in body if not _is_quiet(node, own))
 
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from ldpfl.data.tables import is_absent, read_table
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import toml_value
+from ldpfl.experiments.config import joined_changes, toml_value
 from ldpfl.files import write_text
 
 _PYPROJECT = """[build-system]
@@ -67,7 +67,7 @@ def write_app(folder: Path, recipe: str, changes: Sequence[str], *, reply_s: flo
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
     (folder / package).mkdir(parents=True)
-    together = ";\n".join(changes)
+    together = joined_changes(changes)
     literal = "'''" not in together and all(map(str.isprintable, changes))  # as people would write it, without escapes
     settings = f"set = '''\n{together}'''\n" if literal else tomli_w.dumps({"set": together})
     text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, recipe=recipe, set=settings, reply_s=reply_s)

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import write_text
+from ldpfl.files import read_text, write_text
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
@@ -26,7 +27,7 @@ _CHAINED = 3
 """From this version on each event carries a hash of itself and of all before it: that finds accidents, and no forger."""
 
 _MOST_CLIENTS = 10**9
-_SMALLEST_PARAMETER = 1e-15
+_SMALLEST_PARAMETER, _LARGEST_PARAMETER = 1e-15, 1e9
 _IMPOSSIBLE = 1e-15
 """Probability below which a number of clients is not one that came about by their own coins."""
 
@@ -115,7 +116,7 @@ class Ledger:
     def load(cls, path: Path) -> Ledger:
         """Read a ledger file; errors as in :meth:`from_json`."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"ledger {path} cannot be read: {error}") from None
         return cls.from_json(text, str(path))
@@ -157,8 +158,9 @@ def _require_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) 
 def _impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:
     """Say why no run has such a round after the one ``before``; empty if one may."""
     last, joined = (before.round, before.joined) if before else (0, 0)
-    if event.population > _MOST_CLIENTS or event.release.parameter < _SMALLEST_PARAMETER:
-        return "more than 1e9 clients, or a parameter below 1e-15, are not accounted"
+    parameter = event.release.parameter
+    if event.population > _MOST_CLIENTS or not (_SMALLEST_PARAMETER <= parameter <= _LARGEST_PARAMETER or parameter == inf):
+        return "more than 1e9 clients, or a parameter below 1e-15 or above 1e9, are not accounted"
     if event.sampling == "everyone" and event.cohort < event.population:
         return f"everyone took part, and only {event.cohort:,} of {event.population:,} clients did"
     if event.sampling == "secret" and bdtrc(event.cohort - 1, event.population, event.rate) < _IMPOSSIBLE:
@@ -214,6 +216,8 @@ def _build(kind: type[Kind], values: dict[str, Any]) -> Kind:
 
 
 def _checked(wanted: Any, value: Any, place: str) -> Any:
+    if isinstance(value, str) and not value.isprintable():  # it would be shown, and may steer a terminal
+        raise DataError(f"{place}: characters that are not printable, in {_short(value)}")
     try:
         return TypeAdapter(wanted).validate_python(value, strict=True)
     except ValidationError as error:

@@ -38,6 +38,9 @@ from ldpfl.privacy.accountants.shuffled import rounded_down
 _HIDES_NOTHING = 30.0
 """Beyond this budget of a record none of 1e10 others is uniform."""
 
+_MOST_BITS = 1 << 12
+"""Of a record beyond which what holds locally is all that is computed: memory grows with them."""
+
 _POINTS = 384
 """Of the curve of one record."""
 
@@ -89,7 +92,7 @@ def linked_epsilon(kinds: Sequence[LinkedRecords], delta: float) -> float:
     """
     kinds = _merged(kinds)
     local = sum_of_reports_epsilon([(kind.epsilon0, kind.bits * kind.records) for kind in kinds], delta)
-    if not kinds or delta <= 0 or any(kind.bits * kind.epsilon0 > _HIDES_NOTHING for kind in kinds):
+    if not kinds or delta <= 0 or any(kind.bits * kind.epsilon0 > _HIDES_NOTHING or kind.bits > _MOST_BITS for kind in kinds):
         return local
     curves = [Curve(_curve(kind), kind.bits * kind.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
     return min(local, composed_curves(curves, delta, _POINTS))

@@ -25,6 +25,9 @@ from dp_accounting.pld import PLDAccountant
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.losses import Curve, composed_curves
 
+_LARGEST_MU = 10.0
+"""Beyond it nothing is protected, and dp-accounting takes gigabytes to say so."""
+
 Sampled = tuple[float, float, int]
 """mu of the whole batch when a record is replaced, the probability of being in it, and the number of rounds."""
 
@@ -44,7 +47,8 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
         return whole
     curves = [Curve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
-    return min(whole, composed_curves(curves, delta), _in_two_steps(tuple(rounds), delta))
+    two = _in_two_steps(tuple(rounds), delta) if max(mu for mu, _, _ in rounds) <= _LARGEST_MU else inf
+    return min(whole, composed_curves(curves, delta), two)
 
 
 def _in_two_steps(rounds: tuple[Sampled, ...], delta: float) -> float:
