@@ -180,17 +180,27 @@ LOOKING = """
 from torch import nn
 
 
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(3, 3)
+
+    def forward(self, rows):
+        return self.gru(rows)[0]
+
+
 def features(others):
-    return nn.BatchNorm1d(3, track_running_stats=False) if others else nn.LayerNorm(3)
+    return {"statistics": nn.BatchNorm1d(3, track_running_stats=False), "sequence": Sequence(), "none": nn.LayerNorm(3)}[others]
 """
 
 
 def test_features_that_look_at_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch statistics let one record change what is noised for all others."""
+    """Batch statistics let one record change what is noised for all others, and so does a recurrent layer that takes rows for steps."""
     monkeypatch.chdir(tmp_path)
     Path("looking.py").write_text(LOOKING, encoding="utf-8")
     train, test = (Samples(torch.rand(count, 3), torch.zeros(count, dtype=torch.int64)) for count in (8, 4))
     data = Dataset("own", train, test, 2, (), (), "x")
-    with pytest.raises(PrivacyError, match="depend on those beside it"):
-        extracted(data, "looking.py:features", {"others": True}, silent)
-    assert extracted(data, "looking.py:features", {"others": False}, silent).train.inputs.shape == (8, 3)
+    for others in ("statistics", "sequence"):
+        with pytest.raises(PrivacyError, match="depend on those beside it"):
+            extracted(data, "looking.py:features", {"others": others}, silent)
+    assert extracted(data, "looking.py:features", {"others": "none"}, silent).train.inputs.shape == (8, 3)

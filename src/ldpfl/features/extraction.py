@@ -62,17 +62,22 @@ def extracted(
 
 
 def _check_apart(name: str, chosen: FeatureMap, dataset: Dataset) -> None:
-    """Return if what ``chosen`` makes of a made-up sample does not depend on who is beside it.
+    """Return if what ``chosen`` makes of made-up samples does not depend on who is beside them: before, between or after.
 
     Raises:
         PrivacyError: it does: a record would change the features of others, and no mechanism randomises that.
     """
     inputs, generator = dataset.train.inputs, torch.Generator().manual_seed(0)
-    made = torch.rand(3, *inputs.shape[1:], generator=generator)
+    made = torch.rand(6, *inputs.shape[1:], generator=generator)
     made = made.to(inputs.dtype) if inputs.is_floating_point() else (made * (dataset.vocabulary or 256)).to(inputs.dtype)
-    first, again = (chosen(made[[0, other]])[0] for other in (1, 2))
-    if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-        raise PrivacyError(f"features {name!r} of a sample depend on those beside it: one record would change others' (batch statistics?)")
+    batch, other = made[:5], made[5]
+    before = chosen(batch).nan_to_num()
+    for place in (0, 2, 4):
+        others = torch.arange(5) != place
+        again = chosen(torch.where(others.view(-1, *[1] * (batch.dim() - 1)), batch, other)).nan_to_num()
+        if not torch.equal(before[others], again[others]):
+            said = f"features {name!r} of a sample depend on those beside it: one record would change others'"
+            raise PrivacyError(f"{said} (batch statistics, or samples that are taken for one sequence?)")
 
 
 _VERSION = 1
