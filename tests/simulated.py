@@ -33,6 +33,7 @@ def federation_of(
     parameters = {"epsilon": 2.0} if mechanism == "duchi" else {}
     federation = Federation(
         seed=seed,
+        secret_seed=seed,
         task=task,
         trainer=VectorizedTrainer(task),
         samples=samples,

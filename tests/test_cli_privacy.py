@@ -119,11 +119,11 @@ BAD_LEDGERS: dict[str, tuple[Callable[[str], str], str]] = {
     "nothing released": (lambda text: '{"format": "ldpfl-ledger", "version": 1, "events": []}', "the ledger is empty"),
     "a name with control characters": (
         lambda text: text.replace('"mechanism": "duchi"', '"mechanism": "a\\nb\\u001b[2J"').replace('"epsilon": 1.0', '"epsilon": -1.0'),
-        "must be positive",
+        "not printable",
     ),
     "a lone surrogate": (
         lambda text: text.replace('"mechanism": "duchi"', '"mechanism": "\\ud800"').replace('"epsilon": 1.0', '"epsilon": -1.0'),
-        "must be positive",
+        "not printable",
     ),
 }
 

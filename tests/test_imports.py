@@ -34,8 +34,8 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 FLOORS = (
     ("errors", "suggestions", "lazy"),
-    ("files", "importing", "layout", "permissions", "quantities", "randomness", "ranges"),
-    ("models", "tasks"),
+    ("files", "importing", "keys", "layout", "permissions", "quantities", "randomness", "ranges"),
+    ("models", "tasks", "verifying"),
     ("data", "privacy", "relay"),
     ("features", "mechanisms"),
     ("auditing", "planning", "shuffling"),
@@ -43,7 +43,7 @@ FLOORS = (
     ("simulation",),
     ("experiments",),
     ("attacks", "flower"),
-    ("report",),
+    ("certificates", "report"),
     ("api", "deploy"),
     ("cli",),
     ("__main__",),

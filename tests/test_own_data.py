@@ -25,6 +25,7 @@ from ldpfl.data.partition import held_out
 from ldpfl.experiments.config import parse_config, toml_value
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.settings import commented
+from ldpfl.experiments.sweep import SweepConfig
 
 FEW = {"training.rounds": 3}
 
@@ -436,10 +437,58 @@ def test_features_of_own_data_are_not_kept(cache: Path) -> None:
     assert not (cache / "features").exists()
 
 
-def test_two_simulations_of_one_seed_are_not_taken_for_independent(table: Path) -> None:
-    runs = [api.run(data=table, target="outcome", rounds=1, baseline=False, progress=False, seed=seed) for seed in (1, 1, 2)]
-    assert any("of one seed" in said for said in api.account(*runs).warnings)
-    assert not any("of one seed" in said for said in api.account(*runs[1:]).warnings)
+def test_two_runs_of_one_seed_have_no_noise_in_common(table: Path, tmp_path: Path) -> None:
+    """Were it one draw at two scales, two published models would give the noise-free one: (s_b a - s_a b) / (s_b - s_a)."""
+    rows = pd.read_csv(table)
+    rows.to_csv(tmp_path / "elsewhere.csv", index=False)
+    rows.assign(age=rows["age"].where(rows.index != 7, 99)).to_csv(tmp_path / "changed.csv", index=False)
+    settings = {"privacy.target_epsilon": "off", "data.bounds": {"age": [0, 100], "marker": [0, 100]}, "training.rounds": 1}
+
+    def trained(data: Path, noise: float) -> torch.Tensor:
+        own = {**settings, "mechanism.noise_multiplier": noise}
+        module = api.run(data=data, target="outcome", settings=own, seed=5, baseline=False, progress=False).module()
+        return torch.cat([value.flatten() for value in module.state_dict().values()])
+
+    small, large, free = (trained(table, noise) for noise in (20.0, 40.0, 1e-3))
+    cancelled = 2 * small - large
+    assert float((cancelled - free).norm()) > float((small - free).norm())
+    assert torch.equal(trained(tmp_path / "elsewhere.csv", 20.0), small)  # the same run
+    changed = trained(tmp_path / "changed.csv", 20.0)
+    assert float((changed - small).norm()) > 0.5 * float((small - free).norm())
+
+
+def test_two_simulations_of_one_seed_are_not_taken_for_independent(
+    tiny_data: Path, config_file: Path, tmp_path: Path, ldpfl: CommandLine
+) -> None:
+    """Those on built-in data, whose noise is that of their seed alone; in Python and on the command line."""
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        api.run(config_file, folder=tmp_path / name, data_dir=tiny_data, baseline=False, progress=False, seed=seed)
+    folders = [tmp_path / name for name in "abc"]
+    assert any("of one seed" in said for said in api.account(*folders).warnings)
+    assert not any("of one seed" in said for said in api.account(*folders[1:]).warnings)
+    assert "of one seed" in " ".join(ldpfl("ledger", *folders[:2]).out.split())
+
+
+def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ldpfl.api.secrets.randbits", lambda bits: 7654321)
+    outcome = ldpfl("run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline")
+    assert outcome.code == 0, outcome.err
+    assert "7654321" not in outcome.out + outcome.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "7654321" in (folder / "config.toml").read_text()
+
+
+def test_a_sweep_over_own_data_has_a_seed_that_nobody_knows(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it goes on."""
+    drawn = iter((11, 22))
+    monkeypatch.setattr("ldpfl.api.secrets.randbits", lambda bits: next(drawn))
+    rounds = ["training.rounds=1", f"data.path={str(table)!r}", "data.target='outcome'"]
+    config = SweepConfig(name="mine", recipe="own", settings=rounds, axes={"clients.count": [2, 3]})
+    first = api.sweep(config, folder=tmp_path / "sweep", progress=False)
+    assert first.config.seeds == [11]
+    assert api.sweep(config, folder=tmp_path / "sweep", progress=False).config.seeds == [11]
+    assert api.sweep(config.model_copy(update={"seeds": [3]}), folder=tmp_path / "said", progress=False).config.seeds == [3]
 
 
 class Codebook(nn.Module):

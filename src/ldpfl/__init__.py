@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ldpfl.api import account as account
     from ldpfl.api import audit as audit
     from ldpfl.api import audit_run as audit_run
+    from ldpfl.api import certify as certify
     from ldpfl.api import check as check
     from ldpfl.api import configure as configure
     from ldpfl.api import load_run as load_run
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ldpfl.api import plan_regime as plan_regime
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
+    from ldpfl.api import verify as verify
     from ldpfl.errors import BudgetExhausted as BudgetExhausted
     from ldpfl.errors import ConfigError as ConfigError
     from ldpfl.errors import DataError as DataError
@@ -53,6 +55,7 @@ __getattr__, __dir__ = lazy.exports(
         "account": "ldpfl.api",
         "audit": "ldpfl.api",
         "audit_run": "ldpfl.api",
+        "certify": "ldpfl.api",
         "check": "ldpfl.api",
         "configure": "ldpfl.api",
         "load_run": "ldpfl.api",
@@ -62,6 +65,7 @@ __getattr__, __dir__ = lazy.exports(
         "run": "ldpfl.api",
         "sweep": "ldpfl.api",
         "validate_module": "ldpfl.layout",
+        "verify": "ldpfl.api",
     },
 )
 __all__ = [name for name in __dir__() if not name.startswith("_")] + ["__version__"]

@@ -19,6 +19,8 @@ from torch import nn
 
 from ldpfl import mechanisms
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
+from ldpfl.certificates import certify as certify
+from ldpfl.certificates import verify as verify
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
@@ -35,8 +37,8 @@ from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN
-from ldpfl.experiments.sweep import SweepConfig, load_sweep
-from ldpfl.experiments.sweep_run import run_sweep
+from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.planning.planner import Plan, Setting, reach
@@ -206,10 +208,19 @@ def sweep(
         LdpflError: as for :func:`run`.
     """
     config, overrides = what if isinstance(what, SweepConfig) else load_sweep(str(what)), _listed(settings)
+    config = _with_seeds(config, overrides, folder)
     if folder is None:
         with TemporaryDirectory() as temporary:
             return replace(_sweep(config, overrides, Path(temporary), data_dir, device, progress), folder=None)
     return _sweep(config, overrides, Path(folder), data_dir, device, progress)
+
+
+def _with_seeds(config: SweepConfig, overrides: Sequence[str], folder: str | Path | None) -> SweepConfig:
+    """Return the sweep with a seed that nobody knows, where it is over a user's own data and says none; that of ``folder``, if begun."""
+    if "seeds" in config.model_fields_set or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
+        return config
+    begun = None if folder is None else stored_sweep(Path(folder))
+    return config.model_copy(update={"seeds": begun[0].seeds if begun else [secrets.randbits(_SEED_BITS)]})
 
 
 def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
@@ -269,12 +280,13 @@ def account(
 
 
 def _seed_of(what: Ledger | RunResult | RunConfig | str | Path) -> int | None:
-    """Return the seed that the noise of a simulation follows from; None of anything else."""
+    """Return the seed that the noise of a simulation follows from; None of anything else, and of own data, where no two runs share it."""
     if isinstance(what, RunResult):
-        return what.config.seed
+        return None if what.config.data.brought else what.config.seed
     if isinstance(what, str | Path) and Path(what).is_dir():
         folder = RunFolder(Path(what))
-        return None if folder.kind().on_flower else folder.config().seed
+        config = folder.config()
+        return None if folder.kind().on_flower or config.data.brought else config.seed
     return None
 
 

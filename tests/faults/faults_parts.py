@@ -30,6 +30,7 @@ from torch import Tensor
 from ldpfl import LayerRanges
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, RelayCollector
+from ldpfl.keys import save_key
 from ldpfl.mechanisms import create
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
@@ -42,7 +43,7 @@ from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
 from ldpfl.shuffling import RecordPlan
-from ldpfl.shuffling.sealing import Binding, generate_key, load_key, public_text, save_key, seal
+from ldpfl.shuffling.sealing import Binding, generate_key, load_key, public_text, seal
 
 SEED, EPSILON, RADIUS = 4, 2.0, 0.5
 CONFIG = config_of(f"seed={SEED}", f"mechanism.epsilon={EPSILON}", f"ranges.radius={RADIUS}", "ranges.rule=fixed")

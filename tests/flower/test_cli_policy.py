@@ -22,6 +22,8 @@ name = "app"
 version = "1.0"
 [tool.flwr.app]
 publisher = "somebody"
+[tool.flwr.app.components]
+clientapp = "ldpfl.flower.apps:client_app"
 [tool.flwr.app.config.ldpfl]
 recipe = "quickstart"
 """

@@ -18,7 +18,7 @@ from test_same_model import SimulatedNode, simulator_source
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.data.nodes import read_at_node
-from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments import RunConfig, build, load_recipe
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.dataset import targets_of
 from ldpfl.experiments.run_folder import RunFolder
@@ -85,6 +85,7 @@ def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, m
     together = pd.concat([pd.read_csv(tables / f"{node}.csv").assign(hospital=node) for node in range(CLIENTS)])
     together.to_csv(tables / "together.csv", index=False)
     own = {"data.path": str(tables / "together.csv"), "data.test_path": str(tables / "test.csv"), "data.client": "hospital"}
+    monkeypatch.setattr(build, "secret_seed", lambda config, task: config.seed)  # which is what these nodes draw from
     simulated = api.run("own", settings=listed(own), baseline=False, progress=False)
     checkpoint = folder.checkpoint()
     assert checkpoint is not None

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ldpfl import ConfigError, LayerRanges, ProtocolError, SeededStreams
+from ldpfl.keys import save_key
 from ldpfl.mechanisms import create
 from ldpfl.shuffling import RecordPlan, ReportPool
 from ldpfl.shuffling.sealing import (
@@ -31,7 +32,6 @@ from ldpfl.shuffling.sealing import (
     open_records,
     public_text,
     read_public,
-    save_key,
     seal,
 )
 

@@ -21,6 +21,14 @@ COMMANDS = {
     "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
     "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
     "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
+    "certify": (
+        "certificates:certify",
+        "Write what a run guarantees, and from what that follows, in a small file for others to check. No figure of the data is in it.",
+    ),
+    "verify": (
+        "certificates:verify",
+        "Check a certificate by other accountants than those that it was made with. Exit code 3 if a line is not confirmed.",
+    ),
     "audit": (
         "privacy:audit",
         "Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails.",

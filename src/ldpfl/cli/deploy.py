@@ -65,7 +65,8 @@ def demo(
 def key(file: Annotated[Path, typer.Argument(help="New file for the private key; only its owner may read it.")]) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
     _check_packages()
-    from ldpfl.shuffling.sealing import generate_key, public_text, save_key
+    from ldpfl.keys import save_key
+    from ldpfl.shuffling.sealing import generate_key, public_text
 
     made = generate_key()
     save_key(made, file)

@@ -107,7 +107,8 @@ def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
 
 def _default_folder(config: RunConfig) -> Path:
     moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{config.name.replace('/', '-')}-seed{config.seed}-{moment}"
+    seed = "" if config.data.brought else f"-seed{config.seed}"  # from which the noise on a user's own data follows
+    name = f"{config.name.replace('/', '-')}{seed}-{moment}"
     names = (name, *(f"{name}-{number}" for number in range(2, 100)))  # several may begin in one second
     return next((folder for own in names if not (folder := Path("runs") / own).exists()), Path("runs") / name)
 

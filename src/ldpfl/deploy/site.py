@@ -21,11 +21,12 @@ from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.files import write_text
 from ldpfl.flower.fitting import Offer, fitting_policy
+from ldpfl.keys import save_key
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.shuffling.sealing import generate_key, public_text, save_key
+from ldpfl.shuffling.sealing import generate_key, public_text
 
 VALID_FOR = timedelta(days=1)
 """How long a server's certificate is valid."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -84,6 +85,7 @@ def build(
     )
     federation = Federation(
         seed=config.seed,
+        secret_seed=secret_seed(config, task),
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn),
         samples=parts,
@@ -179,7 +181,22 @@ def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]]
     check_measuring(config, mechanism)
     records = sum(part.size for part in parts) / len(parts)
     counting = mechanism if mechanism.record_clip is not None else None
-    return Measuring(config.seed, counting, records, config.shuffling.channel).scaled(task, parts)
+    return Measuring(secret_seed(config, task), counting, records, config.shuffling.channel).scaled(task, parts)
+
+
+def secret_seed(config: RunConfig, task: Dataset) -> int:
+    """Return the seed of what has to stay unknown: noise, and who takes part where that is a secret.
+
+    With a user's own data it is that of no other run, on other rows or with other settings: two runs with the same noise would tell
+    together what neither does alone, and their guarantees would not add up.
+    """
+    if not config.data.brought:
+        return config.seed
+    told = config.model_dump_json(exclude={"name": True, "description": True, "data": {"path", "test_path"}})  # wherever the rows lie
+    digest = hashlib.sha256(told.encode())
+    for part in (task.train.inputs, task.train.targets):
+        digest.update(part.contiguous().numpy().tobytes())
+    return int.from_bytes(digest.digest())
 
 
 def check_measuring(config: RunConfig, mechanism: Mechanism) -> None:

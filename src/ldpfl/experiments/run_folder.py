@@ -159,8 +159,9 @@ class RunFolder:
             except Timeout:
                 raise ConfigError(f"another process is working in {self.path}") from None
         try:
-            with writing(self.path):
-                remove_leftovers(self.path)
+            if self.config_path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):  # not somebody else's
+                with writing(self.path):
+                    remove_leftovers(self.path)
             yield
         finally:
             lock.release()

@@ -8,7 +8,7 @@ from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.identity import Identity
 from ldpfl.mechanisms.indexed_reports import IndexedBitReports
 from ldpfl.mechanisms.privunit import PrivUnitG
-from ldpfl.mechanisms.registry import built, create, is_built_in, names, read_settings, settings_of, with_defaults
+from ldpfl.mechanisms.registry import built, create, is_built_in, names, read_settings, settings_of, version_of, with_defaults
 from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports
 from ldpfl.mechanisms.sampled_reports import SampledReports
 from ldpfl.mechanisms.scalar import Hybrid, Laplace, Piecewise
@@ -46,5 +46,6 @@ __all__ = [
     "read_settings",
     "read_valid",
     "settings_of",
+    "version_of",
     "with_defaults",
 ]

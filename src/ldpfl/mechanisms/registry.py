@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Any
 
 import torch
@@ -146,6 +146,14 @@ def with_defaults(name: str, epsilon: float) -> Mechanism:
         ConfigError: as :func:`create`.
     """
     return create(name, **({"epsilon": epsilon} if "epsilon" in settings_of(name).model_fields else {}))
+
+
+def version_of(name: str) -> str:
+    """Return the package that the mechanism called ``name`` comes from and its version; "unknown" if it is not installed here."""
+    if name in _BUILT_IN:
+        return f"ldpfl {version('ldpfl')}"
+    found = [point.dist for point in entry_points(group=GROUP) if point.name == name and point.dist is not None]
+    return f"{found[0].name} {found[0].version}" if found else "unknown"
 
 
 def _places() -> dict[str, str]:

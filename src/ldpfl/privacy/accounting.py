@@ -65,6 +65,11 @@ def _known(groups: tuple[RoundGroup, ...], claims: tuple[Guarantee | None, ...],
     return account_groups(groups, delta)
 
 
+def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
+    """Return the rounds that :func:`account` charges: of the client that took part most often, grouped by likeness."""
+    return _groups(ledger.events, colluding) if ledger.events else []
+
+
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
     groups = _groups(ledger.events, 0)

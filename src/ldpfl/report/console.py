@@ -126,7 +126,11 @@ class ProgressDisplay:
 
 def result_table(result: dict[str, Any]) -> Table:
     """Return the closing table: scores, privacy, communication, time; "-" where a figure is not known."""
-    table = Table(title=Text(f"{result['name']}, seed {result['seed']}"), show_header=False, title_justify="left")
+    table = Table(
+        title=Text(result["name"] if result.get("seed_is_secret") else f"{result['name']}, seed {result['seed']}"),
+        show_header=False,
+        title_justify="left",
+    )
     table.add_column(style="bold")
     table.add_column()
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]

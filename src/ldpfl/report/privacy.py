@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from math import isfinite
 from typing import Any
@@ -15,8 +15,9 @@ from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.planning.planner import LARGEST_EPSILON
+from ldpfl.verifying.verdicts import Verdict
 
-_TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
+TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
 _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
 _SUM = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
@@ -83,6 +84,28 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
         yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
         yield f"struck out, for it does not hold: {printable(claim)}"  # of a ledger, which may be somebody else's
+
+
+def certificate_table(run: str, found: Sequence[Verdict]) -> Table:
+    """Return the table of what a second opinion says of the lines of a certificate."""
+    table = Table(title=Text(f"certificate of {run}"), title_justify="left")
+    for heading in ("protected", "trusted"):
+        table.add_column(heading)
+    for heading in ("stated", "second opinion"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for verdict in found:
+        line = verdict.line
+        second = "-" if verdict.second is None else number(verdict.second)
+        what = f"{line.protects}, pure" if line.delta == 0 else f"{line.protects}, delta {line.delta:g}"
+        status = Text(verdict.status, style=_VERDICTS[verdict.status])
+        table.add_row(what, TRUSTED[line.trusted], number(line.epsilon), second, status)
+    table.caption = "\n".join(dict.fromkeys(f"{TRUSTED[verdict.line.trusted]}: {verdict.why}" for verdict in found))
+    table.caption_justify = "left"
+    return table
+
+
+_VERDICTS = {"confirmed": "green", "nearly": "yellow", "not confirmed": "bold red", "not checked": "yellow"}
 
 
 def plan_table(plan: dict[str, Any]) -> Table:
@@ -176,7 +199,7 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
     for row in guarantees:
         key = (row["trust_model"], row["scope"], row["unit"])
         what = f"one {row['unit']}, {_SCOPES[row['scope']]}"
-        trusted = _TRUSTED[row["trust_model"]]
+        trusted = TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
             at = f" at delta {row['delta']:g}" if row["delta"] else ""
             yield what, trusted, f"[strike]{number(row['epsilon'])}{at}[/strike]", "[red]paper's claim[/red]"

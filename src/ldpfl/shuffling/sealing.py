@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import secrets
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
+from ldpfl import keys
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.shuffling.partial import RefusedRecords
 
@@ -64,44 +62,13 @@ def generate_key() -> X25519PrivateKey:
     return X25519PrivateKey.generate()
 
 
-def save_key(key: X25519PrivateKey, path: Path) -> None:
-    """Write a private key as PEM (PKCS #8, not encrypted) to a new file that only its owner may read.
-
-    Raises:
-        ConfigError: the file exists already; a key that rounds were sealed to is not overwritten.
-    """
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already: choose another file, or remove that key if no round needs it any more") from None
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
-        file.write(pem)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def load_key(path: Path) -> X25519PrivateKey:
-    """Read a private key that :func:`save_key` wrote.
+    """Read a private key that :func:`ldpfl.keys.save_key` wrote.
 
     Raises:
         ConfigError: there is no such key, or others than its owner may read it.
     """
-    try:
-        with path.open("rb") as file:
-            mode, pem = os.fstat(file.fileno()).st_mode, file.read()
-    except OSError as error:
-        raise ConfigError(f"the private key {path} cannot be read: {error.strerror}") from None
-    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"the private key {path} can be read by others than its owner: chmod 600 it, or make a new key")
-    try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, X25519PrivateKey):
-        raise ConfigError(f"{path} does not hold an X25519 private key in PEM, not encrypted")
-    return key
+    return keys.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
 
 
 def public_text(key: X25519PrivateKey | X25519PublicKey) -> str:

@@ -24,7 +24,8 @@ class Federation:
     """Everything that stays the same over the rounds of a run.
 
     Attributes:
-        seed: all random streams derive from it.
+        seed: all random streams derive from it that may be known: divisions, batches, whom a server asks.
+        secret_seed: of all others: noise, records that take part by chance, clients that decide for themselves or are in a secret order.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
         samples: for each client the positions of its samples in the task's data.
@@ -46,6 +47,7 @@ class Federation:
     """
 
     seed: int
+    secret_seed: int
     task: LocalTask
     trainer: Trainer
     samples: tuple[NDArray[np.int64], ...]
@@ -76,8 +78,9 @@ class Federation:
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
         if self.once_over is not None:
-            return once_cohort(self.seed, round_number, len(self.samples), self.once_over)
-        return round_cohort(self.seed, round_number, len(self.samples), self.fraction, self.self_sampling)
+            return once_cohort(self.secret_seed, round_number, len(self.samples), self.once_over)
+        seed = self.seed if self.self_sampling is None else self.secret_seed
+        return round_cohort(seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
     @property
     def rules(self) -> ServerRules:

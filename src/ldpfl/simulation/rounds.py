@@ -117,7 +117,7 @@ def _collect(
     done = 0
     for places, values in trained_in_chunks(federation, state, cohort, chunk_size):
         clients = cohort[places]
-        streams = SeededStreams.for_clients(federation.seed, state.round + 1, clients.tolist())
+        streams = SeededStreams.for_clients(federation.secret_seed, state.round + 1, clients.tolist())
         mechanism = noise.bind(clients, state.ranges.dimension)
         try:
             reports.append(mechanism.encode(values, state.ranges, streams))

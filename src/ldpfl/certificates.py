@@ -1,0 +1,73 @@
+"""Certificates of runs: what a run guarantees, for others to check, and the check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import ldpfl
+from ldpfl import mechanisms
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.files import read_text
+from ldpfl.keys import load_key, save_key
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import DELTA
+from ldpfl.privacy.certifying import certified
+from ldpfl.verifying.certificate import Certificate, read, signed
+from ldpfl.verifying.verdicts import SecondOpinion, second_opinion
+
+
+def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None) -> Certificate:
+    """Return what the run in the folder ``what``, or a ledger's file, guarantees, for others to check: see :func:`verify`.
+
+    Args:
+        delta: failure probability; by default that of the run, or 1e-5.
+        key: file of the private key that signs it (Ed25519); made if there is none. Without one nobody signs.
+
+    Raises:
+        ConfigError: there is no such run, it stands between two rounds, or delta is out of range.
+        DataError: a file is damaged.
+    """
+    path = Path(what)
+    folder = RunFolder(path) if path.is_dir() else None
+    file = path if folder is None else folder.ledger_path
+    kept = Ledger.load(file) if folder is None else folder.ledger()
+    chosen = DELTA if folder is None else folder.config().privacy.delta
+    try:
+        text = read_text(file)
+    except OSError as error:
+        raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
+    if Ledger.from_json(text, str(file)) != kept:
+        raise ConfigError(f"{path} stands between two rounds: finish it with ldpfl run --resume before it is certified")
+    result = (folder.result() if folder else None) or {}
+    used = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in kept.events}
+    versions = {"ldpfl": ldpfl.__version__, **{str(name): str(of) for name, of in result.get("versions", {}).items()}, **used}
+    name, caveats = str(result.get("name", path.name)), [str(caveat) for caveat in result.get("caveats", ())]
+    statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
+    return signed(statement, None if key is None else _signing_key(Path(key)))
+
+
+def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:
+    """Return what a second implementation of the accountants, which shares no line with the first, finds of a certificate.
+
+    Args:
+        certificate: itself, or its file, whose signature is checked.
+        ledger: a ledger's file, or a run's folder, that it must be of.
+        signed_by: public key that must have signed it.
+
+    Raises:
+        DataError: it was changed, is signed by somebody else, is not of this ledger, or charges less than that holds.
+    """
+    made = certificate if isinstance(certificate, Certificate) else read(Path(certificate))
+    if ledger is None:
+        return second_opinion(made, None, signed_by)
+    path = Path(ledger)
+    return second_opinion(made, RunFolder(path).ledger_path if path.is_dir() else path, signed_by)
+
+
+def _signing_key(path: Path) -> Ed25519PrivateKey:
+    if not path.exists():
+        save_key(Ed25519PrivateKey.generate(), path)
+    return load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere

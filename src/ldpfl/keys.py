@@ -1,0 +1,56 @@
+"""Private keys in files: made once, and their owner's alone to read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from ldpfl.errors import ConfigError
+
+Key = TypeVar("Key", X25519PrivateKey, Ed25519PrivateKey)
+
+
+def save_key(key: X25519PrivateKey | Ed25519PrivateKey, path: Path) -> None:
+    """Write a private key as PEM (PKCS #8, not encrypted) to a new file that only its owner may read.
+
+    Raises:
+        ConfigError: the file exists already; a key that others rely on is not overwritten.
+    """
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already: choose another file, or remove that key if no round needs it any more") from None
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
+        file.write(pem)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_key(path: Path, kind: type[Key]) -> Key:
+    """Read a private key that :func:`save_key` wrote.
+
+    Raises:
+        ConfigError: there is no such key, it is of another kind, or others than its owner may read it.
+    """
+    try:
+        with path.open("rb") as file:
+            mode, pem = os.fstat(file.fileno()).st_mode, file.read()
+    except OSError as error:
+        raise ConfigError(f"the private key {path} cannot be read: {error.strerror}") from None
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"the private key {path} can be read by others than its owner: chmod 600 it, or make a new key")
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, kind):
+        raise ConfigError(f"{path} does not hold an {kind.__name__.removesuffix('PrivateKey')} private key in PEM, not encrypted")
+    return key

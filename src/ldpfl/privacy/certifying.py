@@ -1,0 +1,90 @@
+"""What a certificate says of a ledger: the rounds that are charged, and what they cost over the whole run."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.behind_shuffler import behind_shuffler
+from ldpfl.privacy.accountants.local import accountant
+from ldpfl.privacy.accounting import account, charged
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release, UnprotectedRelease
+from ldpfl.privacy.guarantee import Guarantee
+from ldpfl.privacy.ledger import Ledger
+from ldpfl.privacy.statement import RoundGroup
+from ldpfl.verifying import certificate
+
+
+def certified(
+    text: str, name: str, delta: float, versions: Mapping[str, str], caveats: Sequence[str] = (), origin: str = "ledger"
+) -> certificate.Statement:
+    """Return what is certified of the ledger in ``text``: each proved line over the whole run.
+
+    Args:
+        name: of the run.
+        delta: failure probability of the lines that are not pure.
+        versions: of the software, by name.
+        caveats: what the run says against its figures.
+        origin: of the ledger, for error messages.
+
+    Raises:
+        ConfigError: nothing was released, or delta is out of range.
+        DataError: it is no ledger.
+    """
+    ledger = Ledger.from_json(text, origin)
+    groups = charged(ledger)
+    if not groups:
+        raise ConfigError(f"{origin}: nothing was released, and there is nothing to certify")
+    rows = [row for row in account(ledger, delta).rows if row.status == "proved" and row.scope == "run" and row.adaptive]
+    return certificate.Statement(
+        run=name,
+        ledger=hashlib.sha256(text.encode()).hexdigest(),
+        charged=[_charged(group) for group in groups],
+        guarantees=[_line(row, groups) for row in rows],
+        caveats=list(caveats),
+        software=dict(versions),
+    )
+
+
+def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate.Line:
+    local = accountant((group.release, group.rounds) for group in groups)
+    by = local if row.trust_model == "local" else behind_shuffler(groups)
+    return certificate.Line(
+        protects="record" if row.unit == "record" else "client",
+        adjacency=row.adjacency,
+        trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
+        epsilon=row.epsilon if isfinite(row.epsilon) else certificate.INFINITE,  # type: ignore[arg-type]
+        delta=row.delta,
+        computed=f"{type(by).__name__}: {(inspect.getdoc(type(by)) or '').splitlines()[0]}",
+        assumptions=list(row.assumptions),
+    )
+
+
+def _charged(group: RoundGroup) -> certificate.Charged:
+    return certificate.Charged(
+        release=_released(group.release),
+        cohort=group.cohort,
+        population=group.population,
+        rounds=group.rounds,
+        sampling=group.sampling,
+        rate=float(group.rate),
+        channel=group.channel,
+        linked=group.linked,
+    )
+
+
+def _released(release: Release) -> certificate.Released:
+    kind = "binary" if isinstance(release, BinaryRelease) else "gaussian" if isinstance(release, GaussianRelease) else "pure"
+    unprotected = isinstance(release, UnprotectedRelease)
+    return certificate.Released(
+        kind="unprotected" if unprotected else kind,  # type: ignore[arg-type]
+        mechanism=release.mechanism,
+        parameter=None if unprotected else float(release.parameter),
+        units=release.units,
+        unit=release.unit,
+        sampled=release.sampled if isinstance(release, BinaryRelease) else 1,
+        rate=float(release.rate) if isinstance(release, GaussianRelease) else 1.0,
+    )

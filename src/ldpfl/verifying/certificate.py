@@ -1,0 +1,152 @@
+"""A certificate: what a run guarantees and what that was computed from, in a small file that anybody can check, and that may be signed.
+
+It holds no figure of the data: of the run it says what its ledger says, and how the ledger's bytes are told from others.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from ldpfl.errors import DataError, printable
+from ldpfl.files import from_json, read_text
+
+FORMAT = "ldpfl-certificate"
+INFINITE = "infinity"
+
+Words = Annotated[str, Field(max_length=2000), AfterValidator(printable)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Released(_Part):
+    """What one client sent in a round.
+
+    Attributes:
+        kind: ``binary`` (bits by randomised response), ``pure`` (any reports), ``gaussian`` (a vector with noise) or ``unprotected``.
+        parameter: epsilon of a unit, or mu of a Gaussian vector; None of what is not protected.
+        sampled: of how many coordinates a bit is about one that its client drew in secret.
+        rate: probability with which a record took part.
+    """
+
+    kind: Literal["binary", "pure", "gaussian", "unprotected"]
+    mechanism: Words
+    parameter: Annotated[FiniteFloat, Field(ge=1e-15, le=1e9)] | None
+    units: Count
+    unit: Literal["weight", "coordinate", "group", "layer", "vector", "record", "client"]
+    sampled: Count = 1
+    rate: Share = 1.0
+
+
+class Charged(_Part):
+    """Rounds of one client that are alike, and how many; ``cohort`` and the like as in a ledger."""
+
+    release: Released
+    cohort: Count
+    population: Count
+    rounds: Count
+    sampling: Literal["everyone", "visible", "secret", "once"]
+    rate: Share
+    channel: Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
+    linked: Count
+
+
+class Line(_Part):
+    """A guarantee over all that a client sends in the run."""
+
+    protects: Literal["client", "record"]
+    adjacency: Words
+    trusted: Literal["local", "shuffled", "summed"]
+    epsilon: Annotated[FiniteFloat, Field(ge=0)] | Literal["infinity"]
+    delta: Annotated[FiniteFloat, Field(ge=0, lt=1)]
+    computed: Words
+    assumptions: list[Words]
+
+
+class Statement(_Part):
+    """What is certified.
+
+    Attributes:
+        run: its name.
+        ledger: SHA-256 of the bytes of its ledger.
+        charged: the rounds that are charged, of the client that took part most often.
+        guarantees: what they cost.
+        caveats: what the run itself says against them.
+        software: versions, by name; of the mechanisms that were used as well.
+    """
+
+    run: Words
+    ledger: Hex
+    charged: Annotated[list[Charged], Field(min_length=1, max_length=100_000)]
+    guarantees: Annotated[list[Line], Field(min_length=1, max_length=20)]
+    caveats: list[Words] = []
+    software: dict[Words, Words]
+
+
+class Signature(_Part):
+    """Ed25519 over the statement, as JSON with sorted keys and no blanks."""
+
+    public_key: Hex
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class Certificate(_Part):
+    """A statement, and who signed it, if anybody did."""
+
+    format: Literal["ldpfl-certificate"] = "ldpfl-certificate"
+    version: Literal[1] = 1
+    statement: Statement
+    signature: Signature | None = None
+
+    def to_json(self) -> str:
+        """Return the certificate as a file holds it."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+
+
+def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:
+    """Return the certificate of ``statement``, signed by ``key`` if there is one."""
+    if key is None:
+        return Certificate(statement=statement)
+    made = Signature(public_key=key.public_key().public_bytes_raw().hex(), value=key.sign(_bytes(statement)).hex())
+    return Certificate(statement=statement, signature=made)
+
+
+def read(path: Path) -> Certificate:
+    """Read a certificate, and see that its signature, if it has one, is that of what stands there.
+
+    Raises:
+        DataError: it is none, or was changed; one line.
+    """
+    try:
+        tree: Any = from_json(read_text(path))
+        certificate = Certificate.model_validate(tree)
+    except OSError as error:
+        raise DataError(f"certificate {path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise DataError(f"{path} is no certificate: {place}: {first['msg']}") from None
+    except ValueError as error:
+        raise DataError(f"{path} is no certificate: {error}") from None
+    signature = certificate.signature
+    if signature is not None:
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.public_key))
+            key.verify(bytes.fromhex(signature.value), _bytes(certificate.statement))
+        except (InvalidSignature, ValueError):
+            raise DataError(f"{path} was changed after it was signed, or is signed by another key than it says") from None
+    return certificate
+
+
+def _bytes(statement: Statement) -> bytes:
+    return json.dumps(statement.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

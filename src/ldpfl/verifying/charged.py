@@ -1,0 +1,125 @@
+"""Whether the rounds that a certificate charges are those of its ledger; read from the file, without a line of what wrote it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ldpfl.errors import DataError
+from ldpfl.files import from_json, read_text
+from ldpfl.verifying.certificate import Charged, Released, Statement
+
+_PARAMETERS = {"binary": "epsilon", "pure": "epsilon", "gaussian": "mu"}
+
+
+def check_charged(statement: Statement, ledger: Path) -> None:
+    """Return if ``statement`` charges the rounds that ``ledger`` holds, or costlier ones.
+
+    Raises:
+        DataError: it is another ledger, cannot be read, or holds more than is charged.
+    """
+    try:
+        text = read_text(ledger)
+        if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
+            raise DataError(f"{ledger} is not the ledger that was certified")
+        events = from_json(text)["events"]
+        seen = [(_round(event), event["joined"], event["round"]) for event in events if event["cohort"] or event["sampling"] == "secret"]
+    except OSError as error:
+        raise DataError(f"ledger {ledger} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, ValidationError) as error:
+        raise DataError(f"{ledger} is no ledger: {type(error).__name__}") from None
+    why = _too_little(statement.charged, seen)
+    if why:
+        raise DataError(f"the certificate charges less than {ledger} holds: {why}")
+
+
+def _round(event: Mapping[str, Any]) -> Charged:
+    """Return one round as a certificate would charge it."""
+    release, kind = event["release"], event["release"]["kind"]
+    parameter = release.get(_PARAMETERS.get(kind, ""))
+    what = Released(
+        kind=kind,
+        mechanism=release["mechanism"],
+        parameter=None if parameter is None else float(parameter),
+        units=release["units"],
+        unit=release["unit"],
+        sampled=release.get("sampled", 1),
+        rate=float(release.get("rate", 1.0)),
+    )
+    return Charged(
+        release=what,
+        cohort=max(1, event["cohort"]),
+        population=event["population"],
+        rounds=1,
+        sampling=event["sampling"],
+        rate=float(event["rate"]),
+        channel=event["channel"],
+        linked=min(event["linked"], what.units),
+    )
+
+
+def _too_little(charged: Sequence[Charged], seen: Sequence[tuple[Charged, int, int]]) -> str:
+    """Say what is missing in ``charged`` against rounds with the most that a client joined until then, and their numbers."""
+    if not seen:
+        return ""
+    samplings = {one.sampling for one, _, _ in seen}
+    if samplings == {"secret"}:
+        return _too_little_in_secret(charged, seen)
+    if samplings == {"once"} and [one.rounds for one in charged] == [1]:
+        return _too_little_at_once(charged[0], seen)
+    held = Counter(one for one, _, _ in seen)
+    paid: Counter[Charged] = Counter()
+    for one in charged:
+        paid[one.model_copy(update={"rounds": 1})] += one.rounds
+    invented = [one for one in paid if one not in held]
+    if invented:
+        return f"no round of it is one of {invented[0].release.mechanism} among {invented[0].cohort:,}"
+    left_out = [one for one in held if paid[one] < held[one]]
+    if left_out:
+        most = max(joined for _, joined, _ in seen)
+        most = max(most, math.ceil(sum(one.cohort for one, _, _ in seen) / max(one.population for one, _, _ in seen)))
+        if paid.total() < most:
+            return f"some client joined {most:,} rounds, and {paid.total():,} are charged"
+        for one in left_out:
+            if any(_may_cost_more(one, other) for other in paid if paid[other]):
+                return f"a round among {one.cohort:,} clients is left out for one that may cost less"
+    return ""
+
+
+def _may_cost_more(one: Charged, other: Charged) -> bool:
+    """Tell whether ``one`` might cost more than ``other``: it does not where it is the same but for more clients, or a smaller mu."""
+    smaller = (one.release.parameter or 0.0) <= (other.release.parameter or 0.0) or one.release.parameter == other.release.parameter
+    alike = one.model_copy(update={"cohort": 1, "population": 1, "release": _without(one.release)})
+    same = alike == other.model_copy(update={"cohort": 1, "population": 1, "release": _without(other.release)})
+    alone = one.release.kind == "gaussian" and one.channel != "secure-sum"  # whom nobody hides, however many there are
+    return not (same and smaller and (alone or one.cohort >= other.cohort) and one.population >= other.population)
+
+
+def _without(release: Released) -> Released:
+    return release.model_copy(update={"parameter": None})
+
+
+def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[tuple[Charged, int, int]]) -> str:
+    rounds, last = sum(one.rounds for one in charged), max(number for _, _, number in seen)
+    if rounds < last:
+        return f"there were {last:,} rounds, and {rounds:,} are charged"
+    kinds = {(one.release, one.population, one.rate, one.channel, one.linked) for one, _, _ in seen}
+    if {(one.release, one.population, one.rate, one.channel, one.linked) for one in charged} != kinds:
+        return "its rounds are of another kind"
+    return ""
+
+
+def _too_little_at_once(charged: Charged, seen: Sequence[tuple[Charged, int, int]]) -> str:
+    kinds = {one.model_copy(update={"cohort": 1}) for one, _, _ in seen}
+    if kinds != {charged.model_copy(update={"cohort": 1})}:
+        return "its rounds are of another kind"
+    crowd = min(sum(one.cohort for one, _, _ in seen), charged.population)
+    several = charged.release.units > 1 or charged.channel != "ideal-shuffler"
+    hidden = min(one.cohort for one, _, _ in seen) if several else crowd
+    return f"{charged.cohort:,} clients are not more than {hidden:,}" if charged.cohort > hidden else ""

@@ -1,0 +1,212 @@
+"""Whether the lines of a certificate hold, by the accountants of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ldpfl.errors import DataError
+from ldpfl.verifying.certificate import INFINITE, Certificate, Charged, Line, Statement
+from ldpfl.verifying.charged import check_charged
+from ldpfl.verifying.composition import Release, composed_epsilon, convolved_epsilon
+from ldpfl.verifying.exact import gaussian_delta, least_epsilon, pure_sum, randomised_response_delta
+from ldpfl.verifying.laws import ClonedReport, CountedBit, CountedRound, GaussianReport, PureReport
+
+Status = Literal["confirmed", "nearly", "not confirmed", "not checked"]
+
+TOLERANCE = 0.02
+"""What the second opinion may be above the first for the two to be called nearly the same."""
+
+_SAME = 1 + 1e-9
+_MOST_REPORTS = 10**10
+_LARGEST_CROWD = 10**7
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is found of one line.
+
+    Attributes:
+        line: of the certificate.
+        second: the epsilon that is proved here; None where nothing is.
+        status: ``confirmed`` where that is no larger, ``nearly`` where it is by no more than :data:`TOLERANCE`.
+        why: what was done, or why nothing was.
+    """
+
+    line: Line
+    second: float | None
+    status: Status
+    why: str
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What is found of a certificate.
+
+    Attributes:
+        run: its name, as the certificate has it.
+        lines: what is found of each guarantee.
+        notes: what was not looked at, who signed it, and what the run says against its figures.
+    """
+
+    run: str
+    lines: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether no line was found to promise more than can be proved here; some may not have been checked."""
+        return all(verdict.status != "not confirmed" for verdict in self.lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        lines = [
+            {**verdict.line.model_dump(mode="json"), "second": _number(verdict.second), "status": verdict.status, "why": verdict.why}
+            for verdict in self.lines
+        ]
+        return {"run": self.run, "holds": self.holds, "lines": lines, "notes": list(self.notes)}
+
+
+def _number(value: float | None) -> float | str | None:
+    return INFINITE if value == inf else value
+
+
+def second_opinion(certificate: Certificate, ledger: Path | None = None, signed_by: str | None = None) -> SecondOpinion:
+    """Return what is found of ``certificate``; it must be of ``ledger`` and ``signed_by`` somebody, where these are given.
+
+    Raises:
+        DataError: it is not.
+    """
+    signer = certificate.signature.public_key if certificate.signature else None
+    if signed_by is not None and signed_by != signer:
+        raise DataError(f"the certificate is signed by {signer or 'nobody'}, and not by {signed_by[:64]!r}")
+    if ledger is not None:
+        check_charged(certificate.statement, ledger)
+    notes = [] if ledger else ["that the rounds it charges are those of the run was not checked: give the run's ledger for that"]
+    notes.append(f"signed by {signer}" if signer else "nobody signed it")
+    if signer and signed_by is None:
+        notes[-1] += ": whose key that is, you have to know"
+    return SecondOpinion(certificate.statement.run, tuple(verdicts(certificate.statement)), (*notes, *certificate.statement.caveats))
+
+
+Opinion = tuple[float | None, str]
+
+
+def verdicts(statement: Statement) -> Iterator[Verdict]:
+    """Yield what is found of each line of ``statement``; a line takes from a moment to a minute on one core."""
+    for line in statement.guarantees:
+        stated = inf if line.epsilon == "infinity" else line.epsilon
+        second, why = _opinion(line, statement.charged, stated)
+        yield Verdict(line, second, _status(stated, second), why)
+
+
+def _status(stated: float, second: float | None) -> Status:
+    if stated == inf:
+        return "confirmed"  # it promises nothing
+    if second is None:
+        return "not checked"
+    if second <= stated * _SAME:
+        return "confirmed"
+    return "nearly" if second <= stated * (1 + TOLERANCE) else "not confirmed"
+
+
+def _opinion(line: Line, charged: Sequence[Charged], stated: float) -> Opinion:
+    if any(one.release.kind == "unprotected" for one in charged):
+        return inf, "something left without protection"
+    if line.protects == "client" and any(one.release.unit == "record" for one in charged):
+        return inf, "what protects one record bounds nothing for its client"
+    if line.trusted == "local":
+        return _local(charged, line.delta, stated)
+    hidden, how = _hidden(charged, line.delta, stated)
+    if hidden is not None and hidden <= stated * _SAME:
+        return hidden, how
+    local, _ = _local(charged, line.delta, stated)
+    if local is not None and (hidden is None or local < hidden) and local <= stated * (1 + TOLERANCE):
+        return local, "as without the shuffler"
+    return hidden, how
+
+
+def _local(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
+    """Say what all that a client sends costs against one who knows its sender."""
+    pure = [(_parameter(one), one.release.units * one.rounds) for one in charged if one.release.kind != "gaussian"]
+    noise = [one for one in charged if one.release.kind == "gaussian"]
+    if delta == 0:
+        return (inf, "Gaussian noise has no pure epsilon") if noise else (float(pure_sum(pure)), "the exact sum")
+    if any(one.release.rate < 1 for one in noise):
+        return None, "records that take part by chance are accounted once only"
+    mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds for one in noise))
+    if not pure:
+        return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta), "in closed form, to 150 digits"
+    alike, number = {epsilon for epsilon, _ in pure}, sum(count for _, count in pure)
+    if number > _MOST_REPORTS:
+        return (None if noise else float(pure_sum(pure))), "the exact sum: there are very many reports"
+    if len(alike) == 1 and not noise:
+        (epsilon0,) = alike
+        return _at_most(stated, lambda epsilon: randomised_response_delta(epsilon0, number, epsilon), delta), "exactly, in intervals"
+    kinds: list[tuple[Release, int]] = [(PureReport(epsilon), count) for epsilon, count in pure]
+    kinds += [(GaussianReport(mu), 1)] if noise else []
+    return composed_epsilon(kinds, delta, stated), "by convolution and Renyi divergences"
+
+
+def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
+    """Say what it costs against one who sees what a shuffler or a sum lets through."""
+    if all(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.rate == 1 for one in charged):
+        mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
+        # Rounded Gaussians add up to one but for so little: decision 23.
+        return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta * (1 - 1e-9)), "in closed form, to 150 digits"
+    if max(one.cohort for one in charged) > _LARGEST_CROWD:
+        return None, f"more than {_LARGEST_CROWD:,} clients take too long here"
+    if all(map(_is_counted, charged)):
+        return _counted(charged, delta, stated)
+    one = charged[0]
+    at_random = one.sampling == "once" and one.release.units == 1
+    if (
+        len(charged) == 1
+        and one.channel == "ideal-shuffler"
+        and (one.release.kind == "pure" or (one.release.kind == "binary" and at_random))
+    ):
+        report = ClonedReport(_parameter(one) * one.linked, one.cohort)
+        messages = ceil(one.release.units / one.linked) * one.rounds
+        if messages == 1:
+            return _at_most(stated, lambda epsilon: _single(report, epsilon), delta), "by clones, in extended precision"
+        return composed_epsilon([(report, messages)], delta, stated), "by clones, and convolution"
+    return None, "there is one accountant only for what is behind a shuffler here"
+
+
+def _counted(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
+    bits = [(CountedBit(_parameter(one), one.cohort), one) for one in charged]
+    if len(charged) == 1 and charged[0].release.units * charged[0].rounds == 1:
+        return _at_most(stated, lambda epsilon: _single(bits[0][0], epsilon), delta), "every worst case, in extended precision"
+    found = composed_epsilon([(bit, one.release.units * one.rounds) for bit, one in bits], delta, stated)
+    if found > stated * _SAME:
+        rounds = [(CountedRound(bit, one.release.units), one.rounds) for bit, one in bits]
+        found = min(found, convolved_epsilon(rounds, delta, stated))
+    return found, "each worst case, by convolution, and round by round"
+
+
+def _single(release: Release, epsilon: float) -> float:
+    return float(release.delta(np.array([epsilon], dtype=np.longdouble))[0])
+
+
+def _at_most(stated: float, delta_at: Callable[[float], float], delta: float) -> float:
+    """Return ``stated`` where it holds, and else what does: to find that takes many times as long."""
+    return stated if stated < inf and delta_at(stated) <= delta * _SAME else least_epsilon(delta_at, delta, min(stated, 1.0))
+
+
+def _is_counted(one: Charged) -> bool:
+    """Tell whether all that is seen of each bit is how many were 1, among clients that others know to be there."""
+    apart = one.channel == "secure-sum" or (one.channel == "ideal-shuffler" and min(one.linked, one.release.units) == 1)
+    everyone = one.sampling != "secret" or one.rate == 1
+    in_order = one.sampling == "once" and one.release.units == 1
+    return one.release.kind == "binary" and one.release.sampled == 1 and apart and everyone and not in_order
+
+
+def _parameter(one: Charged) -> float:
+    if one.release.parameter is None:
+        raise ValueError("what is not protected has no parameter")
+    return one.release.parameter

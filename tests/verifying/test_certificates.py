@@ -1,0 +1,235 @@
+"""Certificates: what they say is confirmed by other accountants, and whoever changes one is found out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import CommandLine
+from ldpfl import ConfigError, DataError, certify, verify
+from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.certifying import certified
+from ldpfl.verifying.certificate import Certificate, read, signed
+
+BITS = BinaryRelease("duchi", 1.0, 500)
+VECTOR = PureRelease("privunit-g", 4.0, 1, "vector")
+NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record")
+
+
+def ledger(release: Release, rounds: int = 3, cohort: int = 100, **changes: Any) -> Ledger:
+    population = changes.pop("population", cohort)
+    joined = changes.pop("joined", None)
+    events = (RoundEvent(number, release, cohort, population, joined or number, **changes) for number in range(1, rounds + 1))
+    return Ledger(tuple(events))
+
+
+def mixed(*ledgers: Ledger) -> Ledger:
+    events = [event for one in ledgers for event in one.events]
+    return Ledger(tuple(replace(event, round=place, joined=place) for place, event in enumerate(events, start=1)))
+
+
+RUNS: dict[str, Ledger] = {
+    "bits behind a shuffler": ledger(BITS),
+    "one round": ledger(BITS, 1),
+    "one bit": ledger(BinaryRelease("duchi", 1.0, 1), 1),
+    "tiny bits of many clients": ledger(BinaryRelease("rotated-sign", 0.1, 256), 5, 3000),
+    "bits that are summed": ledger(BITS, channel="secure-sum"),
+    "bits that senders are known of": ledger(BITS, channel="direct"),
+    "a part of the clients": ledger(BITS, cohort=50, population=200, joined=1, sampling="visible"),
+    "cohorts of two sizes": mixed(ledger(BITS, 2, sampling="visible"), ledger(BITS, 2, 60, population=100, sampling="visible")),
+    "two budgets": mixed(ledger(BITS, 2), ledger(replace(BITS, epsilon=0.5), 1)),
+    "vectors behind a shuffler": ledger(VECTOR, 4, 5000),
+    "a vector once": ledger(VECTOR, 3, 1000, population=3000, joined=1, sampling="once"),
+    "a bit once": ledger(BinaryRelease("duchi", 2.0, 1), 3, 1000, population=3000, joined=1, sampling="once"),
+    "records": ledger(NOISE, channel="direct"),
+    "summed noise": ledger(NOISE, channel="secure-sum"),
+    "reports and noise": mixed(ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3), 2, channel="direct")),
+    "without protection": ledger(UnprotectedRelease("nbafl", "its history"), channel="direct"),
+}
+NOT_CHECKED: dict[str, Ledger] = {
+    "in secret": ledger(BITS, cohort=50, population=200, joined=1, sampling="secret", rate=0.25),
+    "linked bits": ledger(replace(BITS, epsilon=0.01), linked=10),
+    "records by chance": ledger(replace(NOISE, rate=0.1), channel="direct"),
+}
+
+
+def write(path: Path, made: Ledger) -> Path:
+    made.save(path)
+    return path
+
+
+def certificate_of(made: Ledger) -> Certificate:
+    return signed(certified(made.to_json(), "run", 1e-5, {"ldpfl": "1"}), None)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_line_is_confirmed(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "ledger.json", RUNS[name])
+    found = verify(certify(file), ledger=file)
+    assert [verdict.status for verdict in found.lines] == ["confirmed"] * len(found.lines), found
+    assert found.holds
+    assert len(found.lines) >= 2
+
+
+@pytest.mark.parametrize("name", NOT_CHECKED)
+def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "ledger.json", NOT_CHECKED[name])
+    found = verify(certify(file), ledger=file)
+    assert found.holds
+    assert "not checked" in {verdict.status for verdict in found.lines}
+    assert "not confirmed" not in {verdict.status for verdict in found.lines}
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in ("without protection",)])
+def test_a_smaller_epsilon_is_not_confirmed(name: str) -> None:
+    """By a tenth: each line that has a figure is found out."""
+    made = certificate_of(RUNS[name])
+    lines = [
+        line if line.epsilon == "infinity" else line.model_copy(update={"epsilon": 0.9 * line.epsilon})
+        for line in made.statement.guarantees
+    ]
+    found = verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines})))
+    assert [verdict.status == "not confirmed" for verdict in found.lines] == [line.epsilon != "infinity" for line in lines]
+    assert not found.holds
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "epsilon": lambda statement: statement["guarantees"][0].update(epsilon=1.0),
+    "delta": lambda statement: statement["guarantees"][1].update(delta=1e-3),
+    "trust": lambda statement: statement["guarantees"][2].update(trusted="local"),
+    "rounds": lambda statement: statement["charged"][0].update(rounds=2),
+    "name": lambda statement: statement.update(run="another"),
+    "ledger": lambda statement: statement.update(ledger="0" * 64),
+    "assumption": lambda statement: statement["guarantees"][0]["assumptions"].pop(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_is_changed_after_signing_is_found_out(change: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "ledger.json", RUNS["bits behind a shuffler"])
+    path = tmp_path / "certificate.json"
+    path.write_text(certify(file, key=tmp_path / "key.pem").to_json())
+    assert read(path).signature is not None
+    tree = json.loads(path.read_text())
+    CHANGES[change](tree["statement"])
+    path.write_text(json.dumps(tree))
+    with pytest.raises(DataError, match="was changed after it was signed"):
+        read(path)
+
+
+def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
+    """The key is made once, for its owner alone; who signs anew what he changed is not who was asked for."""
+    file, key = write(tmp_path / "ledger.json", RUNS["one bit"]), tmp_path / "key.pem"
+    made = certify(file, key=key)
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert made.signature is not None
+    again = certify(file, key=key).signature
+    assert again is not None
+    assert again.public_key == made.signature.public_key
+    assert verify(made, signed_by=made.signature.public_key).holds
+    with pytest.raises(DataError, match="is signed by"):
+        verify(certify(file, key=tmp_path / "other.pem"), signed_by=made.signature.public_key)
+    with pytest.raises(DataError, match="signed by nobody"):
+        verify(certify(file), signed_by=made.signature.public_key)
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        certify(file, key=key)
+
+
+LESS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a round is left out": ("bits behind a shuffler", {"rounds": 2}, "some client joined 3 rounds, and 2 are charged"),
+    "a larger crowd": ("bits behind a shuffler", {"cohort": 101, "population": 101}, "no round of it is one of duchi among 101"),
+    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "no round of it is one of dp-sgd"),
+    "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
+    "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
+    "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, and 3 are charged"),
+}
+
+
+@pytest.mark.parametrize("case", LESS)
+def test_a_certificate_that_charges_less_than_its_ledger_holds_is_refused(case: str, tmp_path: Path) -> None:
+    name, change, said = LESS[case]
+    file = write(tmp_path / "ledger.json", {**RUNS, **NOT_CHECKED}[name])
+    tree = certify(file).model_dump(mode="json")
+    first = tree["statement"]["charged"][0]
+    first.update({**change, "release": {**first["release"], **change.get("release", {})}})
+    with pytest.raises(DataError, match=said):
+        verify(Certificate.model_validate(tree), ledger=file)
+
+
+def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: Path) -> None:
+    """A client that joined two of four rounds is charged the two that hide it least."""
+    cohorts = enumerate((90, 50, 80, 60), start=1)
+    events = [RoundEvent(number, BITS, cohort, 200, min(number, 2), "visible") for number, cohort in cohorts]
+    file = write(tmp_path / "ledger.json", Ledger(tuple(events)))
+    made = certify(file)
+    assert sorted(one.cohort for one in made.statement.charged) == [50, 60]
+    assert verify(made, ledger=file).holds
+    swapped = [one.model_copy(update={"cohort": 90 if one.cohort == 50 else one.cohort}) for one in made.statement.charged]
+    with pytest.raises(DataError, match="a round among 50 clients is left out for one that may cost less"):
+        verify(Certificate(statement=made.statement.model_copy(update={"charged": swapped})), ledger=file)
+
+
+def test_another_ledger_is_refused(tmp_path: Path) -> None:
+    file, other = (write(tmp_path / f"{name}.json", RUNS[name]) for name in ("one round", "records"))
+    with pytest.raises(DataError, match="is not the ledger that was certified"):
+        verify(certify(file), ledger=other)
+
+
+def test_nothing_released_is_nothing_certified(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing was released"):
+        certify(write(tmp_path / "ledger.json", Ledger()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    text = bytearray(certificate_of(RUNS["one bit"]).to_json().encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("certificate") / "certificate.json"
+    path.write_bytes(bytes(text))
+    with contextlib.suppress(DataError):  # whose message is one line whatever it says
+        assert read(path).statement.guarantees
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": "ldpfl-ledger"}', "[" * 100_000])
+def test_what_is_no_certificate_is_named(text: str, tmp_path: Path, ldpfl: CommandLine) -> None:
+    (tmp_path / "file.json").write_text(text)
+    assert "is no certificate" in ldpfl.refused("verify", tmp_path / "file.json")
+
+
+def test_commands(tmp_path: Path, ldpfl: CommandLine) -> None:
+    file = write(tmp_path / "ledger.json", RUNS["bits behind a shuffler"])
+    made = tmp_path / "certificate.json"
+    said = ldpfl("certify", file, "--out", made, "--key", tmp_path / "key.pem").out
+    assert "3 guarantees, signed" in said
+    outcome = ldpfl("verify", made, "--ledger", file)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.count(" confirmed ") == 3
+    found = json.loads(ldpfl("verify", made, "--json").out)
+    assert found["holds"]
+    assert any("was not checked" in note for note in found["notes"])
+    tree = json.loads(made.read_text())
+    tree["signature"] = None
+    tree["statement"]["guarantees"][2]["epsilon"] *= 0.5
+    made.write_text(json.dumps(tree))
+    outcome = ldpfl("verify", made)
+    assert outcome.code == 3
+    assert "not confirmed" in outcome.out
+
+
+def test_a_run_is_certified_by_its_folder(tiny_data: Path, tmp_path: Path, ldpfl: CommandLine, config_file: Path) -> None:
+    folder = tmp_path / "run"
+    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--out", folder, "--no-baseline").code == 0
+    made = certify(folder)
+    assert made.statement.software.keys() >= {"ldpfl", "torch", "duchi"}
+    assert verify(made, ledger=folder).holds
