@@ -96,7 +96,7 @@ def certificate_table(run: str, found: Sequence[Verdict]) -> Table:
     table.add_column("")
     for verdict in found:
         line = verdict.line
-        second = "-" if verdict.second is None else number(verdict.second)
+        second = "-" if verdict.second is None else number(verdict.second if isfinite(verdict.second) else "infinity")
         what = f"{line.protects}, pure" if line.delta == 0 else f"{line.protects}, delta {line.delta:g}"
         status = Text(verdict.status, style=_VERDICTS[verdict.status])
         table.add_row(what, TRUSTED[line.trusted], number(line.epsilon), second, status)

@@ -122,7 +122,7 @@ class RunResult(_Shown):
         return copy.deepcopy(dict(self._figures))
 
     def __rich__(self) -> Group:
-        privacy = self._figures["privacy"]
+        privacy = self.privacy.to_dict()  # as its ledger says: what a file says beside it may be wrong
         caveats = (f"note: {caveat}" for caveat in self._figures["caveats"])
         notes = (Text(line, style="yellow") for line in (*privacy["notes"], *privacy["warnings"], *caveats))
         return Group(result_table(dict(self._figures)), guarantee_table(privacy), *notes)

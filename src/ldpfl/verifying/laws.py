@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, exp, inf, log, log1p, pi, sqrt
+from math import ceil, exp, floor, inf, log, log1p, pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +209,8 @@ def _response(epsilon0: float) -> tuple[np.longdouble, np.longdouble]:
 
 
 def _binomial(count: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of a binomial and their probabilities, but for tails below ``_TAIL``."""
-    low, high = (0, count) if count < 64 else (int(binom.ppf(_TAIL / 2, count, share)), int(binom.isf(_TAIL / 2, count, share)))
-    values = np.arange(low, high + 1)
+    """Return the values of a binomial and their probabilities, but for tails below ``_TAIL``, by Bernstein's inequality."""
+    far = log(2 / _TAIL)
+    reach = ceil(far / 3 + sqrt(far**2 / 9 + 2 * count * share * (1 - share) * far))
+    values = np.arange(max(0, floor(count * share) - reach), min(count, ceil(count * share) + reach) + 1)
     return values, binom.pmf(values, count, share)
