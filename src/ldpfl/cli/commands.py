@@ -19,6 +19,10 @@ COMMANDS = {
     "settings": ("own:settings", "List every setting of a config: key, meaning, default, and what may stand there."),
     "init": ("own:init", "Write a config with a comment for each key; what no flag says is asked, where somebody can answer."),
     "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
+    "report": (
+        "reports:report",
+        "Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script.",
+    ),
     "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
     "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
     "certify": (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.files import replace_atomically, write_text
+from ldpfl.report.privacy import number as figure
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ldpfl.experiments.sweep import SweepConfig
     from ldpfl.experiments.sweep_rows import Row
     from ldpfl.planning.planner import Setting
+    from ldpfl.privacy.guarantee import Guarantee
+    from ldpfl.privacy.statement import Statement
 
 _FORMATS = ("svg", "png", "pdf")
 
@@ -46,21 +49,76 @@ class Picture:
 def draw_score_curve(path: Path, result: dict[str, Any]) -> None:
     """Draw the score against rounds, beside the noise-free baseline where there is one; nothing where it was not measured."""
     with _figure(path, "svg") as (axes,):
-        from matplotlib.ticker import MaxNLocator
+        plot_scores(axes, result)
+        seed = "" if result.get("seed_is_secret") else f", seed {result['seed']}"
+        axes.set_title(f"{result['name']}, n = {result['clients']}{seed}")
 
-        rounds = range(1, result["rounds"] + 1)
-        baseline, times = result["noise_free_score_per_round"], factor(result["metric"])
-        if baseline:
-            plain = [nan if a is None else times * a for a in baseline]
-            axes.plot(rounds, plain, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
-        scores = [nan if a is None else times * a for a in result["score_per_round"]]
-        axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_label(result))
-        axes.set_xlabel("round")
-        axes.set_ylabel(f"{heading(result['metric'])}, {result['evaluated_on']}")
-        axes.set_title(f"{result['name']}, n = {result['clients']}, seed {result['seed']}")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
+
+def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
+    """Draw the score against rounds on ``axes``, beside the noise-free baseline where there is one."""
+    from matplotlib.ticker import MaxNLocator
+
+    rounds = range(1, result["rounds"] + 1)
+    baseline, times = result["noise_free_score_per_round"], factor(result["metric"])
+    if baseline:
+        plain = [nan if a is None else times * a for a in baseline]
+        axes.plot(rounds, plain, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
+    scores = [nan if a is None else times * a for a in result["score_per_round"]]
+    axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_label(result))
+    axes.set_xlabel("round")
+    axes.set_ylabel(f"{heading(result['metric'])}, {result['evaluated_on']}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+
+
+def plot_spent(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
+    """Draw the epsilon of all rounds until some of them, (round, epsilon) each."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.plot(*zip(*points, strict=True), color="tab:blue", marker="o", markersize=4)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel("epsilon so far")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+
+
+def plot_protection(axes: Axes, statement: Statement) -> None:
+    """Draw on one logarithmic scale what a whole run may tell: what holds, and what a paper claims in its place."""
+    marks = [(row.epsilon, f"{_TRUSTING[row.trust_model]}: {figure(row.epsilon)}", True) for row in _over_the_run(statement)]
+    claim = next((row for row in statement.rows if row.status == "claimed"), None)
+    if claim is not None:
+        marks.append((claim.epsilon, f"the paper's claim: {figure(claim.epsilon)}", False))
+    marks = sorted(mark for mark in marks if isfinite(mark[0]))
+    low = min([0.1, *(mark[0] / 3 for mark in marks)])
+    high = max([1000.0, *(mark[0] * 30 for mark in marks)])
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
+    for (start, end), colour in zip(((low, 1), (1, 10), (10, high)), ZONES.values(), strict=True):
+        axes.axvspan(start, end, color=colour, linewidth=0)
+    for place, (epsilon, text, holds) in enumerate(reversed(marks)):
+        axes.plot([epsilon], [place], marker="o" if holds else "x", markersize=8, color="black" if holds else "tab:red")
+        left = epsilon < (low * high) ** 0.5
+        axes.annotate(
+            text, (epsilon, place), (9 if left else -9, 0), textcoords="offset points", ha="left" if left else "right", va="center"
+        )
+    axes.set_yticks([])
+    axes.set_xlabel("epsilon")
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+
+
+ZONES = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
+"""Behind what protects, what protects a little, and what does not."""
+
+_TRUSTING = {"local": "trusting nobody", "shuffled": "behind a shuffler", "summed": "of a sum"}
+
+
+def _over_the_run(statement: Statement) -> list[Guarantee]:
+    found = [statement.find(trust, "run") for trust in ("hidden", "local")]
+    return [row for row in found if row is not None]
 
 
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
@@ -173,16 +231,22 @@ def _figure(path: Path, kind: str, panels: int = 1) -> Iterator[list[Axes]]:
 @contextmanager
 def figure_file(path: Path, kind: str, size: tuple[float, float]) -> Iterator[Figure]:
     """Yield a figure of ``size`` (width, height) in inches, and write it to ``path`` as ``kind`` in the end."""
+    with styled_figure(size) as figure:
+        yield figure
+        with replace_atomically(path) as temporary:
+            metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+            figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
+
+
+@contextmanager
+def styled_figure(size: tuple[float, float]) -> Iterator[Figure]:
+    """Yield a figure of ``size`` (width, height) in inches, to be written before it is left: equal figures are equal bytes."""
     import matplotlib  # slow to import
 
     with matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=size, layout="constrained")
-        yield figure
-        with replace_atomically(path) as temporary:
-            metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-            figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
+        yield Figure(figsize=size, layout="constrained")
 
 
 def _label(result: dict[str, Any]) -> str:

@@ -60,11 +60,16 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
     table.add_column("trusted")
     table.add_column("epsilon", justify="right")
     table.add_column("status")
-    for row in _rows(sorted(privacy["guarantees"], key=_place)):
+    for row in guarantee_rows(privacy):
         table.add_row(*row)
     table.caption = "\n".join(_legend(privacy["guarantees"]))
     table.caption_justify = "left"
     return table
+
+
+def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return what is protected, who is trusted, epsilon and status of each line, in order; with the markup of a terminal."""
+    return list(_rows(sorted(privacy["guarantees"], key=_place)))
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:

@@ -1,0 +1,25 @@
+"""The command that makes a page about runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ldpfl.files import write_text
+from ldpfl.report.page import page
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the run's folder, or here")] = None,
+) -> None:
+    """Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script."""
+    place = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    with Console(stderr=True).status("accounting ..."):
+        text = page(runs)
+    write_text(place, text)
+    Console().print(Text(f"{place}: {len(text.encode()) / 1000:,.0f} kB, to look at in a browser"), soft_wrap=True)

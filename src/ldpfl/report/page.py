@@ -1,0 +1,205 @@
+"""A page about runs: one HTML file that needs no network and no script, for people who would rather look than read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+from rich.text import Text
+
+import ldpfl
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.files import from_json, read_text
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import account, run_epsilon
+from ldpfl.privacy.statement import Statement
+from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
+from ldpfl.report.privacy import guarantee_rows, number
+from ldpfl.report.scores import cost, shown
+
+_POINTS = 8
+"""Rounds after which it is said what all so far cost: each takes up to some seconds."""
+
+_COLOURS = {
+    "#000000": "currentColor",
+    "#1f77b4": "var(--blue)",
+    "#8c8c8c": "var(--soft)",
+    "#b0b0b0": "var(--line)",
+    "#cccccc": "var(--line)",
+    "#d62728": "var(--bad)",
+    "#ffffff": "var(--paper)",
+    **{colour: f"var(--{name}-area)" for name, colour in ZONES.items()},
+}
+"""What pictures are drawn in, and what a page makes of it: the colours of its reader's light or dark mode."""
+
+
+def page(folders: Sequence[Path]) -> str:
+    """Return the page of the finished runs in ``folders``.
+
+    Figures are computed from ledgers, as ``ldpfl show`` does: what a result's file says beside them is not repeated.
+
+    Raises:
+        ConfigError: there is no run, or one that is not finished.
+        DataError: a file is damaged.
+    """
+    runs = [_run(RunFolder(folder)) for folder in folders]
+    title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
+    template = Environment(autoescape=True).from_string(files("ldpfl.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(title=title, runs=runs)
+
+
+@dataclass(frozen=True)
+class _Figure:
+    name: str
+    value: str
+    more: str = ""
+
+
+def _run(folder: RunFolder) -> dict[str, Any]:
+    config, result = folder.config(), folder.result()
+    if result is None:
+        raise ConfigError(f"{folder.path} holds a run that is not finished: ldpfl show {folder.path} says how to go on")
+    ledger = folder.ledger()
+    statement = account(ledger, config.privacy.delta)
+    result["privacy"] = statement.to_dict()
+    best = statement.best
+    protects = config.mechanism.protects
+    return {
+        "name": result["name"],
+        "score": shown(result["metric"], result["score"]),
+        "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
+        "epsilon": number(best.epsilon) if best and isfinite(best.epsilon) else "none",
+        "bytes": f"{result['uplink_bytes_per_client_round']:,}",
+        "sentence": _sentence(config, result),
+        "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
+        "worth": _worth(best.epsilon if best else None),
+        "figures": list(_figures(result, statement)),
+        "protected": "one record" if statement.protected == "record" else "a client",
+        "scale_note": "" if best and isfinite(best.epsilon) else "No epsilon is known here.",
+        "protection": _inline(lambda axes: plot_protection(axes, statement), (6.2, 1.9)),
+        "delta": f"{statement.delta:g}",
+        "guarantees": list(_guarantees(result["privacy"])),
+        "notes": [*statement.notes, *result.get("caveats", ())],
+        "warnings": statement.warnings,
+        "metric": result["metric"],
+        "curve": _inline(lambda axes: plot_scores(axes, result), (7.2, 3.6))
+        if any(s is not None for s in result["score_per_round"])
+        else "",
+        "spent": _spent(ledger, statement),
+        "layers": list(_layers(folder, result)),
+        "environment": list(_environment(config, result)),
+        "config": read_text(folder.config_path),
+        "citation": _CITATION.format(version=ldpfl.__version__, name=result["name"]),
+    }
+
+
+_CITATION = """@software{{ldpfl,
+  title   = {{ldpfl: federated learning under local differential privacy}},
+  version = {{{version}}},
+  note    = {{run {name}}}
+}}"""
+
+
+def _sentence(config: RunConfig, result: dict[str, Any]) -> str:
+    of = "its own table" if config.data.brought else config.data.name
+    what = f"{config.model.name} on {of}: {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
+    cohort = result["clients_per_round"]
+    part = "" if cohort == result["clients"] else f", {cohort:,} a round"
+    return f"{what} after {result['rounds']:,} rounds with {result['clients']:,} clients{part}, by {result['mechanism']}."
+
+
+def _worth(epsilon: float | None) -> str:
+    if epsilon is None or epsilon > 10:
+        return "bad"
+    return "good" if epsilon <= 1 else "fair"
+
+
+def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
+    metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
+    yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data")
+    if baseline is not None:
+        yield _Figure("without noise", shown(metric, baseline), cost(metric, baseline, score) if score is not None else "")
+    for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
+        row = statement.find(trust, "run")
+        if row is not None:
+            yield _Figure(name, number(row.epsilon) if isfinite(row.epsilon) else "none", f"whole run, delta {row.delta:g}")
+    size = result["uplink_bytes_per_client_round"]
+    yield _Figure("sent by a client", f"{size:,} bytes", f"a round, for {result['weights']:,} weights")
+
+
+def _guarantees(privacy: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for what, trusted, epsilon, status in guarantee_rows(privacy):
+        plain = [Text.from_markup(cell).plain for cell in (epsilon, status)]
+        yield {"what": what, "trusted": trusted, "epsilon": plain[0], "status": plain[1], "struck": "[strike]" in epsilon}
+
+
+def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
+    """Draw what the rounds until some of them cost; nothing where no epsilon is known, or there is one round only."""
+    best, count = statement.best, len(ledger.events)
+    if best is None or not isfinite(best.epsilon) or count < 2:
+        return ""
+    places = sorted({max(1, round(count * part / _POINTS)) for part in range(1, _POINTS + 1)})
+    points = [(ledger.events[place - 1].round, run_epsilon(Ledger(ledger.events[:place]), statement.delta)) for place in places]
+    return _inline(lambda axes: plot_spent(axes, points), (6.2, 2.6))
+
+
+def _layers(folder: RunFolder, result: dict[str, Any]) -> Iterator[dict[str, str]]:
+    try:
+        lines = [from_json(line) for line in read_text(folder.metrics_path).splitlines()]
+    except (OSError, ValueError):
+        lines = []
+    first = next((line.get("clipped_fraction") or {} for line in lines if isinstance(line, dict) and line.get("clients")), {})
+    for name, layer in result["layers"].items():
+        yield {
+            "name": name,
+            "weights": f"{layer['weights']:,}",
+            "radius": _small(layer["radius"]),
+            "noise": _small(layer["noise_std"]),
+            "first": _share(first.get(name)),
+            "last": _share(layer["clipped_fraction"]),
+        }
+
+
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _environment(config: RunConfig, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if not result.get("seed_is_secret"):
+        yield "seed", str(result["seed"])
+    yield "versions", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
+    yield "device", f"{result['device']}, {result.get('threads', '?')} threads, {result['seconds']:.1f} s of training"
+    yield "data", f"{config.data.name or config.data.path}, fingerprint {result.get('data_fingerprint', '-')}"
+    yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))
+
+
+def _inline(draw: Callable[[Any], None], size: tuple[float, float]) -> Markup:
+    """Return a picture as SVG that stands in a page, in the page's colours."""
+    buffer = io.StringIO()
+    with styled_figure(size) as figure:
+        figure.patch.set_alpha(0.0)
+        axes = figure.subplots()
+        axes.patch.set_alpha(0.0)
+        draw(axes)
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    for theirs, ours in _COLOURS.items():
+        text = text.replace(theirs, ours)
+    text = re.sub(r"(<text[^>]*style=\")", r"\1fill: currentColor; ", text)
+    return Markup(re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text)))
