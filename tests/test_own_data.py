@@ -22,7 +22,9 @@ from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.partition import held_out
-from ldpfl.experiments.config import parse_config, toml_value
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import RunConfig, parse_config, toml_value
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.settings import commented
 from ldpfl.experiments.sweep import SweepConfig
@@ -455,6 +457,39 @@ def test_two_runs_of_one_seed_have_no_noise_in_common(table: Path, tmp_path: Pat
     assert torch.equal(trained(tmp_path / "elsewhere.csv", 20.0), small)  # the same run
     changed = trained(tmp_path / "changed.csv", 20.0)
     assert float((changed - small).norm()) > 0.5 * float((small - free).norm())
+
+
+def test_two_models_of_one_seed_have_no_noise_in_common() -> None:
+    """Handed over, they differ in nothing that a config tells; yet what is randomised differs, and so does its noise."""
+    rows = patients(200, 2).loc[:, ["age", "outcome", "hospital"]]
+    settings = {"privacy.target_epsilon": "off", "mechanism.noise_multiplier": 20.0, "data.bounds": {"age": [0, 100]}, "training.rounds": 1}
+
+    def step(bias: float, noise: float) -> torch.Tensor:
+        model = nn.Linear(1, 2)
+        with torch.no_grad():
+            model.weight.zero_()
+            model.bias.copy_(torch.tensor([bias, -bias]))
+        own = {**settings, "mechanism.noise_multiplier": noise}
+        found = api.run(data=rows, target="outcome", client="hospital", model=model, settings=own, seed=5, baseline=False, progress=False)
+        trained = found.module().state_dict()
+        return torch.cat([(trained[name] - value.detach()).flatten() for name, value in model.named_parameters()])
+
+    free = step(0.0, 1e-3) - step(2.0, 1e-3)
+    apart = step(0.0, 20.0) - step(2.0, 20.0)
+    assert float((apart - free).norm()) > float(free.norm())
+
+
+def test_an_extended_run_measures_its_columns_no_second_time(table: Path, tmp_path: Path) -> None:
+    api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=tmp_path / "run", progress=False, baseline=False)
+    first = api.load_run(tmp_path / "run")
+    longer = api.run(folder=tmp_path / "run", resume=True, more_rounds=2, progress=False, baseline=False)
+
+    def columns(config: RunConfig) -> torch.Tensor:
+        federation, _ = build(config, load_dataset(config, None), torch.device("cpu"))
+        return federation.task.data.inputs
+
+    assert longer.config.training.rounds == first.config.training.rounds + 2
+    assert torch.equal(columns(first.config), columns(longer.config))
 
 
 def test_two_simulations_of_one_seed_are_not_taken_for_independent(

@@ -280,14 +280,18 @@ def account(
 
 
 def _seed_of(what: Ledger | RunResult | RunConfig | str | Path) -> int | None:
-    """Return the seed that the noise of a simulation follows from; None of anything else, and of own data, where no two runs share it."""
+    """Return the seed that what a simulation hides behind follows from; None of anything else, and where no two runs share any of it."""
     if isinstance(what, RunResult):
-        return None if what.config.data.brought else what.config.seed
+        return _seed_in(what.config)
     if isinstance(what, str | Path) and Path(what).is_dir():
         folder = RunFolder(Path(what))
-        config = folder.config()
-        return None if folder.kind().on_flower or config.data.brought else config.seed
+        return None if folder.kind().on_flower else _seed_in(folder.config())
     return None
+
+
+def _seed_in(config: RunConfig) -> int | None:
+    by_coins = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
+    return config.seed if by_coins or not config.data.brought else None
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:

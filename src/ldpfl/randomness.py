@@ -6,6 +6,7 @@ depend on how many clients are handled together. A deployed client draws from :c
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from enum import IntEnum
@@ -77,6 +78,20 @@ class SeededStreams:
     def for_clients(cls, seed: int, round_number: int, clients: Sequence[int]) -> SeededStreams:
         """One stream for each of ``clients`` in ``round_number``, whatever the order they come in."""
         return cls(_Streams(seed, round_number, clients))
+
+    @classmethod
+    def bound(cls, seed: int, purpose: Purpose, keys: Sequence[tuple[int, ...]], values: Tensor, context: bytes = b"") -> SeededStreams:
+        """One stream for each row of ``values`` (k, ...), which follows from ``seed``, its key, and what is to be randomised itself.
+
+        Two releases then have the same bits only if they are of the same values in the same ``context``, and so are one release:
+        whatever else differs between two runs of one seed, nothing cancels. (So nonces are made that must not be used twice: RFC 6979.)
+        """
+        found = []
+        for key, row in zip(keys, values, strict=True):
+            digest = hashlib.sha256(f"{seed} {key} {row.dtype} {tuple(row.shape)} ".encode() + hashlib.sha256(context).digest())
+            digest.update(row.contiguous().numpy().tobytes())
+            found.append(stream(int.from_bytes(digest.digest()), purpose, *key))
+        return cls(found)
 
     def int32(self, row: int, count: int) -> Tensor:
         words = self._generators[row].bit_generator.random_raw((count + 1) // 2)

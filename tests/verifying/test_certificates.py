@@ -150,6 +150,8 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "no round of it is one of dp-sgd"),
     "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
     "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
+    "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
+    "more in secret than there were": ("in secret", {"cohort": 51}, "51 clients are not at most 50"),
     "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, and 3 are charged"),
 }
 
@@ -176,6 +178,42 @@ def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: P
     swapped = [one.model_copy(update={"cohort": 90 if one.cohort == 50 else one.cohort}) for one in made.statement.charged]
     with pytest.raises(DataError, match="a round among 50 clients is left out for one that may cost less"):
         verify(Certificate(statement=made.statement.model_copy(update={"charged": swapped})), ledger=file)
+
+
+@pytest.mark.parametrize(("name", "trusted"), [("summed noise", "shuffled"), ("bits behind a shuffler", "summed"), ("records", "summed")])
+def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: str) -> None:
+    """Noise that a sum adds up is each client's own behind a shuffler; and what came with its sender hides behind nobody."""
+    made = certificate_of(RUNS[name])
+    best = min(made.statement.guarantees, key=lambda line: float("inf") if line.epsilon == "infinity" else line.epsilon)
+    lines = [best.model_copy(update={"trusted": trusted, "epsilon": 0.9 * float(best.epsilon)})]
+    assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+
+
+def test_a_record_s_guarantee_is_none_of_its_client() -> None:
+    made, client = certificate_of(RUNS["records"]), "replace one client's data"
+    for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
+        lines = [line.model_copy(update=change) for line in made.statement.guarantees if line.delta > 0]
+        assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release": {"units": 10**12}},
+        {"release": {"units": 10**9}},
+        {"release": {"parameter": 1e-9, "units": 10**12}},
+        {"release": {"parameter": 1e9}},
+        {"cohort": 10**12, "population": 10**12},
+        {"cohort": 1},
+    ],
+)
+def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
+    tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    first = tree["statement"]["charged"][0]
+    first.update({**change, "release": {**first["release"], **change.get("release", {})}})
+    for line in tree["statement"]["guarantees"]:
+        line["epsilon"] = 1e-3
+    assert not verify(Certificate.model_validate(tree)).holds
 
 
 def test_another_ledger_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,6 +87,7 @@ def build(
     federation = Federation(
         seed=config.seed,
         secret_seed=secret_seed(config, task),
+        own_data=config.data.brought,
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn),
         samples=parts,
@@ -187,13 +189,17 @@ def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]]
 def secret_seed(config: RunConfig, task: Dataset) -> int:
     """Return the seed of what has to stay unknown: noise, and who takes part where that is a secret.
 
-    With a user's own data it is that of no other run, on other rows or with other settings: two runs with the same noise would tell
-    together what neither does alone, and their guarantees would not add up.
+    With a user's own data it is that of no other run on other rows or with other settings, as far as they are told: two runs in which the
+    same records took part by the same coins would cost more together than their guarantees add up to. A run that is extended is the
+    same run.
     """
     if not config.data.brought:
         return config.seed
-    told = config.model_dump_json(exclude={"name": True, "description": True, "data": {"path", "test_path"}})  # wherever the rows lie
-    digest = hashlib.sha256(told.encode())
+    training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
+    same = config.model_copy(update={"training": training})
+    # Not what is no setting of training; and wherever the rows lie.
+    untold: Any = {"name": True, "description": True, "privacy": {"target_epsilon"}, "data": {"path", "test_path"}}
+    digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
     for part in (task.train.inputs, task.train.targets):
         digest.update(part.contiguous().numpy().tobytes())
     return int.from_bytes(digest.digest())

@@ -54,7 +54,7 @@ def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate.Line:
     by = local if row.trust_model == "local" else behind_shuffler(groups)
     return certificate.Line(
         protects="record" if row.unit == "record" else "client",
-        adjacency=row.adjacency,
+        adjacency=row.adjacency,  # type: ignore[arg-type]  # one of two, over a run
         trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate.INFINITE,  # type: ignore[arg-type]
         delta=row.delta,

@@ -14,8 +14,9 @@ from torch import Tensor
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.privacy.events import Channel
+from ldpfl.randomness import Purpose, SeededStreams
 from ldpfl.ranges import RangeRule
-from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, once_cohort, round_cohort, rounds_without_gain
+from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, once_cohort, round_cohort, rounds_without_gain
 from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
 
 
@@ -26,6 +27,7 @@ class Federation:
     Attributes:
         seed: all random streams derive from it that may be known: divisions, batches, whom a server asks.
         secret_seed: of all others: noise, records that take part by chance, clients that decide for themselves or are in a secret order.
+        own_data: whether the data are a user's own: then noise follows from what it hides as well, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
         samples: for each client the positions of its samples in the task's data.
@@ -63,6 +65,7 @@ class Federation:
     self_sampling: float | None = None
     once_over: int | None = None
     chunk_size: int | None = None
+    own_data: bool = False
     measured: int = 0
     notes: tuple[str, ...] = ()
     validation: Samples | None = None
@@ -81,6 +84,14 @@ class Federation:
             return once_cohort(self.secret_seed, round_number, len(self.samples), self.once_over)
         seed = self.seed if self.self_sampling is None else self.secret_seed
         return round_cohort(seed, round_number, len(self.samples), self.fraction, self.self_sampling)
+
+    def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor) -> SeededStreams:
+        """Return the random bits by which ``clients`` randomise ``values`` (k, d) in the round after ``state``."""
+        number = state.round + 1
+        if not self.own_data:
+            return SeededStreams.for_clients(self.secret_seed, number, clients.tolist())
+        keys = [(number, int(client)) for client in clients]
+        return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, state.weights.numpy().tobytes())
 
     @property
     def rules(self) -> ServerRules:

@@ -79,8 +79,10 @@ class Measuring:
         for first in range(0, len(parts), at_once):
             some = range(first, min(first + at_once, len(parts)))
             own = np.stack([_counted(places[parts[client]], bins).reshape(-1) for client in some])
-            streams = SeededStreams([stream(self.seed, Purpose.MEASURING, stage, client) for client in some])
-            reports.append(self.mechanism.encode(torch.from_numpy(own * point), ranges, streams))
+            vectors, keys = torch.from_numpy(own * point), [(stage, client) for client in some]
+            # Columns are measured once: also where a run is extended, and its config says another number of rounds.
+            streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, edges.tobytes())
+            reports.append(self.mechanism.encode(vectors, ranges, streams))
         pool = mix(reports, stream(self.seed, Purpose.MIXING, 0, stage))
         unit = self.records * len(parts) * STEPS / point
         mean = pool.aggregate(self.mechanism, ranges).mean.double().numpy()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Reports
 from ldpfl.privacy import Release, RoundEvent
-from ldpfl.randomness import Purpose, SeededStreams, stream
+from ldpfl.randomness import Purpose, stream
 from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, close_round, round_event
 from ldpfl.shuffling import mix
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for, trained_in_chunks
@@ -117,7 +117,7 @@ def _collect(
     done = 0
     for places, values in trained_in_chunks(federation, state, cohort, chunk_size):
         clients = cohort[places]
-        streams = SeededStreams.for_clients(federation.secret_seed, state.round + 1, clients.tolist())
+        streams = federation.streams(state, clients, values)
         mechanism = noise.bind(clients, state.ranges.dimension)
         try:
             reports.append(mechanism.encode(values, state.ranges, streams))

@@ -65,7 +65,7 @@ class Line(_Part):
     """A guarantee over all that a client sends in the run."""
 
     protects: Literal["client", "record"]
-    adjacency: Words
+    adjacency: Literal["replace one client's data", "replace one record of one client"]
     trusted: Literal["local", "shuffled", "summed"]
     epsilon: Annotated[FiniteFloat, Field(ge=0)] | Literal["infinity"]
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1)]

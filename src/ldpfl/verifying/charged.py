@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -29,7 +29,7 @@ def check_charged(statement: Statement, ledger: Path) -> None:
         if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
             raise DataError(f"{ledger} is not the ledger that was certified")
         events = from_json(text)["events"]
-        seen = [(_round(event), event["joined"], event["round"]) for event in events if event["cohort"] or event["sampling"] == "secret"]
+        seen = [_Seen(_round(event), event["joined"], event["round"]) for event in events if event["cohort"]]
     except OSError as error:
         raise DataError(f"ledger {ledger} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, ValidationError) as error:
@@ -37,6 +37,14 @@ def check_charged(statement: Statement, ledger: Path) -> None:
     why = _too_little(statement.charged, seen)
     if why:
         raise DataError(f"the certificate charges less than {ledger} holds: {why}")
+
+
+class _Seen(NamedTuple):
+    """A round that somebody joined, the most that any client had joined by then, and its number."""
+
+    round: Charged
+    joined: int
+    number: int
 
 
 def _round(event: Mapping[str, Any]) -> Charged:
@@ -54,7 +62,7 @@ def _round(event: Mapping[str, Any]) -> Charged:
     )
     return Charged(
         release=what,
-        cohort=max(1, event["cohort"]),
+        cohort=event["cohort"],
         population=event["population"],
         rounds=1,
         sampling=event["sampling"],
@@ -64,13 +72,15 @@ def _round(event: Mapping[str, Any]) -> Charged:
     )
 
 
-def _too_little(charged: Sequence[Charged], seen: Sequence[tuple[Charged, int, int]]) -> str:
-    """Say what is missing in ``charged`` against rounds with the most that a client joined until then, and their numbers."""
+def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
+    """Say what is missing in ``charged`` against the rounds that were ``seen``."""
     if not seen:
-        return ""
+        return "nobody joined any of its rounds, and what that tells is not held against a certificate here"
     samplings = {one.sampling for one, _, _ in seen}
     if samplings == {"secret"}:
         return _too_little_in_secret(charged, seen)
+    if "secret" in samplings:
+        return "rounds of secret participation among others are not held against a certificate here"
     if samplings == {"once"} and [one.rounds for one in charged] == [1]:
         return _too_little_at_once(charged[0], seen)
     held = Counter(one for one, _, _ in seen)
@@ -105,17 +115,19 @@ def _without(release: Released) -> Released:
     return release.model_copy(update={"parameter": None})
 
 
-def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[tuple[Charged, int, int]]) -> str:
+def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
     rounds, last = sum(one.rounds for one in charged), max(number for _, _, number in seen)
     if rounds < last:
         return f"there were {last:,} rounds, and {rounds:,} are charged"
-    kinds = {(one.release, one.population, one.rate, one.channel, one.linked) for one, _, _ in seen}
-    if {(one.release, one.population, one.rate, one.channel, one.linked) for one in charged} != kinds:
+    fewest = min(one.cohort for one, _, _ in seen)
+    kinds = {one.model_copy(update={"cohort": 1}) for one, _, _ in seen}
+    if {one.model_copy(update={"cohort": 1, "rounds": 1}) for one in charged} != kinds or len(kinds) > 1:
         return "its rounds are of another kind"
-    return ""
+    most = max(one.cohort for one in charged)
+    return f"{most:,} clients are not at most {fewest:,}" if most > fewest else ""
 
 
-def _too_little_at_once(charged: Charged, seen: Sequence[tuple[Charged, int, int]]) -> str:
+def _too_little_at_once(charged: Charged, seen: Sequence[_Seen]) -> str:
     kinds = {one.model_copy(update={"cohort": 1}) for one, _, _ in seen}
     if kinds != {charged.model_copy(update={"cohort": 1})}:
         return "its rounds are of another kind"

@@ -91,7 +91,10 @@ def convolved_epsilon(kinds: Releases, delta: float, near: float) -> float:
         return 0.0
     for points in _POINTS:
         try:
-            return _solved([(_law(release, top / points, points), times) for release, times in kinds], top / points, delta, near)
+            laws = [(_law(release, top / points, points), times) for release, times in kinds]
+            if sum(times * law.infinite for law, times in laws) > delta:
+                return inf
+            return _solved(laws, top / points, delta, near)
         except _TooLong:
             continue
     return inf
@@ -104,6 +107,8 @@ def convolved_deltas(release: Release, times: int, epsilons: Array) -> Array:
     for points in _POINTS if top > 0 else ():
         try:
             law = _law(release, top / points, points)
+            if times * law.infinite >= 1:
+                return total
             for near in np.quantile(epsilons.astype(np.float64), (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)):
                 total = np.minimum(total, _Sum.of([(law, times)], top / points, max(float(near), top / points)).deltas(epsilons))
             return total
@@ -164,6 +169,8 @@ def _law(release: Release, step: float, points: int) -> _Law:
     zero = max(0.0, float(1 - infinite - own.sum() - other.sum()))
     masses = np.concatenate([other[::-1], [zero], own])
     present = np.flatnonzero(masses > 0)
+    if not present.size:  # all of it is where nothing is protected
+        return _Law(0, np.ones(1, dtype=np.longdouble), 1.0)
     return _Law(int(present[0]) - count, masses[present[0] : present[-1] + 1], infinite)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import comb, floor
+from math import floor
 
 import mpmath
 from mpmath import iv
@@ -26,14 +26,19 @@ def randomised_response_delta(epsilon0: float, reports: int, epsilon: float) -> 
     """
     with mpmath.workdps(_DIGITS):
         iv.dps = _DIGITS
+        if epsilon >= epsilon0 * reports:
+            return 0.0
         least = floor((reports + epsilon / epsilon0) / 2) - 1  # one or two lower, where terms are negative and left out
         one, exact = iv.mpf(1), iv.mpf(epsilon0)
         odds = iv.exp(exact)
         truth = odds / (one + odds)
         shrink = iv.exp(iv.mpf(epsilon) - exact * (2 * max(least, 0) - reports))
-        term = iv.mpf(comb(reports, max(least, 0))) * truth ** max(least, 0) * (one - truth) ** (reports - max(least, 0))
+        least = max(least, 0)
+        choices = mpmath.binomial(reports, least)  # of gamma functions: to nearly all digits
+        near = iv.mpf([choices * (1 - _SMALLEST), choices * (1 + _SMALLEST)])
+        term = near * truth**least * (one - truth) ** (reports - least)
         step, total = iv.exp(-2 * exact), iv.mpf(0)
-        for ones in range(max(least, 0), reports + 1):
+        for ones in range(least, reports + 1):
             gain = one - shrink
             if gain.b > 0:
                 total += term * (gain if gain.a > 0 else iv.mpf([0, gain.b]))

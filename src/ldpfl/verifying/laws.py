@@ -18,6 +18,15 @@ _ALL, _CELLS = 1024, 512
 _FEW = 20_000
 """Bits of a round up to which their convolution is looked at beside the theorem of Berry and Esseen."""
 
+_FEWEST_CELLS, _LARGE = 64, 100_000
+"""Where there are more clients than that, there are fewer cells: each takes longer."""
+
+_CLONES = 512
+"""Different numbers of clones that are told apart: fewer of them hide less."""
+
+_ROUNDING = 4e-16
+"""What rounding may hide of the delta of one release, and of the logarithm of its moments."""
+
 _TAIL = 1e-28
 """What is left out of a binomial; added to delta."""
 
@@ -40,7 +49,7 @@ class PureReport:
     def log_moment(self, order: float) -> float:
         truth, lie = _response(self.epsilon0)
         x = order * self.epsilon0
-        return x + float(np.log(truth + lie * np.exp(np.longdouble(-2 * x))))
+        return x + float(np.log(truth + lie * np.exp(np.longdouble(-2 * x)))) + _ROUNDING * max(1.0, x)
 
 
 @dataclass(frozen=True)
@@ -70,20 +79,20 @@ class CountedBit:
 
     def __init__(self, epsilon0: float, clients: int) -> None:
         self.limit = epsilon0
-        width = 1 if clients <= _ALL else ceil(clients / _CELLS)
+        width = 1 if clients <= _ALL else ceil(clients / max(_FEWEST_CELLS, min(_CELLS, _CELLS * _LARGE // clients)))
         truth, lie = map(float, _response(epsilon0))
         self.rows = []
         for low in range(0, clients, width):
             either = min(low + width, clients) - 1 - low
             coins = int(binom.ppf(_TAIL, either, 2 * lie)) if either else 0
             self.rows.append(_Count(epsilon0, [(low, truth), (clients - 1 - low - either, lie), (coins, 0.5)]))
-        self.outside = 4 * _TAIL
+        self.outside = 4 * _TAIL + _ROUNDING
 
     def delta(self, epsilons: Array) -> Array:
         return np.asarray(np.max([row.delta(epsilons) for row in self.rows], axis=0) + self.outside)
 
     def log_moment(self, order: float) -> float:
-        return max(row.log_moment(order) for row in self.rows)
+        return max(row.log_moment(order) for row in self.rows) + _ROUNDING
 
 
 class CountedRound:
@@ -151,9 +160,9 @@ class ClonedReport:
 
     def __init__(self, epsilon0: float, clients: int) -> None:
         self.limit = epsilon0
-        counts, self._chances = _binomial(clients - 1, exp(-epsilon0))
+        counts, self._chances = _fewer(*_binomial(clients - 1, exp(-epsilon0)))
         self._rows = [_Count(epsilon0, [(int(count), 0.5)]) for count in counts]
-        self.outside = 3 * _TAIL
+        self.outside = 3 * _TAIL + _ROUNDING
 
     def delta(self, epsilons: Array) -> Array:
         total = np.full_like(epsilons, self.outside)
@@ -163,7 +172,7 @@ class ClonedReport:
 
     def log_moment(self, order: float) -> float:
         logs = [row.log_moment(order) + log(chance) for row, chance in zip(self._rows, self._chances, strict=True) if chance > 0]
-        return float(np.logaddexp.reduce(logs))
+        return float(np.logaddexp.reduce(logs)) + _ROUNDING
 
 
 class _Count:
@@ -200,6 +209,14 @@ class _Count:
         mean = np.dot(weights, self._losses)
         apart = np.abs(self._losses - mean)
         return float(mean), float(np.dot(weights, apart**2)), float(np.dot(weights, apart**3))
+
+
+def _fewer(counts: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Round numbers of clones down to a few."""
+    if counts.size <= _CLONES:
+        return counts, chances
+    starts = np.linspace(0, counts.size, _CLONES, endpoint=False).astype(np.int64)
+    return counts[starts], np.add.reduceat(chances, starts)
 
 
 def _response(epsilon0: float) -> tuple[np.longdouble, np.longdouble]:

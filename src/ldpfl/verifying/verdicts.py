@@ -23,8 +23,9 @@ TOLERANCE = 0.02
 """What the second opinion may be above the first for the two to be called nearly the same."""
 
 _SAME = 1 + 1e-9
-_MOST_REPORTS = 10**10
-_LARGEST_CROWD = 10**7
+_MOST_REPORTS, _MOST_SUMMED = 10**10, 10**8
+_LARGEST_CROWD = 10**6
+_HUGE, _HIDES_NOTHING = 700.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,14 @@ def _opinion(line: Line, charged: Sequence[Charged], stated: float) -> Opinion:
         return inf, "something left without protection"
     if line.protects == "client" and any(one.release.unit == "record" for one in charged):
         return inf, "what protects one record bounds nothing for its client"
+    if (line.protects == "record") != ("record" in line.adjacency):
+        return inf, "what is protected and what may be replaced are not the same"
     if line.trusted == "local":
         return _local(charged, line.delta, stated)
+    channels = {one.channel for one in charged}
+    if line.trusted != ("summed" if channels == {"secure-sum"} else "shuffled") or channels & {"direct", "random-delay"}:
+        local, _ = _local(charged, line.delta, stated)
+        return local, "as without anybody in between: reports did not travel as the line says"
     hidden, how = _hidden(charged, line.delta, stated)
     if hidden is not None and hidden <= stated * _SAME:
         return hidden, how
@@ -143,9 +150,9 @@ def _local(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     if not pure:
         return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta), "in closed form, to 150 digits"
     alike, number = {epsilon for epsilon, _ in pure}, sum(count for _, count in pure)
-    if number > _MOST_REPORTS:
-        return (None if noise else float(pure_sum(pure))), "the exact sum: there are very many reports"
-    if len(alike) == 1 and not noise:
+    if number > _MOST_REPORTS or max(alike) > _HUGE:
+        return (None if noise else float(pure_sum(pure))), "the exact sum: there are very many reports, or huge budgets"
+    if len(alike) == 1 and not noise and number <= _MOST_SUMMED:
         (epsilon0,) = alike
         return _at_most(stated, lambda epsilon: randomised_response_delta(epsilon0, number, epsilon), delta), "exactly, in intervals"
     kinds: list[tuple[Release, int]] = [(PureReport(epsilon), count) for epsilon, count in pure]
@@ -159,6 +166,8 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
         # Rounded Gaussians add up to one but for so little: decision 23.
         return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta * (1 - 1e-9)), "in closed form, to 150 digits"
+    if any(_parameter(one) > _HIDES_NOTHING for one in charged if one.release.kind != "gaussian"):
+        return None, "nobody hides what has so large a budget"
     if max(one.cohort for one in charged) > _LARGEST_CROWD:
         return None, f"more than {_LARGEST_CROWD:,} clients take too long here"
     if all(map(_is_counted, charged)):
