@@ -18,12 +18,14 @@ from test_same_model import SimulatedNode, simulator_source
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.data.nodes import read_at_node
-from ldpfl.experiments import RunConfig, build, load_recipe
+from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.dataset import targets_of
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.fitting import offer_of
+from ldpfl.randomness import SeededStreams
+from ldpfl.simulation import Federation
 
 CLIENTS = 3
 PUBLIC: dict[str, Any] = {
@@ -85,7 +87,9 @@ def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, m
     together = pd.concat([pd.read_csv(tables / f"{node}.csv").assign(hospital=node) for node in range(CLIENTS)])
     together.to_csv(tables / "together.csv", index=False)
     own = {"data.path": str(tables / "together.csv"), "data.test_path": str(tables / "test.csv"), "data.client": "hospital"}
-    monkeypatch.setattr(build, "secret_seed", lambda config, task: config.seed)  # which is what these nodes draw from
+    # As these nodes draw; what a simulation on own data draws follows from what it hides as well.
+    plain = lambda self, state, clients, values: SeededStreams.for_clients(self.seed, state.round + 1, clients.tolist())  # noqa: E731
+    monkeypatch.setattr(Federation, "streams", plain)
     simulated = api.run("own", settings=listed(own), baseline=False, progress=False)
     checkpoint = folder.checkpoint()
     assert checkpoint is not None

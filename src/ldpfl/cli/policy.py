@@ -56,6 +56,9 @@ def init(
     _print(policy, out, budget, known=known)
     if data is not None and fitting is not None:
         _print_rows(data, *fitting)
+        if policy.protects == "record" and policy.delta * fitting[0] >= 1:
+            said = f"delta {policy.delta:g} is not below 1/{fitting[0]:,}: to publish one of the rows at random would satisfy it"
+            Console().print(Text(said, style="yellow"), soft_wrap=True)
     _warn_of_imports(code)
 
 
