@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from flower_parts import instruction, terms_of
@@ -17,7 +19,7 @@ from test_same_model import SimulatedNode, simulator_source
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
-from ldpfl.data.nodes import read_at_node
+from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.dataset import targets_of
@@ -253,6 +255,44 @@ def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(ca
                 now = [read.inputs[others], answers.nan_to_num(-7.0) if answers.is_floating_point() else answers]
                 before = before or now
                 assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
+
+
+def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
+    """In columns that are named and in others: infinities, dates, bytes, lists, and rows of too many cells."""
+    config, place = config_of(), 5
+    before: list[torch.Tensor] = []
+    for column, cell in (
+        ("age", np.inf),
+        ("other", datetime.date(2026, 1, 2)),
+        ("other", b"x"),
+        ("town", ["a"]),
+        ("town", b"x"),
+        ("more", -np.inf),
+    ):
+        frame = rows(30, 1).astype({"town": object}).assign(other=None, more=1.0)
+        frame.at[place, column] = cell
+        path = tmp_path / "rows.parquet"
+        try:
+            frame.to_parquet(path)
+        except (TypeError, ValueError, pyarrow.ArrowException):  # such a column cannot be in a file
+            continue
+        read = read_at_node(config.data, targets_of(config), path).train
+        others = torch.arange(30) != place
+        now = [read.inputs[others], read.targets[others]]
+        before = before or now
+        assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
+    lines = rows(30, 1).to_csv(index=False).splitlines()
+    for line in (lines[place + 1] + ",and,more", "x", '"' + "y" * 200_000 + '",b,c,1,alive'):
+        (tmp_path / "rows.csv").write_text("\n".join([*lines[: place + 1], line, *lines[place + 2 :]]))
+        read = read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train
+        assert len(read) == 30
+        assert torch.equal(read.inputs[others], before[0])
+
+
+def test_bounds_without_a_width_are_refused() -> None:
+    config = config_of(**{"data.bounds": {"age": [-1.797e308, 1.797e308]}})
+    with pytest.raises(ConfigError, match=r"data\.bounds\.age"):
+        described_at_nodes(config.data, targets_of(config))
 
 
 def test_the_app_on_the_page_is_one(tmp_path: Path, ldpfl: CommandLine) -> None:

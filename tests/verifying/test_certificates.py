@@ -54,6 +54,7 @@ RUNS: dict[str, Ledger] = {
     "reports and noise": mixed(ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3), 2, channel="direct")),
     "without protection": ledger(UnprotectedRelease("nbafl", "its history"), channel="direct"),
 }
+RUNS["noise in secret"] = ledger(NOISE, 3, 5, population=20, joined=1, sampling="secret", rate=0.25, channel="direct")
 NOT_CHECKED: dict[str, Ledger] = {
     "in secret": ledger(BITS, cohort=50, population=200, joined=1, sampling="secret", rate=0.25),
     "linked bits": ledger(replace(BITS, epsilon=0.01), linked=10),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 import torch
@@ -254,7 +255,7 @@ def _bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
     if name not in config.bounds:
         return None
     low, high = config.bounds[name]
-    if not low < high:
+    if not 0 < high - low < inf:
         raise ConfigError(f"data.bounds.{name} are the least and the largest value, got {low:g} and {high:g}")
     return low, high
 

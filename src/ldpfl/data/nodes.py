@@ -43,7 +43,8 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
         ConfigError: as :func:`described_at_nodes`.
         DataError: the table cannot be read at all, or lacks a column.
     """
-    stand_in, table = _stand_in(config, targets), read_table(path)
+    stand_in = _stand_in(config, targets)
+    table = read_table(path, {*stand_in.columns, *config.numbers, *config.words, *config.bounds, *config.categories})
     readable, kept = _fitted(table, stand_in, config, targets)
     found = dataset_of(path.stem, readable, stand_in, config, targets)
     answers = found.train.targets

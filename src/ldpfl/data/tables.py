@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -110,14 +110,17 @@ def reads_as_number(text: str) -> bool:
     return True
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, only: Collection[str] | None = None) -> Table:
     """Read a CSV or Parquet file, or all those in a folder, in the order of their names.
+
+    With ``only`` these columns are read, as far as they are there, and nothing that stands in a row is an error: what cannot be read,
+    such as an infinity, a date, or a row of too many cells, is without a value.
 
     Raises:
         DataError: there is none, one cannot be read, or they have different columns; the file is named, and the line where there is one.
     """
     files = _files(path)
-    parts = [_csv(file) if file.suffix.lower() != ".parquet" else _parquet(file) for file in files]
+    parts = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only) for file in files]
     for file, part in zip(files[1:], parts[1:], strict=True):
         if list(part.columns) != list(parts[0].columns):
             odd = sorted(set(part.columns) ^ set(parts[0].columns))
@@ -142,7 +145,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _csv(path: Path) -> Table:
+def _csv(path: Path, only: Collection[str] | None) -> Table:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -157,7 +160,7 @@ def _csv(path: Path) -> Table:
     first = text.partition("\n")[0]
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header, cells, lines = _rows(path, reader)
+    header, cells, lines = _rows(path, reader, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
     if delimiter != ",":
         columns = {name: _with_points(column) for name, column in columns.items()}
@@ -176,7 +179,7 @@ def _with_points(column: Column) -> Column:
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
 
 
-def _rows(path: Path, reader: Any) -> tuple[list[str], list[list[str]], list[int]]:
+def _rows(path: Path, reader: Any, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
     """Return the header, the rows, and the line that each row ends in."""
     header: list[str] = []
     cells: list[list[str]] = []
@@ -189,6 +192,8 @@ def _rows(path: Path, reader: Any) -> tuple[list[str], list[list[str]], list[int
                 header = [name.strip() for name in row]
                 _check_header(path, header)
                 continue
+            if len(row) != len(header) and not strict:
+                row = [""] * len(header)
             if len(row) != len(header):
                 raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells, and the header has {len(header)}")
             cells.append(row)
@@ -212,7 +217,7 @@ def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
     return f"{path}, line {lines[row]}"
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path, only: Collection[str] | None) -> Table:
     import pyarrow
     from pyarrow import parquet
 
@@ -223,10 +228,10 @@ def _parquet(path: Path) -> Table:
             raise DataError(f"{path} has {holds.num_rows:,} rows of {holds.num_columns:,} columns, more than {_MOST_CELLS:,} cells")
         texts = [field.name for field in parquet.read_schema(io.BytesIO(data)) if pyarrow.types.is_string(field.type)]
         # Texts that are equal stay one: a small file may hold very many times the same long one.
-        frame = parquet.read_table(io.BytesIO(data), read_dictionary=texts).to_pandas()
+        frame = parquet.read_table(io.BytesIO(data), read_dictionary=texts, columns=None if only is None else sorted(only)).to_pandas()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    return _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest())
+    return _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest(), strict=only is None)
 
 
 def _row_of(origin: str, row: int) -> str:
@@ -249,17 +254,17 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
     return Table(table.columns, table.where, digest.hexdigest())
 
 
-def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str) -> Table:
+def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True) -> Table:
     if not frame.columns.size:
         raise DataError(f"{where(0).rpartition(',')[0]} has no column")
     names = [str(name) for name in frame.columns]
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise DataError(f"two columns are called {twice[0]!r}")
-    return Table({name: _plain(frame.iloc[:, place], name, where) for place, name in enumerate(names)}, where, digest)
+    return Table({name: _plain(frame.iloc[:, place], name, where, strict=strict) for place, name in enumerate(names)}, where, digest)
 
 
-def _plain(series: Any, name: str, where: Callable[[int], str]) -> Column:
+def _plain(series: Any, name: str, where: Callable[[int], str], *, strict: bool) -> Column:
     from pandas.api import types
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
@@ -267,23 +272,28 @@ def _plain(series: Any, name: str, where: Callable[[int], str]) -> Column:
             raise DataError(f"the column {name!r} holds complex numbers: give their parts")
         numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
         infinite = np.flatnonzero(np.isinf(numbers))
+        if not strict:
+            return np.where(np.isinf(numbers), np.nan, numbers)
         if infinite.size:
             raise DataError(f"{where(int(infinite[0]))}: {numbers[infinite[0]]} in the column {name!r} is no number that can be used")
         return np.asarray(numbers)
     if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series):
         raise DataError(f"the column {name!r} holds dates: turn it into numbers, such as days since some day")
-    return np.array(list(_texts(series, where)), dtype=object)
+    return np.array(list(_texts(series, where, strict=strict)), dtype=object)
 
 
-def _texts(series: Any, where: Callable[[int], str]) -> Iterator[str]:
+def _texts(series: Any, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
     values, absent = series.to_numpy(dtype=object), series.isna().to_numpy()
     # Where one is missing, pandas has truth values as objects: the others are to be read as they are where none is.
     truths = 2 * sum(isinstance(value, bool | np.bool_) for value in values) > len(values) - absent.sum()
     for row, (value, missing) in enumerate(zip(values, absent, strict=True)):
-        if not missing and not isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal):
+        if isinstance(value, bytes) and not strict:  # as which a file may hold a whole column of texts, for one cell of it
+            value = value.decode(errors="replace")
+        known = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal)
+        if not missing and not known and strict:
             kind = type(value).__name__
             raise DataError(f"{where(row)}: the column {series.name!r} holds values of the type {kind}: turn them into numbers or words")
-        yield "" if missing else _text(value, truths=truths)
+        yield "" if missing or not known else _text(value, truths=truths)
 
 
 def _text(value: Any, *, truths: bool = False) -> str:

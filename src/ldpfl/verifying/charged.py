@@ -117,6 +117,8 @@ def _without(release: Released) -> Released:
 
 def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
     rounds, last = sum(one.rounds for one in charged), max(number for _, _, number in seen)
+    if all(one.release.kind == "gaussian" for one, _, _ in seen):  # which who joins hides nothing of: a client pays for its own rounds
+        last = max(joined for _, joined, _ in seen)
     if rounds < last:
         return f"there were {last:,} rounds, and {rounds:,} are charged"
     fewest = min(one.cohort for one, _, _ in seen)
