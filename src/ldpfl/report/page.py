@@ -99,7 +99,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "spent": _spent(ledger, statement),
         "layers": list(_layers(folder, result)),
         "environment": list(_environment(config, result)),
-        "config": read_text(folder.config_path),
+        "config": _config_text(folder, secret=config.data.brought),
         "citation": _CITATION.format(version=ldpfl.__version__, name=result["name"]),
     }
 
@@ -109,6 +109,12 @@ _CITATION = """@software{{ldpfl,
   version = {{{version}}},
   note    = {{run {name}}}
 }}"""
+
+
+def _config_text(folder: RunFolder, *, secret: bool) -> str:
+    """Return the config as it stands in the folder, but for a seed from which the noise on a user's own data follows."""
+    text = read_text(folder.config_path)
+    return re.sub(r"^seed = .*$", "# seed: in the run's folder", text, count=1, flags=re.MULTILINE) if secret else text
 
 
 def _sentence(config: RunConfig, result: dict[str, Any]) -> str:
@@ -184,7 +190,8 @@ def _environment(config: RunConfig, result: dict[str, Any]) -> Iterator[tuple[st
         yield "seed", str(result["seed"])
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
     yield "device", f"{result['device']}, {result.get('threads', '?')} threads, {result['seconds']:.1f} s of training"
-    yield "data", f"{config.data.name or config.data.path}, fingerprint {result.get('data_fingerprint', '-')}"
+    if not result.get("seed_is_secret"):
+        yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
     yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))
 
 
