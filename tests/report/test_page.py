@@ -37,8 +37,8 @@ def folder(tiny_data: Path, config_file: Path, tmp_path_factory: pytest.TempPath
     return path
 
 
-def test_it_says_how_good_and_what_is_protected_and_needs_nothing_else(folder: Path) -> None:
-    read, result = Reader(page([folder])), api.load_run(folder)
+def test_it_says_how_good_and_what_is_protected_and_needs_nothing_else(folder: Path, tiny_data: Path) -> None:
+    read, result = Reader(page([folder])), api.load_run(folder, data_dir=tiny_data)
     said = " ".join(read.words.split())
     assert result.privacy.verdict in said
     assert f"{result.accuracy:.2%}" in said

@@ -208,5 +208,4 @@ def _inline(draw: Callable[[Any], None], size: tuple[float, float]) -> Markup:
     text = text[text.index("<svg") :]
     for theirs, ours in _COLOURS.items():
         text = text.replace(theirs, ours)
-    text = re.sub(r"(<text[^>]*style=\")", r"\1fill: currentColor; ", text)
     return Markup(re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text)))

@@ -99,12 +99,13 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     for (start, end), colour in zip(((low, 1), (1, 10), (10, high)), ZONES.values(), strict=True):
         axes.axvspan(start, end, color=colour, linewidth=0)
     for place, (epsilon, text, holds) in enumerate(reversed(marks)):
-        axes.plot([epsilon], [place], marker="o" if holds else "x", markersize=8, color="black" if holds else "tab:red")
+        axes.plot([epsilon], [place], marker="o" if holds else "x", markersize=8, color="tab:blue" if holds else "tab:red")
         left = epsilon < (low * high) ** 0.5
         axes.annotate(
             text, (epsilon, place), (9 if left else -9, 0), textcoords="offset points", ha="left" if left else "right", va="center"
         )
     axes.set_yticks([])
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.10g}")
     axes.set_xlabel("epsilon")
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
