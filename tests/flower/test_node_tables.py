@@ -289,6 +289,27 @@ def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
         assert torch.equal(read.inputs[others], before[0])
 
 
+def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tmp_path: Path) -> None:
+    config = config_of(
+        **{
+            "data.text": "age",
+            "data.columns": [],
+            "data.words": [],
+            "data.categories": {},
+            "data.bounds": {},
+            "model.name": "embedding-bag",
+        }
+    )
+    read = []
+    for gap in (False, True):
+        frame = rows(30, 1).assign(age=range(30)).astype({"age": object if gap else int})
+        frame.loc[5, "age"] = None if gap else 5
+        frame.to_parquet(tmp_path / "rows.parquet")
+        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.parquet").train.inputs)
+    others = torch.arange(30) != 5
+    assert torch.equal(read[0][others], read[1][others])
+
+
 def test_bounds_without_a_width_are_refused() -> None:
     config = config_of(**{"data.bounds": {"age": [-1.797e308, 1.797e308]}})
     with pytest.raises(ConfigError, match=r"data\.bounds\.age"):

@@ -84,9 +84,9 @@ def test_every_line_is_confirmed(name: str, tmp_path: Path) -> None:
 def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED[name])
     found = verify(certify(file), ledger=file)
-    assert found.holds
     assert "not checked" in {verdict.status for verdict in found.lines}
-    assert "not confirmed" not in {verdict.status for verdict in found.lines}
+    assert not found.holds
+    assert not found.contradicted
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("without protection",)])
@@ -244,6 +244,13 @@ def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFact
 def test_what_is_no_certificate_is_named(text: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     (tmp_path / "file.json").write_text(text)
     assert "is no certificate" in ldpfl.refused("verify", tmp_path / "file.json")
+
+
+def test_what_is_not_checked_does_not_pass(tmp_path: Path, ldpfl: CommandLine) -> None:
+    file = write(tmp_path / "ledger.json", NOT_CHECKED["linked bits"])
+    ldpfl("certify", file, "--out", tmp_path / "certificate.json")
+    outcome = ldpfl("verify", tmp_path / "certificate.json", "--ledger", file)
+    assert (outcome.code, "not checked" in outcome.out) == (4, True)
 
 
 def test_commands(tmp_path: Path, ldpfl: CommandLine) -> None:

@@ -16,8 +16,8 @@ from ldpfl.errors import printable
 from ldpfl.files import write_text
 from ldpfl.report.privacy import certificate_table
 
-NOT_CONFIRMED = 3
-"""Exit code when a line of a certificate is not confirmed."""
+NOT_CONFIRMED, NOT_CHECKED = 3, 4
+"""Exit codes when a line of a certificate is not confirmed, and when none is that, but some could not be checked."""
 
 
 def certify(
@@ -42,7 +42,7 @@ def verify(
     signed_by: Annotated[str | None, typer.Option(help="Public key that has to have signed it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check a certificate by other accountants than those that it was made with. Exit code 3 if a line is not confirmed."""
+    """Check a certificate by other accountants than it was made with. Exit code 3: a line is not confirmed; 4: it cannot be checked."""
     with Console(stderr=True).status("accounting ..."):
         checked = api.verify(file, ledger=ledger, signed_by=signed_by)
     if as_json:
@@ -53,4 +53,4 @@ def verify(
         for note in checked.notes:
             console.print(Text(printable(note)), soft_wrap=True)
     if not checked.holds:
-        raise SystemExit(NOT_CONFIRMED)
+        raise SystemExit(NOT_CONFIRMED if checked.contradicted else NOT_CHECKED)

@@ -31,7 +31,7 @@ COMMANDS = {
     ),
     "verify": (
         "certificates:verify",
-        "Check a certificate by other accountants than those that it was made with. Exit code 3 if a line is not confirmed.",
+        "Check a certificate by other accountants than it was made with. Exit code 3: a line is not confirmed; 4: it cannot be checked.",
     ),
     "audit": (
         "privacy:audit",

@@ -80,6 +80,9 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
             numbers = _numbers(cells)
             fits = ~np.isnan(numbers) if config.missing == "refuse" else kept
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+        elif name == config.text:
+            columns[name] = cells if cells.dtype == object else np.array(words_of(table, name), dtype=object)
+            fits = kept
         elif name in config.categories:
             listed = set(config.categories[name])
             columns[name] = np.array([word if word in listed else "" for word in words_of(table, name)], dtype=object)

@@ -61,8 +61,13 @@ class SecondOpinion:
 
     @property
     def holds(self) -> bool:
-        """Whether no line was found to promise more than can be proved here; some may not have been checked."""
-        return all(verdict.status != "not confirmed" for verdict in self.lines)
+        """Whether all lines are confirmed, or nearly."""
+        return all(verdict.status in ("confirmed", "nearly") for verdict in self.lines)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether some line promises more than what is proved here; where none does, and not all hold, some were not checked."""
+        return any(verdict.status == "not confirmed" for verdict in self.lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -70,7 +75,7 @@ class SecondOpinion:
             {**verdict.line.model_dump(mode="json"), "second": _number(verdict.second), "status": verdict.status, "why": verdict.why}
             for verdict in self.lines
         ]
-        return {"run": self.run, "holds": self.holds, "lines": lines, "notes": list(self.notes)}
+        return {"run": self.run, "holds": self.holds, "contradicted": self.contradicted, "lines": lines, "notes": list(self.notes)}
 
 
 def _number(value: float | None) -> float | str | None:
