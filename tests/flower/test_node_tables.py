@@ -310,6 +310,16 @@ def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tm
     assert torch.equal(read[0][others], read[1][others])
 
 
+def test_no_row_decides_whether_others_have_decimal_commas(tmp_path: Path) -> None:
+    config, read = config_of(), []
+    for cell in ("61,5", "unknown"):
+        ages = ["50,5", "51,5", "x", "y", cell]
+        lines = ["age;ward;town;outcome", *(f"{age};icu;a;alive" for age in ages)]
+        (tmp_path / "rows.csv").write_text("\n".join(lines))
+        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train.inputs[:4])
+    assert torch.equal(*read)
+
+
 def test_bounds_without_a_width_are_refused() -> None:
     config = config_of(**{"data.bounds": {"age": [-1.797e308, 1.797e308]}})
     with pytest.raises(ConfigError, match=r"data\.bounds\.age"):

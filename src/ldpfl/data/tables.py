@@ -163,18 +163,18 @@ def _csv(path: Path, only: Collection[str] | None) -> Table:
     header, cells, lines = _rows(path, reader, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
     if delimiter != ",":
-        columns = {name: _with_points(column) for name, column in columns.items()}
+        columns = {name: _with_points(column, always=only is not None) for name, column in columns.items()}
     return Table(columns, partial(_line_of, path, np.array(lines, dtype=np.int64)), hashlib.sha256(data).hexdigest())
 
 
-def _with_points(column: Column) -> Column:
+def _with_points(column: Column, *, always: bool) -> Column:
     """Return a column most of whose cells are numbers, some with decimal commas, with points in their place; any other as it is.
 
     What one cell holds decides about no other: among numbers, what is none is left as it is, to be refused.
     """
     present = [text for text in column if not is_absent(text)]
     numbers = sum(bool(_NUMBER_WITH_COMMA.fullmatch(text.strip())) for text in present)
-    if 2 * numbers <= len(present):
+    if 2 * numbers <= len(present) and not always:  # where even the majority is not public, each cell is taken by itself
         return column
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
 

@@ -15,6 +15,8 @@ from ldpfl.errors import DataError
 from ldpfl.files import from_json, read_text
 from ldpfl.verifying.certificate import Charged, Released, Statement
 
+_MOST_PAIRS = 10**6
+
 _PARAMETERS = {"binary": "epsilon", "pure": "epsilon", "gaussian": "mu"}
 
 
@@ -91,6 +93,8 @@ def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
     if invented:
         return f"no round of it is one of {invented[0].release.mechanism} among {invented[0].cohort:,}"
     left_out = [one for one in held if paid[one] < held[one]]
+    if left_out and len(held) * len(paid) > _MOST_PAIRS:
+        return "there are too many different rounds to compare"
     if left_out:
         most = max(joined for _, joined, _ in seen)
         most = max(most, math.ceil(sum(one.cohort for one, _, _ in seen) / max(one.population for one, _, _ in seen)))
