@@ -511,6 +511,7 @@ def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine
     assert outcome.code == 0, outcome.err
     assert "7654321" not in outcome.out + outcome.err
     (folder,) = (tmp_path / "runs").iterdir()
+    assert "7654321" not in repr(api.load_run(folder))
     assert "7654321" in (folder / "config.toml").read_text()
 
 

@@ -44,7 +44,7 @@ class _Shown:
         return console.export_html(inline_styles=True, code_format='<pre style="font-family:monospace">{code}</pre>')
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunResult(_Shown):
     """A finished run.
 
@@ -71,6 +71,10 @@ class RunResult(_Shown):
         scores = None if baseline is None else tuple(baseline)
         trained = finished.federation.task.module_with
         return cls(finished.config, last.history, last.ledger, scores, folder, lambda: trained(last.state.model), finished.figures)
+
+    def __repr__(self) -> str:
+        """Return a line; what else there is may hold a seed from which the noise on a user's own data follows."""
+        return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {len(self.history)} rounds>"
 
     @cached_property
     def privacy(self) -> Statement:

@@ -53,6 +53,8 @@ _LONGEST = 1 << 21
 """Points of the sum: half a second, and 100 MB."""
 
 _SPREADS = 13.0
+_MARGIN = 1e-6
+"""Part of a delta that is added to it, for what rounding may have taken from sums of doubles."""
 _ROUNDING = 4e-15
 """Relative error of one Fourier coefficient of a law; its k-th power has k times that."""
 
@@ -190,7 +192,7 @@ class _Sum:
         losses = self.losses[above]
         gained = -np.expm1(epsilon - losses) * self.weighted[above] * np.exp(np.minimum(self.log_moment - self.tilt * losses, 700.0))
         rounding = self.error * exp(min(self.log_moment - self.tilt * epsilon, 700.0))
-        return float(gained.sum()) * (1 + 1e-9) + rounding + self.beside + 1e-300
+        return float(gained.sum()) * (1 + _MARGIN) + rounding + self.beside + 1e-300
 
     def deltas(self, epsilons: Array) -> Array:
         """Return the same at each of ``epsilons``."""
@@ -199,7 +201,7 @@ class _Sum:
         above, below = (np.append(np.cumsum(part[::-1])[::-1], 0) for part in (mass, other))
         first = np.searchsorted(self.losses, epsilons, side="right")
         rounding = self.error * np.exp(np.minimum(self.log_moment - self.tilt * epsilons, 700.0))
-        found = (above[first] - np.exp(epsilons) * below[first]) * (1 + 1e-9) + rounding + self.beside + 1e-300
+        found = (above[first] - np.exp(epsilons) * below[first]) * (1 + _MARGIN) + rounding + self.beside + 1e-300
         # What lies below the stretch is not in it: there, nothing is known.
         return np.asarray(np.where(epsilons >= self.losses[0], np.maximum(found, 0), 1))
 
