@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -73,11 +72,11 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
             fits = np.array([word in config.classes for word in words])
             columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
         elif name in names and targets != "tokens":
-            numbers = _numbers(cells)
+            numbers = table.numbers(name, strict=False)
             fits = np.isin(numbers, (0, 1)) if targets == "classes" else ~np.isnan(numbers)
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
         elif name in config.bounds:
-            numbers = _numbers(cells)
+            numbers = table.numbers(name, strict=False)
             fits = ~np.isnan(numbers) if config.missing == "refuse" else kept
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
         elif name == config.text:
@@ -91,19 +90,6 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
             fits = kept
         kept = kept & fits
     return replace(table, columns=columns), kept
-
-
-def _numbers(cells: Column) -> Column:
-    """Return a column as numbers, NaN where none stands that can be used."""
-    return np.array([_number(cell) for cell in cells], dtype=np.float64)
-
-
-def _number(cell: object) -> float:
-    try:
-        value = float(str(cell))
-    except ValueError:
-        return nan
-    return value if isfinite(value) else nan
 
 
 def _stand_in(config: DataConfig, targets: Targets) -> Table:

@@ -62,8 +62,8 @@ class Table:
             raise DataError(f"{setting} names no column {name!r}: {did_you_mean(name, self.columns)}")
         return self.columns[name]
 
-    def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column as numbers, NaN where nothing stands.
+    def numbers(self, name: str, *, strict: bool = True) -> NDArray[np.float64]:
+        """Return a column as numbers, NaN where nothing stands; where it is not ``strict``, also where something else does.
 
         Raises:
             DataError: something else than a number stands in it; its place is named.
@@ -71,18 +71,22 @@ class Table:
         column = self.columns[name]
         if column.dtype == np.float64:
             return column
-        return np.array([self._number(name, row, text) for row, text in enumerate(column)], dtype=np.float64)
+        return np.array([self._number(name, row, text, strict=strict) for row, text in enumerate(column)], dtype=np.float64)
 
-    def _number(self, name: str, row: int, text: str) -> float:
+    def _number(self, name: str, row: int, text: str, *, strict: bool) -> float:
         if is_absent(text):
             return np.nan
         try:
             value = float(text)
         except ValueError:
+            if not strict:
+                return np.nan
             remedy = f"mend it, or name what may stand there in data.categories.{name}"
             raise DataError(
                 f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number, as others there are; {remedy}"
             ) from None
+        if not np.isfinite(value) and not strict:
+            return np.nan
         if not np.isfinite(value):
             raise DataError(f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number that can be used")
         return value
@@ -192,11 +196,10 @@ def _rows(path: Path, reader: Any, *, strict: bool) -> tuple[list[str], list[lis
                 header = [name.strip() for name in row]
                 _check_header(path, header)
                 continue
-            if len(row) != len(header) and not strict:
-                row = [""] * len(header)
-            if len(row) != len(header):
+            fits = len(row) == len(header)
+            if strict and not fits:
                 raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells, and the header has {len(header)}")
-            cells.append(row)
+            cells.append(row if fits else [""] * len(header))
             lines.append(reader.line_num)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from None
@@ -271,9 +274,9 @@ def _plain(series: Any, name: str, where: Callable[[int], str], *, strict: bool)
         if types.is_complex_dtype(series):
             raise DataError(f"the column {name!r} holds complex numbers: give their parts")
         numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
-        infinite = np.flatnonzero(np.isinf(numbers))
         if not strict:
             return np.where(np.isinf(numbers), np.nan, numbers)
+        infinite = np.flatnonzero(np.isinf(numbers))
         if infinite.size:
             raise DataError(f"{where(int(infinite[0]))}: {numbers[infinite[0]]} in the column {name!r} is no number that can be used")
         return np.asarray(numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.features import is_code
+from ldpfl.files import from_toml, read_text
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
@@ -182,9 +182,9 @@ def _code_of(config: RunConfig) -> tuple[str, ...]:
 
 def _app_settings(project: Path) -> Mapping[str, Any]:
     try:
-        tree: Any = tomllib.loads(project.read_text(encoding="utf-8"))
+        tree: Any = from_toml(read_text(project))
         settings: Mapping[str, Any] = tree["tool"]["flwr"]["app"].get("config", {}).get("ldpfl", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{project} cannot be read: {error}") from None
     except (KeyError, AttributeError, TypeError):
         raise ConfigError(f"{project} is no Flower app: it has no [tool.flwr.app]") from None

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -16,6 +15,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
+from ldpfl.files import from_toml, read_text
 
 _QUIET = ("__future__", "ldpfl", "flwr", "typing")
 """Packages that touch no data when they are imported."""
@@ -35,9 +35,9 @@ def run_at_import(app: Path) -> Iterator[str]:
         ConfigError: the app names no client module, or that cannot be read.
     """
     try:
-        tree = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        tree = from_toml(read_text(app / "pyproject.toml"))
         module = str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
     app = app.resolve()
     own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
