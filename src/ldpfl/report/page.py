@@ -14,7 +14,6 @@ from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
-from rich.text import Text
 
 import ldpfl
 from ldpfl.errors import ConfigError
@@ -25,7 +24,7 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import account, run_epsilon
 from ldpfl.privacy.statement import Statement
 from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
-from ldpfl.report.privacy import guarantee_rows, number
+from ldpfl.report.privacy import CLAIM, guarantee_rows, number
 from ldpfl.report.scores import cost, shown
 
 _POINTS = 8
@@ -146,8 +145,7 @@ def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
 
 def _guarantees(privacy: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for what, trusted, epsilon, status in guarantee_rows(privacy):
-        plain = [Text.from_markup(cell).plain for cell in (epsilon, status)]
-        yield {"what": what, "trusted": trusted, "epsilon": plain[0], "status": plain[1], "struck": "[strike]" in epsilon}
+        yield {"what": what, "trusted": trusted, "epsilon": epsilon, "status": status, "struck": status == CLAIM}
 
 
 def _spent(ledger: Ledger, statement: Statement) -> Markup | str:

@@ -18,6 +18,9 @@ from ldpfl.planning.planner import LARGEST_EPSILON
 from ldpfl.verifying.verdicts import Verdict
 
 TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
+CLAIM = "paper's claim"
+"""Status of what a paper says and what does not hold."""
+
 _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
 _SUM = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
@@ -60,15 +63,16 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
     table.add_column("trusted")
     table.add_column("epsilon", justify="right")
     table.add_column("status")
-    for row in guarantee_rows(privacy):
-        table.add_row(*row)
+    for what, trusted, epsilon, status in guarantee_rows(privacy):
+        claimed = status == CLAIM
+        table.add_row(what, trusted, Text(epsilon, "strike" if claimed else ""), Text(status, "red" if claimed else ""))
     table.caption = "\n".join(_legend(privacy["guarantees"]))
     table.caption_justify = "left"
     return table
 
 
 def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return what is protected, who is trusted, epsilon and status of each line, in order; with the markup of a terminal."""
+    """Return what is protected, who is trusted, epsilon and status of each line, in order; the status :data:`CLAIM` is to be struck out."""
     return list(_rows(sorted(privacy["guarantees"], key=_place)))
 
 
@@ -207,7 +211,7 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
         trusted = TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
             at = f" at delta {row['delta']:g}" if row["delta"] else ""
-            yield what, trusted, f"[strike]{number(row['epsilon'])}{at}[/strike]", "[red]paper's claim[/red]"
+            yield what, trusted, f"{number(row['epsilon'])}{at}", CLAIM
         elif row["status"] == "estimate":
             yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] in ("client", "record"):

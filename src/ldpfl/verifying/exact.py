@@ -28,12 +28,11 @@ def randomised_response_delta(epsilon0: float, reports: int, epsilon: float) -> 
         iv.dps = _DIGITS
         if epsilon >= epsilon0 * reports:
             return 0.0
-        least = floor((reports + epsilon / epsilon0) / 2) - 1  # one or two lower, where terms are negative and left out
+        least = max(floor((reports + epsilon / epsilon0) / 2) - 1, 0)  # one or two lower, where terms are negative and left out
         one, exact = iv.mpf(1), iv.mpf(epsilon0)
         odds = iv.exp(exact)
         truth = odds / (one + odds)
-        shrink = iv.exp(iv.mpf(epsilon) - exact * (2 * max(least, 0) - reports))
-        least = max(least, 0)
+        shrink = iv.exp(iv.mpf(epsilon) - exact * (2 * least - reports))
         choices = mpmath.binomial(reports, least)  # of gamma functions: to nearly all digits
         near = iv.mpf([choices * (1 - _SMALLEST), choices * (1 + _SMALLEST)])
         term = near * truth**least * (one - truth) ** (reports - least)
