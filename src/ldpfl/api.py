@@ -6,7 +6,7 @@ The command line parses, calls these functions and prints; notebooks call them t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -271,8 +271,12 @@ def account(
     """
     found = [released(one, settings) for one in (what, *others)]
     ledgers, chosen = [ledger for ledger, _ in found], max(own for _, own in found)
-    statement = account_together(ledgers, chosen if delta is None else delta, colluding)
-    seeds = [seed for one in (what, *others) if (seed := _seed_of(one)) is not None]
+    return warned_of_seeds(account_together(ledgers, chosen if delta is None else delta, colluding), (what, *others))
+
+
+def warned_of_seeds(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
+    """Return ``statement`` of all these together, with a warning if two of them are simulations whose secrets follow from one seed."""
+    seeds = [seed for one in of if (seed := _seed_of(one)) is not None]
     if len(set(seeds)) < len(seeds):
         said = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
         return replace(statement, warnings=(*statement.warnings, said))

@@ -46,7 +46,8 @@ def ledger(
         if not events.events:
             raise ConfigError(f"{one}: the ledger is empty, nothing was released yet")
     chosen = max(own for _, own in found) if delta is None else delta
-    statement = api.account(*what, settings=set_ or (), delta=chosen, colluding=colluding)
+    together = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
+    statement = api.warned_of_seeds(together, what)
     name, rounds = " + ".join(what), sum(len(events.events) for events, _ in found)
     if as_json:
         print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
