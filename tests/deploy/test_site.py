@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ldpfl import ConfigError, LayerRanges, LdpflError
 from ldpfl.data import load
 from ldpfl.deploy.processes import Programs, as_typed, exports, inherited_environment
-from ldpfl.deploy.site import LINKED, VALID_FOR, Site, Trial, equip, node_key, trial_of, write_app
+from ldpfl.deploy.site import VALID_FOR, Site, equip, node_key
+from ldpfl.deploy.trial import LINKED, Trial, trial_of, write_app
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create

@@ -9,8 +9,8 @@ import pytest
 
 from conftest import CommandLine
 from ldpfl.experiments import load_recipe
-from ldpfl.flower.fitting import offer_of
 from ldpfl.flower.imports import run_at_import
+from ldpfl.flower.policy_init import offer_of
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
 

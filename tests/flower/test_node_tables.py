@@ -25,7 +25,7 @@ from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.dataset import targets_of
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
-from ldpfl.flower.fitting import offer_of
+from ldpfl.flower.policy_init import offer_of
 from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import Federation
 

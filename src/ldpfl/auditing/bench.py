@@ -123,7 +123,7 @@ class Bench:
         return (self._center + position * self._radius * self._signs).float()[None]
 
     def _clamped(self, position: float) -> Tensor:
-        return self._inputs(position).double().clamp(self._center - self._radius, self._center + self._radius)
+        return self.ranges.clamp(self._inputs(position))
 
     def _statistic(self, estimates: Tensor) -> Floats:
         """Project rows on the signs, the direction between any two inputs; in radii, so that every weight counts the same."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.deploy.demo import DemoOutcome
-from ldpfl.deploy.site import LINKED
+from ldpfl.deploy.trial import LINKED
 from ldpfl.report.console import result_table
 from ldpfl.report.privacy import number, print_guarantees
 

@@ -22,7 +22,8 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ldpfl.deploy.site import Site, Trial
+    from ldpfl.deploy.site import Site
+    from ldpfl.deploy.trial import Trial
 
 _NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
@@ -50,7 +51,8 @@ def demo(
     _check_packages()
     if sys.platform == "win32":
         raise ConfigError("the demo runs on Linux and macOS")
-    from ldpfl.deploy.site import Site, trial_of
+    from ldpfl.deploy.site import Site
+    from ldpfl.deploy.trial import trial_of
 
     trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s)
     site = Site.make(out or _default_folder(), trial.clients)

@@ -38,8 +38,8 @@ def init(
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
         raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
-    from ldpfl.flower.fitting import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
     from ldpfl.flower.imports import run_at_import
+    from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
 
     offer = offer_of(of, config)
     if offer.transport == "relay" and not key:

@@ -28,7 +28,8 @@ from ldpfl.deploy.processes import (
     last_lines,
     without_colour,
 )
-from ldpfl.deploy.site import NodeSite, Site, Trial, equip, write_app
+from ldpfl.deploy.site import NodeSite, Site, equip
+from ldpfl.deploy.trial import Trial, write_app
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text

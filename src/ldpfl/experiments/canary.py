@@ -222,11 +222,10 @@ def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) ->
 
     It shifts every score alike, so the outcome does not hang on it.
     """
-    center, radius = ranges.expand()
-    total = center.clone()
+    total = ranges.expand()[0].clone()
     for row in others.double():
         # Without protection there is no clamping either.
-        total += row if isinf(mechanism.guarantee(ranges).epsilon) else row.clamp(center - radius, center + radius)
+        total += row if isinf(mechanism.guarantee(ranges).epsilon) else ranges.clamp(row)
     return total / (len(others) + 1)
 
 

@@ -46,8 +46,8 @@ from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.course import AllDeclined, Waiting
-from ldpfl.flower.fitting import as_sent, for_nodes
 from ldpfl.flower.node import named
+from ldpfl.flower.policy_init import as_sent, for_nodes
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy
 from ldpfl.flower.terms import RECORD, RoundTerms

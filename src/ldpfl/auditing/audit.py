@@ -1,0 +1,115 @@
+"""Audit of a mechanism: run it as it is, through its wire format, and look for what contradicts its claims.
+
+Nothing here knows how any mechanism works. Values go in, bytes come out, and all that is judged is what the decoder
+makes of the bytes: what a report gives away and ``decode`` drops is not seen. An audit can refute a guarantee; it
+cannot prove one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import isinf
+from typing import Any
+
+import torch
+
+from ldpfl.auditing.checks import Check, Examination
+from ldpfl.auditing.statistics import json_safe
+from ldpfl.errors import ConfigError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.ranges import LayerRanges
+
+ERROR_RATE = 1e-4
+"""Probability that a sound mechanism fails, unless another is asked for."""
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """What an audit found.
+
+    Attributes:
+        mechanism: its name.
+        epsilon_claimed: for one unit (a weight, a vector); infinity if nothing is claimed.
+        epsilon_lower: what one unit was shown to cost at least; 0 if nothing was shown.
+        trials: randomised units for each input and layer taken together.
+        error_rate: largest probability that a sound mechanism fails any of the checks.
+        checks: all that was tried.
+    """
+
+    mechanism: str
+    epsilon_claimed: float
+    epsilon_lower: float
+    trials: int
+    error_rate: float
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.passed is False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed. That is no word about privacy where none is claimed: see ``verdict``."""
+        return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence that says no more than was shown."""
+        if self.failures:
+            names = ", ".join(check.name for check in self.failures)
+            return f"{self.mechanism}: {len(self.failures)} of {len(self.checks)} checks failed: {names}"
+        if isinf(self.epsilon_claimed):
+            return f"{self.mechanism}: nothing is protected; apart from that it does what it states"
+        return (
+            f"{self.mechanism}: nothing found that contradicts epsilon {self.epsilon_claimed:g}, in {self.trials:,} trials for each input"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON knows it: infinity as the string "infinity", as in guarantees, and what is no number as None."""
+        extra = {"passed": self.passed, "verdict": self.verdict}
+        return {key: json_safe(value) for key, value in {**asdict(self), **extra}.items()}
+
+
+def audit_mechanism(
+    mechanism: Mechanism, *, trials: int = 1_000_000, seed: int | None = None, error_rate: float = ERROR_RATE
+) -> MechanismAudit:
+    """Audit ``mechanism`` as a black box: encode, payloads, read, decode and aggregate are the real ones.
+
+    Checked are the privacy loss at the worst inputs, inside and beyond the range; bias; variance; that every client,
+    weight and call has noise of its own; and the wire. ``trials`` units are randomised for each of eight inputs
+    (rounded up to whole blocks). Where the guarantee's unit is a weight, every value of every client is a trial;
+    otherwise a client's row is one, or its part in a layer if that is the unit, judged by its projection on the
+    difference of the two inputs.
+
+    The checks share ``error_rate`` equally, and each divides its part over all that it compares: a sound mechanism
+    fails the whole audit with probability at most ``error_rate`` (Bonferroni). That is exact for epsilon. For bias and
+    variance it holds for estimates that are bounded by the largest that were seen; for independence, for noise whose
+    squares average out over each comparison.
+
+    Without a ``seed`` the bits are the operating system's, as in a deployed client; with one the audit is reproducible.
+
+    Source: privacy auditing by attack, Jagielski et al. 2020 and Nasr et al. 2021.
+
+    Raises:
+        ConfigError: fewer than 1000 trials, an error rate outside (0, 0.5), or a seed that is none.
+    """
+    _check_arguments(trials, seed, error_rate)
+    examination = Examination(mechanism, trials, seed, error_rate)
+    checks = examination.checks()
+    lower = max(check.figure for check in examination.epsilon_checks)
+    return MechanismAudit(mechanism.name, examination.epsilon, lower, examination.trials, error_rate, checks)
+
+
+def default_trials(mechanism: Mechanism) -> int:
+    """Return as many trials as take some seconds: each is one weight, or where a unit is more, a client's whole row."""
+    unit = mechanism.guarantee(LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (2,))).unit
+    return 1_000_000 if unit == "weight" else 20_000
+
+
+def _check_arguments(trials: int, seed: int | None, error_rate: float) -> None:
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1000:
+        raise ConfigError(f"an audit needs a whole number of trials, at least 1000, got {trials!r}")
+    if isinstance(error_rate, bool) or not isinstance(error_rate, int | float) or not 0 < error_rate < 0.5:
+        raise ConfigError(f"the error rate of an audit must lie between 0 and 0.5, got {error_rate!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ConfigError(f"the seed of an audit must be a whole number, 0 or above, got {seed!r}")
