@@ -53,7 +53,7 @@ def patients(count: int = 600, hospitals: int = 5, seed: int = 0) -> pd.DataFram
 @pytest.fixture(autouse=True)
 def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds of own data are drawn anew: here they are not, so that no figure depends on luck."""
-    monkeypatch.setattr("ldpfl.api.secrets.randbits", lambda bits: 0)
+    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: 0)
 
 
 @pytest.fixture
@@ -506,7 +506,7 @@ def test_two_simulations_of_one_seed_are_not_taken_for_independent(
 
 def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ldpfl.api.secrets.randbits", lambda bits: 7654321)
+    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: 7654321)
     outcome = ldpfl("run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline")
     assert outcome.code == 0, outcome.err
     assert "7654321" not in outcome.out + outcome.err
@@ -518,7 +518,7 @@ def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine
 def test_a_sweep_over_own_data_has_a_seed_that_nobody_knows(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it goes on."""
     drawn = iter((11, 22))
-    monkeypatch.setattr("ldpfl.api.secrets.randbits", lambda bits: next(drawn))
+    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: next(drawn))
     rounds = ["training.rounds=1", f"data.path={str(table)!r}", "data.target='outcome'"]
     config = SweepConfig(name="mine", recipe="own", settings=rounds, axes={"clients.count": [2, 3]})
     first = api.sweep(config, folder=tmp_path / "sweep", progress=False)
@@ -585,7 +585,7 @@ def test_a_module_that_is_no_function_of_one_sample_is_refused(module: type[nn.M
 def test_the_noise_of_own_data_follows_from_a_seed_that_nobody_knows(
     table: Path, tmp_path: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ldpfl.api.secrets.randbits", random.SystemRandom().getrandbits)
+    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", random.SystemRandom().getrandbits)
     usual: dict[str, Any] = {"data": table, "target": "outcome", "rounds": 1, "baseline": False, "progress": False}
     first, second = (api.run(**usual) for _ in range(2))
     assert first.config.seed != second.config.seed

@@ -1,0 +1,32 @@
+"""The front door: run, sweep, plan, account and audit, with typed results; files only where a folder is given.
+
+The command line parses, calls these functions and prints; notebooks call them too.
+"""
+
+from ldpfl.api.accounting import account, plan, released, warned_of_seeds
+from ldpfl.api.auditing import audit, audit_run
+from ldpfl.api.configuring import configure, named_data
+from ldpfl.api.running import check, load_run, run
+from ldpfl.api.sweeping import NOISE_PLOT, SCORE_PLOT, sweep
+from ldpfl.certificates import certify, verify
+from ldpfl.planning.regimes import plan_regime
+
+__all__ = [
+    "NOISE_PLOT",
+    "SCORE_PLOT",
+    "account",
+    "audit",
+    "audit_run",
+    "certify",
+    "check",
+    "configure",
+    "load_run",
+    "named_data",
+    "plan",
+    "plan_regime",
+    "released",
+    "run",
+    "sweep",
+    "verify",
+    "warned_of_seeds",
+]

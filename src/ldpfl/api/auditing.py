@@ -1,0 +1,49 @@
+"""Test a mechanism, or a run, by experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ldpfl import mechanisms
+from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
+from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.canary import RunAudit
+from ldpfl.experiments.canary import audit_run as audit_folder
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.mechanisms import Mechanism
+
+
+def audit(
+    mechanism: str | Mechanism, *, epsilon: float = 1.0, trials: int | None = None, error_rate: float = ERROR_RATE, seed: int | None = None
+) -> MechanismAudit:
+    """Test a mechanism by experiment, as a black box; see :func:`ldpfl.auditing.audit_mechanism`.
+
+    Args:
+        mechanism: itself, or its name, for which ``epsilon`` counts.
+        trials: randomised units for each input; by default as many as take some seconds.
+        error_rate: probability that a sound mechanism fails.
+        seed: of the random bits; the operating system's without one.
+
+    Raises:
+        ConfigError: an argument is out of range, or no mechanism has that name.
+    """
+    built = mechanisms.with_defaults(mechanism, epsilon) if isinstance(mechanism, str) else mechanism
+    return audit_mechanism(built, trials=trials or default_trials(built), seed=seed, error_rate=error_rate)
+
+
+def audit_run(
+    folder: str | Path,
+    *,
+    trials: int = 400,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    on_trial: Callable[[int, int], None] | None = None,
+) -> RunAudit:
+    """Put a canary among the clients of the run in ``folder``, and return what a round's pool gives away of it.
+
+    See :func:`ldpfl.experiments.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
+    """
+    data = None if data_dir is None else Path(data_dir)
+    return audit_folder(RunFolder(Path(folder)), data, choose_device(device), trials=trials, seed=seed, progress=on_trial)

@@ -1,0 +1,167 @@
+"""Run a config, look a model over, and read a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from ldpfl.api.configuring import Settings, brought, configure, listed
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.checking import Checked
+from ldpfl.experiments.checking import check as look_over
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
+from ldpfl.experiments.extending import extend
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.runner import Finished, Runner
+from ldpfl.experiments.shipped import DEFAULT, OWN
+from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.plots import draw_score_curve
+from ldpfl.report.results import RunResult
+from ldpfl.server import RoundMetrics
+
+OnRound = Callable[[RoundMetrics], None]
+
+
+def run(
+    what: str | Path | RunConfig | None = None,
+    *,
+    settings: Settings = (),
+    folder: str | Path | None = None,
+    resume: bool = False,
+    more_rounds: int = 0,
+    baseline: bool = True,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    progress: bool | ProgressDisplay = True,
+    on_round: OnRound | None = None,
+    data: object = None,
+    model: str | nn.Module | None = None,
+    **overrides: Any,
+) -> RunResult:
+    """Train a model over simulated clients, and return what came out and what it guarantees.
+
+        result = ldpfl.run("quickstart", epsilon=0.5, rounds=3)
+        result.accuracy, result.privacy, result.module()
+        ldpfl.run(data=frame, target="outcome", client="hospital", target_epsilon=4.0).scores
+
+    Args:
+        what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the recipe ``own`` for one's own
+            ``data``, or the config in ``folder``.
+        settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
+        overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
+            name of a section stands for its ``name``: ``mechanism="harmony"``. ``target_epsilon`` sets the mechanism's noise by
+            the epsilon of the whole run.
+        folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is written.
+        resume: go on with the run in ``folder``.
+        more_rounds: go on with a finished run in ``folder`` for so many more rounds, which are charged on top.
+        baseline: whether to train without noise as well, to compare.
+        data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
+        device: auto, cpu or cuda.
+        progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
+        on_round: called with the figures of each private round when it is done; what it raises ends the run.
+        data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
+            such pairs, an :class:`ldpfl.data.Dataset`; or the name of a built-in data set, or of one on the hub.
+        model: one's own module, whose weights are public and where training begins; or its name or import path.
+
+    Raises:
+        ConfigError: no such recipe or setting, or one that does not fit.
+        LdpflError: the data or the model does not fit; or a client's values must not leave.
+        WriteError: the folder cannot be written; finished rounds are kept.
+    """
+    if resume and folder is None:
+        raise ConfigError("resume needs folder, that of the run to go on with")
+    path = None if folder is None else Path(folder)
+    if more_rounds:
+        if path is None or what is not None or not resume:
+            raise ConfigError("more_rounds is for a finished run: give its folder and resume, and nothing to run")
+        extend(RunFolder(path), more_rounds)
+    if resume and what is None and path is not None:
+        RunFolder(path).config()  # which names what is missing or damaged there
+        what = RunFolder(path).config_path
+    named, given = brought(data, model)
+    default = OWN if data is not None else DEFAULT
+    config = settled(configure(default if what is None else what, [*listed(settings), *listed(named)], **overrides), given)
+    with displayed(progress) as display:
+        runner = runner_for(data_dir, device, display if on_round is None else _OnRound(display, on_round), given)
+        if path is None:
+            return RunResult.of(runner.in_memory(config, baseline=baseline), None)
+        return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline), path)
+
+
+def check(
+    what: str | Path | RunConfig = DEFAULT,
+    *,
+    settings: Settings = (),
+    data_dir: str | Path | None = None,
+    data: object = None,
+    model: str | nn.Module | None = None,
+    **overrides: Any,
+) -> Checked:
+    """Return what keeps a model from private training, and the mended module; arguments are those of :func:`run`.
+
+    Raises:
+        LdpflError: the data cannot be read, or the model cannot be made.
+    """
+    named, given = brought(data, model)
+    config = configure(OWN if data is not None and what == DEFAULT else what, [*listed(settings), *listed(named)], **overrides)
+    return look_over(config, None if data_dir is None else Path(data_dir), given)
+
+
+def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
+    """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
+
+    Raises:
+        ConfigError: there is none, or it is not finished.
+        DataError: a file is damaged.
+    """
+    kept = RunFolder(Path(folder))
+    config, last, figures = kept.config(), kept.checkpoint(), kept.result()
+    if last is None or figures is None:
+        raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
+    given = Given(data, model)
+    task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
+    federation, start = build(config, task, torch.device("cpu"), model)
+    found, begun = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
+    if found != begun and data is not None:
+        raise ConfigError(f"{folder} was run on {begun}, and what is handed over is {found}")
+    return RunResult.of(Finished(config, federation, last, figures), Path(folder))
+
+
+def runner_for(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound, given: Given = NOTHING) -> Runner:
+    folder = None if data_dir is None else Path(data_dir)
+    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given)
+
+
+@contextmanager
+def displayed(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
+    if isinstance(progress, ProgressDisplay):  # its owner's
+        yield progress
+        return
+    with ProgressDisplay(Console(stderr=True, quiet=not progress), lines=False) as display:
+        yield display
+
+
+class _OnRound:
+    """Tells a display how a run gets on, and a caller of each private round: those of the first phase."""
+
+    def __init__(self, display: ProgressDisplay, on_round: OnRound) -> None:
+        self._display, self._on_round, self._phase = display, on_round, 0
+        self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        self._phase += 1
+        self._display.started(label, rounds, done, metric)
+
+    def round_done(self, metrics: RoundMetrics) -> None:
+        self._display.round_done(metrics)
+        if self._phase == 1:
+            self._on_round(metrics)

@@ -1,0 +1,75 @@
+"""Run a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ldpfl.api.configuring import Settings, listed, new_seed
+from ldpfl.api.running import displayed, runner_for
+from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
+from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.noise_plot import draw_noise
+from ldpfl.report.plots import draw_sweep
+from ldpfl.report.results import SweepResult
+
+SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
+"""Plots in a sweep's folder."""
+
+
+def sweep(
+    what: str | Path | SweepConfig,
+    *,
+    settings: Settings = (),
+    folder: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    progress: bool | ProgressDisplay = True,
+) -> SweepResult:
+    """Run a recipe's variants over settings and seeds, and return a row for each; what is finished in ``folder`` is not run again.
+
+    Args:
+        what: a sweep's name, a file (``*.toml``), or a sweep.
+        settings: changes of every run, by dotted key.
+        folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
+        data_dir: as for :func:`run`.
+        device: as for :func:`run`.
+        progress: as for :func:`run`.
+
+    Raises:
+        ConfigError: no such sweep or setting, or one that does not fit; found before anything is trained.
+        LdpflError: as for :func:`run`.
+    """
+    config, overrides = what if isinstance(what, SweepConfig) else load_sweep(str(what)), listed(settings)
+    config = _with_seeds(config, overrides, folder)
+    if folder is None:
+        with TemporaryDirectory() as temporary:
+            return replace(_sweep(config, overrides, Path(temporary), data_dir, device, progress), folder=None)
+    return _sweep(config, overrides, Path(folder), data_dir, device, progress)
+
+
+def _sweep(
+    config: SweepConfig, overrides: list[str], out: Path, data_dir: str | Path | None, device: str, progress: bool | ProgressDisplay
+) -> SweepResult:
+    with displayed(progress) as display:
+        rows, curves = run_sweep(
+            config,
+            overrides,
+            runner_for(data_dir, device, display),
+            out,
+            lambda number, of, cell: display.next_run(f"{number}/{of}: {cell}"),
+        )
+    draw_sweep(out / SCORE_PLOT, config, rows)
+    draw_noise(out / NOISE_PLOT, config, curves)
+    return SweepResult(config, tuple(rows), tuple(curves), out)
+
+
+def _with_seeds(config: SweepConfig, overrides: Sequence[str], folder: str | Path | None) -> SweepConfig:
+    """Return the sweep with a seed that nobody knows, where it is over a user's own data and says none; that of ``folder``, if begun."""
+    if "seeds" in config.model_fields_set or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
+        return config
+    begun = None if folder is None else stored_sweep(Path(folder))
+    return config.model_copy(update={"seeds": begun[0].seeds if begun else [new_seed()]})
