@@ -439,12 +439,14 @@ def test_features_of_own_data_are_not_kept(cache: Path) -> None:
     assert not (cache / "features").exists()
 
 
-def test_two_runs_of_one_seed_have_no_noise_in_common(table: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("channel", ["direct", "secure-sum"])
+def test_two_runs_of_one_seed_have_no_noise_in_common(channel: str, table: Path, tmp_path: Path) -> None:
     """Were it one draw at two scales, two published models would give the noise-free one: (s_b a - s_a b) / (s_b - s_a)."""
     rows = pd.read_csv(table)
     rows.to_csv(tmp_path / "elsewhere.csv", index=False)
     rows.assign(age=rows["age"].where(rows.index != 7, 99)).to_csv(tmp_path / "changed.csv", index=False)
     settings = {"privacy.target_epsilon": "off", "data.bounds": {"age": [0, 100], "marker": [0, 100]}, "training.rounds": 1}
+    settings["shuffling.channel"] = channel
 
     def trained(data: Path, noise: float) -> torch.Tensor:
         own = {**settings, "mechanism.noise_multiplier": noise}
@@ -459,10 +461,12 @@ def test_two_runs_of_one_seed_have_no_noise_in_common(table: Path, tmp_path: Pat
     assert float((changed - small).norm()) > 0.5 * float((small - free).norm())
 
 
-def test_two_models_of_one_seed_have_no_noise_in_common() -> None:
+@pytest.mark.parametrize("channel", ["direct", "secure-sum"])
+def test_two_models_of_one_seed_have_no_noise_in_common(channel: str) -> None:
     """Handed over, they differ in nothing that a config tells; yet what is randomised differs, and so does its noise."""
     rows = patients(200, 2).loc[:, ["age", "outcome", "hospital"]]
     settings = {"privacy.target_epsilon": "off", "mechanism.noise_multiplier": 20.0, "data.bounds": {"age": [0, 100]}, "training.rounds": 1}
+    settings["shuffling.channel"] = channel
 
     def step(bias: float, noise: float) -> torch.Tensor:
         model = nn.Linear(1, 2)

@@ -68,6 +68,13 @@ class _Streams(Sequence[np.random.Generator]):
         return self._made[row]
 
 
+def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
+    """Return the stream that hides the values ``hidden``, on a CPU, of what is named by ``key``; see :meth:`SeededStreams.bound`."""
+    digest = hashlib.sha256(f"{seed} {key} {hidden.dtype} {tuple(hidden.shape)} ".encode() + context)
+    digest.update(hidden.contiguous().numpy().tobytes())
+    return stream(int.from_bytes(digest.digest()), purpose, *key)
+
+
 class SeededStreams:
     """Reproducible bits for simulated clients: row i draws from its own stream. Not for deployment."""
 
@@ -86,12 +93,8 @@ class SeededStreams:
         Two releases then have the same bits only if they are of the same values in the same ``context``, and so are one release:
         whatever else differs between two runs of one seed, nothing cancels. (So nonces are made that must not be used twice: RFC 6979.)
         """
-        found = []
-        for key, row in zip(keys, values, strict=True):
-            digest = hashlib.sha256(f"{seed} {key} {row.dtype} {tuple(row.shape)} ".encode() + hashlib.sha256(context).digest())
-            digest.update(row.contiguous().numpy().tobytes())
-            found.append(stream(int.from_bytes(digest.digest()), purpose, *key))
-        return cls(found)
+        inside = hashlib.sha256(context).digest()
+        return cls([bound_stream(seed, purpose, key, row, inside) for key, row in zip(keys, values, strict=True)])
 
     def int32(self, row: int, count: int) -> Tensor:
         words = self._generators[row].bit_generator.random_raw((count + 1) // 2)

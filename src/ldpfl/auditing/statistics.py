@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from ldpfl.privacy.guarantee import json_number
 
@@ -33,8 +33,8 @@ def clopper_pearson(hits: int, trials: int, error: float) -> tuple[float, float]
 
     Source: Clopper & Pearson 1934.
     """
-    low = float(stats.beta.ppf(error / 2, hits, trials - hits + 1)) if hits > 0 else 0.0
-    high = float(stats.beta.isf(error / 2, hits + 1, trials - hits)) if hits < trials else 1.0
+    low = float(special.betaincinv(hits, trials - hits + 1, error / 2)) if hits > 0 else 0.0
+    high = float(special.betainccinv(hits + 1, trials - hits, error / 2)) if hits < trials else 1.0
     return low, high
 
 
@@ -83,7 +83,7 @@ def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
 
 def _wilson(hits: Counts, trials: int, error: float) -> tuple[Floats, Floats]:
     """Return approximate confidence limits of probabilities; good enough to choose by, and fast."""
-    z2 = float(stats.norm.isf(error / 2)) ** 2
+    z2 = float(special.ndtri(error / 2)) ** 2
     center = (hits + z2 / 2) / (trials + z2)
     spread = np.sqrt(z2 * (hits * (trials - hits) / trials + z2 / 4)) / (trials + z2)
     return center - spread, center + spread

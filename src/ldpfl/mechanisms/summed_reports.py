@@ -65,6 +65,12 @@ class SummedReports:
         total = torch.stack([batch.total for batch in batches]).sum(dim=0) + torch.from_numpy(noise)
         return cls(total, clients, first.noise, first.scale, mixed=True)
 
+    @staticmethod
+    def total_of(reports: Sequence[object]) -> Tensor:
+        """Return the sum (d,) that :meth:`mix` draws noise for; of reports that bring their own, nothing."""
+        totals = [batch.total for batch in reports if isinstance(batch, SummedReports)]
+        return torch.stack(totals).sum(dim=0) if totals else torch.empty(0, dtype=torch.int64)
+
     def mean(self, ranges: LayerRanges) -> Tensor:
         """Return the (d,) float32 mean over clients.
 

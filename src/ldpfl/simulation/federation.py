@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.samples import Samples
-from ldpfl.mechanisms import Mechanism, Perturbed
+from ldpfl.mechanisms import Mechanism, Perturbed, Reports
+from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.privacy.events import Channel
-from ldpfl.randomness import Purpose, SeededStreams
+from ldpfl.randomness import Purpose, SeededStreams, bound_stream, stream
 from ldpfl.ranges import RangeRule
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, once_cohort, round_cohort, rounds_without_gain
 from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
@@ -92,6 +93,14 @@ class Federation:
             return SeededStreams.for_clients(self.secret_seed, number, clients.tolist())
         keys = [(number, int(client)) for client in clients]
         return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, state.weights.numpy().tobytes())
+
+    def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
+        """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""
+        number = state.round + 1
+        if not self.own_data:
+            return stream(self.seed, Purpose.MIXING, number)
+        broadcast = state.weights.numpy().tobytes()
+        return bound_stream(self.secret_seed, Purpose.MIXING, (number,), SummedReports.total_of(reports), broadcast)
 
     @property
     def rules(self) -> ServerRules:

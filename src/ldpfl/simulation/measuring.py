@@ -19,9 +19,10 @@ from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.records import STEPS
+from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
-from ldpfl.randomness import Purpose, SeededStreams, stream
+from ldpfl.randomness import Purpose, SeededStreams, bound_stream
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import round_event
 from ldpfl.shuffling import mix
@@ -83,7 +84,7 @@ class Measuring:
             # Columns are measured once: also where a run is extended, and its config says another number of rounds.
             streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, edges.tobytes())
             reports.append(self.mechanism.encode(vectors, ranges, streams))
-        pool = mix(reports, stream(self.seed, Purpose.MIXING, 0, stage))
+        pool = mix(reports, bound_stream(self.seed, Purpose.MIXING, (0, stage), SummedReports.total_of(reports), edges.tobytes()))
         unit = self.records * len(parts) * STEPS / point
         mean = pool.aggregate(self.mechanism, ranges).mean.double().numpy()
         noise = float(self.mechanism.noise_std(ranges, len(parts))[0]) * unit

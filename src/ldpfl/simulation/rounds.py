@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Reports
 from ldpfl.privacy import Release, RoundEvent
-from ldpfl.randomness import Purpose, stream
 from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, close_round, round_event
 from ldpfl.shuffling import mix
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for, trained_in_chunks
@@ -84,7 +83,7 @@ def _round(
     noise = ScheduledNoise(mechanism, np.array([own.size for own in federation.samples]), joined, before.memory)
     reports, clipped = _collect(federation, before.state, cohort, noise, chunk_size, clients_done)
     # From here on nothing knows which client sent what.
-    pool = mix(reports, stream(federation.seed, Purpose.MIXING, number))
+    pool = mix(reports, federation.mixing(before.state, reports))
     recorded = noise.std()
     return close_round(
         federation.rules,
