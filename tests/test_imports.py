@@ -28,12 +28,21 @@ def loaded_by(module: str) -> set[str]:
     return set(json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout))
 
 
+def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
+    assert not loaded_by("ldpfl.relay.serve") & {"torch", "scipy"}
+
+
+def test_a_node_decides_without_scipy_s_slow_parts() -> None:
+    """Each message to a node starts a process, and who trains waits for what it imports."""
+    assert not loaded_by("ldpfl.flower.apps") & {"scipy.stats", "scipy.signal", "dp_accounting", "torchmetrics"}
+
+
 def test_the_command_line_starts_without_plots_and_data_sets() -> None:
     assert not loaded_by("ldpfl.cli") & set(SLOW)
 
 
 FLOORS = (
-    ("errors", "suggestions", "lazy"),
+    ("entropy", "errors", "suggestions", "lazy"),
     ("files", "importing", "keys", "layout", "permissions", "quantities", "randomness", "ranges"),
     ("models", "tasks", "verifying"),
     ("data", "privacy", "relay"),

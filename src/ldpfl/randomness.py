@@ -7,18 +7,15 @@ depend on how many clients are handled together. A deployed client draws from :c
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
+from ldpfl.entropy import secure_words
 from ldpfl.errors import PrivacyError
 
 
@@ -101,30 +98,11 @@ class SeededStreams:
         return torch.from_numpy(words.view(np.int32)[:count])
 
 
-_LONG = 4096
-"""Bytes from which on a cipher is faster than the operating system."""
-
-_ZEROS = memoryview(bytes(1 << 18))
-"""What is enciphered, as a rule: fresh memory costs half as much as the cipher."""
-
-
 class SecureSource:
-    """Bits from the operating system's cryptographic generator, long draws stretched by a cipher; what a deployed client uses.
-
-    A long draw is the key stream of AES-256 in counter mode under 32 bytes of the operating system, drawn for it alone. That
-    is how the operating system makes its own bits (Linux: ChaCha20 under a key of 32 bytes), so both rest on a cipher that
-    nobody tells from chance: n blocks of AES differ from uniform bits by n^2 / 2^129 at most (2^-103 for 128 KiB), plus what
-    breaks AES-256 itself. No key and no position outlives a call: threads and forked processes have nothing to share.
-    """
+    """Bits of :func:`ldpfl.entropy.secure_words`; what a deployed client uses."""
 
     def int32(self, row: int, count: int) -> Tensor:
-        if 4 * count < _LONG:
-            return torch.from_numpy(np.frombuffer(bytearray(os.urandom(4 * count)), dtype=np.int32))  # torch's own refuses to read nothing
-        words = np.empty(count, dtype=np.int32)
-        key_stream = Cipher(AES256(os.urandom(32)), CTR(bytes(16))).encryptor()  # the counter starts at 0: a key is used once
-        zeros = _ZEROS[: 4 * count] if 4 * count <= len(_ZEROS) else bytes(4 * count)
-        key_stream.update_into(zeros, words.data.cast("B"))
-        return torch.from_numpy(words)
+        return torch.from_numpy(secure_words(count))
 
 
 class _TorchSource:

@@ -34,7 +34,6 @@ from ldpfl.attacks.linkage import (
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
-from ldpfl.randomness import SeededStreams
 from ldpfl.relay.mixing import scatter
 
 KNOWN = LinkageSetting(clients=2, parameters=4_000, jitter=0, uncertainty=0, watched=(1,))
@@ -152,7 +151,7 @@ def relay_mixing(parts: int) -> Mixing:
 
     def mixing(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
         numbers = np.arange(count, dtype="<i8").tobytes()
-        scattered = scatter([numbers], 8, parts, SeededStreams([generator]), io.BytesIO())
+        scattered = scatter([numbers], 8, parts, lambda some: generator.bit_generator.random_raw(some).astype(np.int32), io.BytesIO())
         return np.frombuffer(b"".join(scattered.part(number) for number in range(parts)), dtype="<i8").astype(np.int64)
 
     return mixing

@@ -114,7 +114,7 @@ def _serve(store: str, log: Path, port: int, dies: int) -> None:
     with log.open("a") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    with mock.patch.object(serving, "Store", partial(Store, source=KillsItself(dies))):
+    with mock.patch.object(serving, "Store", partial(Store, words=KillsItself(dies))):
         serving.serve(store, "127.0.0.1", port, None)
 
 

@@ -27,11 +27,11 @@ from anyio.from_thread import BlockingPortal
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from numpy.typing import NDArray
 from sqlalchemy import select
 from starlette.types import ASGIApp
-from torch import Tensor
 
-from ldpfl import SecureSource, SeededStreams
+from ldpfl.entropy import Words, secure_words
 from ldpfl.relay import RoundStatus, Terms
 from ldpfl.relay.connections import Connections
 from ldpfl.relay.errors import Refusal
@@ -102,8 +102,9 @@ def refused(store: Store, kind: type[Refusal], action: Callable[[], object], mat
     assert content(store) == before
 
 
-def seeded(seed: int) -> SeededStreams:
-    return SeededStreams([np.random.Generator(np.random.PCG64DXSM(seed))])
+def seeded(seed: int) -> Words:
+    source = np.random.PCG64DXSM(seed)
+    return lambda count: source.random_raw((count + 1) // 2).view(np.int32)[:count]
 
 
 @dataclass
@@ -280,11 +281,11 @@ class KillsItself:
     def __init__(self, last: int) -> None:
         self._left = last
 
-    def int32(self, row: int, count: int) -> Tensor:
+    def __call__(self, count: int) -> NDArray[np.int32]:
         self._left -= 1
         if self._left == 0:
             os.kill(os.getpid(), 9)
-        return SecureSource().int32(row, count)
+        return secure_words(count)
 
 
 def certificate(folder: Path) -> Tls:

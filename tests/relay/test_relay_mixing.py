@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from relay_support import records, seeded
 from scipy import stats
-from torch import Tensor
 
-from ldpfl import SecureSource
-from ldpfl.randomness import RandomSource
+from ldpfl.entropy import Words, secure_words
 from ldpfl.relay import mixing
 from ldpfl.relay.mixing import MAX_PARTS, PART_BYTES, part_count, scatter, uniform_order
 
 FALSE_ALARM = 1e-6  # of each chi-square test below, were its seed not fixed
 
 
-def mixed(stream: list[bytes], record_bytes: int, parts: int, source: RandomSource) -> list[bytes]:
-    scattered = scatter(stream, record_bytes, parts, source, io.BytesIO())
+def mixed(stream: list[bytes], record_bytes: int, parts: int, words: Words) -> list[bytes]:
+    scattered = scatter(stream, record_bytes, parts, words, io.BytesIO())
     return [scattered.part(number) for number in range(parts)]
 
 
@@ -93,19 +89,12 @@ def test_lengths_of_parts_are_binomial_for_each_uploads_records() -> None:
 
 def test_the_secure_source_mixes_differently_each_time() -> None:
     data = numbered(100, 4)
-    assert len({tuple(mixed([data], 4, 4, SecureSource())) for _ in range(5)}) == 5
+    assert len({tuple(mixed([data], 4, 4, secure_words)) for _ in range(5)}) == 5
 
 
 def test_equal_keys_are_drawn_again() -> None:
-    class Tied:
-        def __init__(self, words: list[list[int]]) -> None:
-            self._words: Iterator[list[int]] = iter(words)
-
-        def int32(self, row: int, count: int) -> Tensor:
-            return torch.tensor(next(self._words), dtype=torch.int32)
-
-    low_words_first = [[9, 0, 5, 0, 9, 0], [3, 0, 2, 0, 1, 0]]
-    assert uniform_order(3, Tied(low_words_first)).tolist() == [2, 1, 0]
+    low_words_first = iter([[9, 0, 5, 0, 9, 0], [3, 0, 2, 0, 1, 0]])
+    assert uniform_order(3, lambda count: np.array(next(low_words_first), dtype=np.int32)).tolist() == [2, 1, 0]
     assert uniform_order(0, seeded(0)).tolist() == []
 
 

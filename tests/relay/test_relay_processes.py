@@ -115,7 +115,7 @@ def _release_and_die(place: str, last: int) -> None:
     from ldpfl.relay import mixing
 
     mixing.PART_BYTES, mixing.BATCH_BYTES = 400, 2000
-    Store(open_engine(place), source=KillsItself(last)).part("server", RUN, 1, 0)
+    Store(open_engine(place), words=KillsItself(last)).part("server", RUN, 1, 0)
 
 
 def test_records_outlast_a_killed_aggregator_and_a_killed_relay(place: str, tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_a_round_of_many_parts_and_a_seed_decides_its_order(place: str, clock: C
     monkeypatch.setattr("ldpfl.relay.mixing.PART_BYTES", 256)
     pulled = []
     for number in (1, 2):
-        store = Store(open_engine(place), clock=clock, source=seeded(5))
+        store = Store(open_engine(place), clock=clock, words=seeded(5))
         opened(store, number, min_clients=1)
         put(store, "alice", number)
         clock.now += 100

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.randomness import RandomSource, draw
+from ldpfl.entropy import Words
 
 PART_BYTES = 4 * 2**20
 """Mean length of a part is between half of this and this."""
@@ -45,7 +45,7 @@ class Scattered:
     spool: BinaryIO
     record_bytes: int
     counts: NDArray[np.int32]
-    source: RandomSource
+    words: Words
 
     @property
     def records(self) -> int:
@@ -62,10 +62,10 @@ class Scattered:
             data = self.spool.read(count * self.record_bytes)
             rows[filled : filled + count] = np.frombuffer(data, dtype=np.uint8).reshape(count, self.record_bytes)
             filled += count
-        return rows[uniform_order(len(rows), self.source)].tobytes()
+        return rows[uniform_order(len(rows), self.words)].tobytes()
 
 
-def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, source: RandomSource, spool: BinaryIO) -> Scattered:
+def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words, spool: BinaryIO) -> Scattered:
     """Send every record of ``stream`` to one of ``parts`` parts, uniformly and independently, by way of the empty file ``spool``.
 
     ``stream`` holds whole records of ``record_bytes`` bytes, cut anywhere. Memory: a few times 8 MiB, or a few records.
@@ -78,22 +78,22 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, source: Rand
         raise ValueError(f"the number of parts must be a power of two up to {MAX_PARTS}, not {parts}")
     counts = []
     for rows in _batches(stream, record_bytes):
-        drawn = (draw(source, 0, len(rows)).numpy() & (parts - 1)).astype(np.uint16)
+        drawn = (words(len(rows)) & (parts - 1)).astype(np.uint16)
         spool.write(rows[np.argsort(drawn, kind="stable")].data)
         counts.append(np.bincount(drawn, minlength=parts).astype(np.int32))
     spool.flush()
     table = np.array(counts, dtype=np.int32).reshape(len(counts), parts)
-    return Scattered(spool, record_bytes, table, source)
+    return Scattered(spool, record_bytes, table, words)
 
 
-def uniform_order(count: int, source: RandomSource) -> NDArray[np.int64]:
+def uniform_order(count: int, words: Words) -> NDArray[np.int64]:
     """Return a permutation of 0..count-1, every one equally likely: the order of ``count`` random keys of 64 bits.
 
     Distinct keys have every order equally often. Where two are equal, all are drawn again, so the keys are uniform
     among the distinct ones (the chance that they must be is below count**2 / 2**65).
     """
     while True:
-        keys = draw(source, 0, 2 * count).numpy().view(np.uint64)
+        keys = words(2 * count).view(np.uint64)
         order = np.argsort(keys)
         ordered = keys[order]
         if not (ordered[1:] == ordered[:-1]).any():

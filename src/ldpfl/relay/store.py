@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from sqlalchemy import Connection, Engine, Row, func, insert, select, text, update
 
-from ldpfl.randomness import RandomSource, SecureSource
+from ldpfl.entropy import Words, secure_words
 from ldpfl.relay.ending import Leftovers
 from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.relay.mixing import part_count, scatter
@@ -64,7 +64,7 @@ class Store:
     """Rounds, uploads and mixed records in the database behind ``engine``.
 
     ``clock`` gives seconds; left out, it is that of the machine with the SQLite file, as it was when this was made, or of the
-    PostgreSQL server, which all workers share. Deadlines are wall times, so they outlast restarts. ``source`` decides the
+    PostgreSQL server, which all workers share. Deadlines are wall times, so they outlast restarts. ``words`` decide the
     mixed order; only a test may give another one.
     """
 
@@ -72,12 +72,12 @@ class Store:
         self,
         engine: Engine,
         *,
-        source: RandomSource | None = None,
+        words: Words = secure_words,
         clock: Callable[[], float] | None = None,
         spool: Callable[[], BinaryIO] = _spool,
     ) -> None:
         self.engine = engine
-        self._source = source or SecureSource()
+        self._words = words
         self._clock = clock or (steady_clock() if is_sqlite(engine) else None)
         self._open_spool = spool
         self._leftovers = Leftovers(engine)
@@ -276,7 +276,7 @@ class Store:
 
     def _mix(self, connection: Connection, row: Row[Any], complete: int, count: int) -> None:
         with self._open_spool() as spool:
-            scattered = scatter(stream_of(connection, row), row.record_bytes, count, self._source, spool)
+            scattered = scatter(stream_of(connection, row), row.record_bytes, count, self._words, spool)
             if scattered.records != complete * row.records_per_upload:
                 raise RuntimeError("the store holds another number of records than its uploads say")
             delete_uploads(connection, row.id)

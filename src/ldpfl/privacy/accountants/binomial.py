@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 from scipy.optimize import brentq
-from scipy.signal import fftconvolve
 from scipy.special import expit, log_expit, logsumexp
 
 Array = NDArray[np.floating[Any]]
@@ -70,6 +70,13 @@ def sigmoid(x: float) -> float:
 def log_sigmoid(x: float) -> float:
     """log(1 / (1 + e^-x))."""
     return float(log_expit(x))
+
+
+def convolved(first: Array, second: Array) -> Array:
+    """Return the convolution of two laws, (N + M - 1,); like scipy.signal's, which takes a second to import."""
+    size = first.size + second.size - 1
+    fast = fft.next_fast_len(size, real=True)
+    return np.asarray(fft.irfft(fft.rfft(first, fast) * fft.rfft(second, fast), fast)[:size])
 
 
 def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
@@ -142,8 +149,9 @@ def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
 
 
 def _transform(parts: Sequence[Binomial]) -> tuple[int, Array]:
-    low, total = 0, np.ones(1)
+    low = 0
+    total: Array = np.ones(1)
     for part in parts:
         start, logs = part.log_pmf()
-        low, total = low + start, fftconvolve(total, np.exp(logs))
+        low, total = low + start, convolved(total, np.exp(logs))
     return low, np.log(np.maximum(total, 1e-300))

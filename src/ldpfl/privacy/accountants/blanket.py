@@ -27,7 +27,6 @@ from math import ceil, exp, log, log2, sqrt
 
 import numpy as np
 from scipy import fft
-from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
 from ldpfl.privacy.accountants.clones import binary_report, clone_delta
@@ -117,6 +116,8 @@ def _gains(epsilon0: float, bits: int, epsilon: float) -> tuple[Array, Array]:
     alike = np.arange(bits + 1)
     log_p1, log_p0 = log(2) + log_sigmoid(epsilon0), log(2) + log_sigmoid(-epsilon0)
     first, second = np.exp(alike * log_p1 + (bits - alike) * log_p0), np.exp((bits - alike) * log_p1 + alike * log_p0)
+    from scipy.stats import binom  # slow to import
+
     return np.asarray(first - exp(epsilon) * second), np.asarray(binom.pmf(alike, bits, 0.5))
 
 

@@ -13,7 +13,6 @@ from math import exp, inf, log, log1p
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import Array, Binomial, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
@@ -60,6 +59,8 @@ def clone_outside(clients: int, coin_share: float) -> float:
 def _fewest_coins(clients: int, coin_share: float) -> int:
     if coin_share >= 1:
         return clients - 1
+    from scipy.stats import binom  # slow to import
+
     return max(0, int(binom.ppf(_OUTSIDE, clients - 1, coin_share)) - 1)
 
 
@@ -122,6 +123,8 @@ def _in_cells(counts: Array, weights: Array) -> tuple[Array, Array]:
 
 def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> Array:
     """Return delta at each of ``epsilons``: two tails of a fair binomial for each number of coins."""
+    from scipy.stats import binom  # slow to import
+
     p1, p0 = sigmoid(epsilon0), sigmoid(-epsilon0)
     deltas = np.zeros_like(epsilons)
     for index, epsilon in enumerate(epsilons.tolist()):

@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from math import ceil, exp, inf, log
+from math import ceil, exp, expm1, inf, log
 
 import numpy as np
-from dp_accounting.pld import common
 from scipy.optimize import brentq
-from scipy.signal import fftconvolve
 
-from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.binomial import Array, convolved
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
 _LONGEST = 1 << 22
@@ -54,6 +52,8 @@ class GridLosses:
         """
         if times == 1:
             return self
+        from dp_accounting.pld import common  # slow to import
+
         tail, error = 1e-6 * delta, times * _ROUNDING
         masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller ones overflow in what follows
         low, high = common.compute_self_convolve_bounds(masses.tolist(), times, tail)
@@ -76,7 +76,7 @@ class GridLosses:
     def followed_by(self, other: GridLosses) -> GridLosses:
         """Return the losses of this release and an independent ``other`` one on the same grid."""
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
-        masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
+        masses = np.maximum(convolved(self.masses, other.masses), 0.0)
         return GridLosses(self.step, self.first + other.first, masses, infinite + _ROUNDING)
 
 
@@ -210,7 +210,8 @@ def _convex_hull(curve: Array, step: float) -> Array:
     hull = curve.copy()
     for left, right in pairwise(kept):
         inside = np.arange(left + 1, right)
-        share = np.exp(_log_expm1((inside - left) * step) - _log_expm1((right - left) * step))
+        length = (inside - left) * step
+        share = np.exp(length + np.log(-np.expm1(-length)) - _log_expm1((right - left) * step))
         hull[left + 1 : right] = curve[left] + (curve[right] - curve[left]) * share
     return hull
 
@@ -218,8 +219,8 @@ def _convex_hull(curve: Array, step: float) -> Array:
 def _slope(curve: Array, left: int, right: int, step: float) -> float:
     """Return the logarithm of how fast the curve falls between two points, per unit of e^epsilon."""
     fall = float(curve[left] - curve[right])
-    return (log(fall) if fall > 0 else -inf) - left * step - float(_log_expm1((right - left) * step))
+    return (log(fall) if fall > 0 else -inf) - left * step - _log_expm1((right - left) * step)
 
 
-def _log_expm1(x: Array | float) -> Array:
-    return np.asarray(x + np.log(-np.expm1(-np.asarray(x))))
+def _log_expm1(x: float) -> float:
+    return x + log(-expm1(-x))

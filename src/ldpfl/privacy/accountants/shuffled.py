@@ -18,7 +18,6 @@ from functools import lru_cache
 from math import ceil, exp
 
 import numpy as np
-from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, log_pmf_of_sum, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment
@@ -151,6 +150,8 @@ def _on_grid(rows: list[tuple[Array, Array]], epsilon0: float, clients: int, hal
 
 def _rows(epsilon0: float, clients: int) -> Iterator[tuple[Array, Array]]:
     """Yield (losses ascending, probabilities) of each worst case, or of each cell of them."""
+    from scipy.stats import binom  # slow to import
+
     width = 1 if clients <= EXACT_CLIENTS else ceil(clients / _CELLS)
     coins_share = 2 * sigmoid(-epsilon0)
     for low in range(0, clients, width):
