@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import sys
@@ -33,10 +34,13 @@ def _hugging_face_stays_here(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+_NUMBERS = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test, and every process it starts, its own cache folder and no default data folder."""
-    folder = tmp_path / "cache"
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test, and every process it starts, its own cache folder, made once it is used, and no default data folder."""
+    folder = tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"
     monkeypatch.setenv("LDPFL_CACHE_DIR", str(folder))
     monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
     return folder

@@ -310,6 +310,21 @@ def test_whatever_is_damaged_is_one_line(ldpfl: CommandLine, tiny_data: Path, un
             restore(run, whole)
 
 
+def test_figures_of_another_kind_are_one_line(ldpfl: CommandLine, tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
+    """Each figure that is read is left out, or something else, in turn: no command stumbles over it."""
+    run = tmp_path / "run"
+    assert ldpfl("run", config_file, "--data-dir", tiny_data, "--no-baseline", "--out", run).code == 0
+    figures = json.loads((run / "result.json").read_text())
+    commands: list[list[str | Path]] = [["show", run], ["certify", run, "--out", tmp_path / "x.json"], ["report", run]]
+    wrongs: tuple[Any, ...] = (None, [], {"a": {}}, "x", 1e400)
+    for number, (name, wrong) in enumerate(itertools.product(figures, wrongs)):
+        kept = {key: value for key, value in figures.items() if key != name}
+        (run / "result.json").write_text(json.dumps(kept if wrong is None else {**kept, name: wrong}))
+        outcome = ldpfl(*commands[number % 3])
+        assert "unexpected" not in outcome.err, (name, wrong, outcome.err)
+        assert outcome.code in (0, 2), (name, wrong, outcome.err)
+
+
 def spoil(path: Path, damage: str) -> None:
     change, whole = DAMAGES[damage], path.read_bytes() if path.exists() else b""
     path.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.partition import held_out
 from ldpfl.experiments.build import build
-from ldpfl.experiments.config import RunConfig, parse_config, toml_value
+from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_value
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.settings import commented
@@ -261,6 +261,22 @@ def test_a_commented_config_is_what_it_was_made_of(table: Path, ldpfl: CommandLi
     )
     assert "# Concentration of" in file.read_text()
     assert "exists" in ldpfl("init", str(file), *arguments).err
+
+
+def test_a_config_that_is_written_to_be_kept_has_no_seed_unless_one_is_said(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """All noise of its runs would follow from it, and it is made to be handed on."""
+    file = tmp_path / "own.toml"
+    assert ldpfl("init", str(file), "--data", str(table), "--target", "outcome").code == 0
+    assert "\nseed =" not in file.read_text()
+    assert "seed" not in read_config(file).model_fields_set
+
+
+def test_no_target_is_promised_where_clients_decide_in_secret(table: Path) -> None:
+    """Who takes part in such a run on one's own data follows from the data as well: a target would be solved for other rounds."""
+    settings = {"mechanism.name": "duchi", "mechanism.perturbed": "update", "clients.self_sampling": "plain"}
+    settings["data.bounds"] = {"age": [0, 100], "marker": [0, 100]}  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="known in the run alone"):
+        api.run(data=table, target="outcome", settings={**settings, "clients.count": 4}, target_epsilon=4.0, progress=False)
 
 
 def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import ldpfl
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.result import of_extending
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import read_text
 from ldpfl.keys import load_key, save_key
@@ -44,9 +47,19 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     result = (folder.result() if folder else None) or {}
     used = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in kept.events}
     versions = {"ldpfl": ldpfl.__version__, **{str(name): str(of) for name, of in result.get("versions", {}).items()}, **used}
-    name, caveats = str(result.get("name", path.name)), [str(caveat) for caveat in result.get("caveats", ())]
+    name = str(result.get("name", path.name))
+    caveats = [] if folder is None else caveats_of(folder, result, len(kept.events))
     statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
     return signed(statement, None if key is None else _signing_key(Path(key)))
+
+
+def caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
+    """Return what a run says against its figures; one that has not come to its end says so."""
+    if result:
+        return [str(caveat) for caveat in result.get("caveats", ())]
+    config = folder.config()
+    unfinished = f"{config.training.rounds} rounds were meant to be run, and {events} releases were made when this was certified"
+    return [unfinished, *of_extending(config)]
 
 
 def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:

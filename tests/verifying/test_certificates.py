@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def write(path: Path, made: Ledger) -> Path:
     return path
 
 
+@cache
 def certificate_of(made: Ledger) -> Certificate:
     return signed(certified(made.to_json(), "run", 1e-5, {"ldpfl": "1"}), None)
 
@@ -74,7 +76,7 @@ def certificate_of(made: Ledger) -> Certificate:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_line_is_confirmed(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS[name])
-    found = verify(certify(file), ledger=file)
+    found = verify(certificate_of(RUNS[name]), ledger=file)
     assert [verdict.status for verdict in found.lines] == ["confirmed"] * len(found.lines), found
     assert found.holds
     assert len(found.lines) >= 2
@@ -83,7 +85,7 @@ def test_every_line_is_confirmed(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NOT_CHECKED)
 def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED[name])
-    found = verify(certify(file), ledger=file)
+    found = verify(certificate_of(NOT_CHECKED[name]), ledger=file)
     assert "not checked" in {verdict.status for verdict in found.lines}
     assert not found.holds
     assert not found.contradicted
@@ -161,11 +163,28 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_a_certificate_that_charges_less_than_its_ledger_holds_is_refused(case: str, tmp_path: Path) -> None:
     name, change, said = LESS[case]
     file = write(tmp_path / "ledger.json", {**RUNS, **NOT_CHECKED}[name])
-    tree = certify(file).model_dump(mode="json")
+    tree = certificate_of({**RUNS, **NOT_CHECKED}[name]).model_dump(mode="json")
     first = tree["statement"]["charged"][0]
     first.update({**change, "release": {**first["release"], **change.get("release", {})}})
     with pytest.raises(DataError, match=said):
         verify(Certificate.model_validate(tree), ledger=file)
+
+
+def test_rounds_that_nobody_joined_in_secret_are_charged_also_at_the_end(tmp_path: Path) -> None:
+    event = NOT_CHECKED["in secret"].events[0]
+    later = (replace(event, round=2, joined=2), *(replace(event, round=number, cohort=0, joined=2) for number in (3, 4)))
+    file = write(tmp_path / "ledger.json", Ledger((event, *later)))
+    made = certify(file)
+    assert [one.rounds for one in made.statement.charged] == [4]
+    fewer = [one.model_copy(update={"rounds": 2}) for one in made.statement.charged]
+    with pytest.raises(DataError, match="there were 4 rounds, and 2 are charged"):
+        verify(Certificate(statement=made.statement.model_copy(update={"charged": fewer})), ledger=file)
+
+
+def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:
+    file = write(tmp_path / "ledger.json", RUNS["one bit"])
+    assert any("delta 0.5" in caveat for caveat in certify(file, delta=0.5).statement.caveats)
+    assert certify(file).statement.caveats == []
 
 
 def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: Path) -> None:
@@ -279,3 +298,5 @@ def test_a_run_is_certified_by_its_folder(tiny_data: Path, tmp_path: Path, ldpfl
     made = certify(folder)
     assert made.statement.software.keys() >= {"ldpfl", "torch", "duchi"}
     assert verify(made, ledger=folder).holds
+    (folder / "result.json").unlink()
+    assert any("rounds were meant to be run" in caveat for caveat in certify(folder).statement.caveats)

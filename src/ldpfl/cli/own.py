@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ldpfl import api, mechanisms
+from ldpfl.api.configuring import configured
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.data.tables import reads_as_number
 from ldpfl.errors import ConfigError
@@ -153,7 +154,7 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    config = api.configure(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe))
+    config = configured(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe))
     write_text(file, commented(config))
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
 

@@ -26,7 +26,8 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     Who takes part in which round follows from the seed, so this is the ledger of that very run.
 
     Raises:
-        ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes.
+        ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes, or on who
+            decides in secret to take part, which on a user's own data follows from the data as well.
     """
     weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
@@ -37,6 +38,10 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
+    if self_sampling is not None and config.data.brought:
+        raise ConfigError(
+            "who of your clients decides to take part is known in the run alone: leave target_epsilon off, and see its ledger"
+        )
     if clients * config.training.rounds > _LONGEST:
         raise ConfigError(
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"

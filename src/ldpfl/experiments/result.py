@@ -80,7 +80,8 @@ def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
     return [f"training stopped after round {after} of {rounds}, and all are counted: when to stop followed from what was released"]
 
 
-def _of_extending(config: RunConfig) -> list[str]:
+def of_extending(config: RunConfig) -> list[str]:
+    """Return what is to be said of a run to which rounds were added."""
     added, rounds = config.training.extended, config.training.rounds
     if not added:
         return []
@@ -104,7 +105,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
     private = config.mechanism.protects
     guarantee = federation.mechanism.guarantee(last.state.ranges)
-    said = [*_of_stopping(federation, last), *_of_extending(config), *_of_delta(config, federation)]
+    said = [*_of_stopping(federation, last), *of_extending(config), *_of_delta(config, federation)]
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig, read_config
+from ldpfl.experiments.figures import problem_of
 from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
 from ldpfl.server import Checkpoint
@@ -244,8 +245,9 @@ class RunFolder:
             result = from_json(read_text(self.result_path))
         except (OSError, ValueError) as error:
             raise DataError(f"{self.result_path} is damaged: {error}; remove it, and finish the run again") from error
-        if not isinstance(result, dict) or not result.keys() >= _REQUIRED:
-            raise DataError(f"{self.result_path} is damaged: it lacks figures of a finished run; remove it, and finish the run again")
+        problem = problem_of(result)
+        if problem:
+            raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, and finish the run again")
         figures: dict[str, Any] = _printable(result)
         return figures
 
@@ -332,7 +334,6 @@ _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
 }
 """Settings that the strategy does not use: sections, and of some only these keys."""
 _OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are not told here.\n"
-_REQUIRED = {"name", "seed", "score", "score_per_round", "noise_free_score", "privacy", "layers", "seconds", "device"}
 
 
 def _printable(figures: Any) -> Any:

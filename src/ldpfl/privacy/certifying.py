@@ -38,13 +38,14 @@ def certified(
     groups = charged(ledger)
     if not groups:
         raise ConfigError(f"{origin}: nothing was released, and there is nothing to certify")
-    rows = [row for row in account(ledger, delta).rows if row.status == "proved" and row.scope == "run" and row.adaptive]
+    statement = account(ledger, delta)
+    rows = [row for row in statement.rows if row.status == "proved" and row.scope == "run" and row.adaptive]
     return certificate.Statement(
         run=name,
         ledger=hashlib.sha256(text.encode()).hexdigest(),
         charged=[_charged(group) for group in groups],
         guarantees=[_line(row, groups) for row in rows],
-        caveats=list(caveats),
+        caveats=[*caveats, *statement.warnings],
         software=dict(versions),
     )
 

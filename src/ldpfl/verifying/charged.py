@@ -31,22 +31,23 @@ def check_charged(statement: Statement, ledger: Path) -> None:
         if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
             raise DataError(f"{ledger} is not the ledger that was certified")
         events = from_json(text)["events"]
-        seen = [_Seen(_round(event), event["joined"], event["round"]) for event in events if event["cohort"]]
+        seen = [_Seen(_round(event), event["joined"]) for event in events if event["cohort"]]
+        # That nobody joined a round of secret participation is an outcome like any other, and part of its cost.
+        last = max((event["round"] for event in events if event["sampling"] == "secret"), default=0)
     except OSError as error:
         raise DataError(f"ledger {ledger} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, ValidationError) as error:
         raise DataError(f"{ledger} is no ledger: {type(error).__name__}") from None
-    why = _too_little(statement.charged, seen)
+    why = _too_little(statement.charged, seen, last)
     if why:
         raise DataError(f"the certificate charges less than {ledger} holds: {why}")
 
 
 class _Seen(NamedTuple):
-    """A round that somebody joined, the most that any client had joined by then, and its number."""
+    """A round that somebody joined, and the most that any client had joined by then."""
 
     round: Charged
     joined: int
-    number: int
 
 
 def _round(event: Mapping[str, Any]) -> Charged:
@@ -74,18 +75,18 @@ def _round(event: Mapping[str, Any]) -> Charged:
     )
 
 
-def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
-    """Say what is missing in ``charged`` against the rounds that were ``seen``."""
+def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) -> str:
+    """Say what is missing in ``charged`` against the rounds that were ``seen``; ``last`` is the number of the last secret one."""
     if not seen:
         return "nobody joined any of its rounds, and what that tells is not held against a certificate here"
-    samplings = {one.sampling for one, _, _ in seen}
+    samplings = {one.sampling for one, _ in seen}
     if samplings == {"secret"}:
-        return _too_little_in_secret(charged, seen)
+        return _too_little_in_secret(charged, seen, last)
     if "secret" in samplings:
         return "rounds of secret participation among others are not held against a certificate here"
     if samplings == {"once"} and [one.rounds for one in charged] == [1]:
         return _too_little_at_once(charged[0], seen)
-    held = Counter(one for one, _, _ in seen)
+    held = Counter(one for one, _ in seen)
     paid: Counter[Charged] = Counter()
     for one in charged:
         paid[one.model_copy(update={"rounds": 1})] += one.rounds
@@ -96,8 +97,8 @@ def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
     if left_out and len(held) * len(paid) > _MOST_PAIRS:
         return "there are too many different rounds to compare"
     if left_out:
-        most = max(joined for _, joined, _ in seen)
-        most = max(most, math.ceil(sum(one.cohort for one, _, _ in seen) / max(one.population for one, _, _ in seen)))
+        most = max(joined for _, joined in seen)
+        most = max(most, math.ceil(sum(one.cohort for one, _ in seen) / max(one.population for one, _ in seen)))
         if paid.total() < most:
             return f"some client joined {most:,} rounds, and {paid.total():,} are charged"
         for one in left_out:
@@ -119,14 +120,14 @@ def _without(release: Released) -> Released:
     return release.model_copy(update={"parameter": None})
 
 
-def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen]) -> str:
-    rounds, last = sum(one.rounds for one in charged), max(number for _, _, number in seen)
-    if all(one.release.kind == "gaussian" for one, _, _ in seen):  # which who joins hides nothing of: a client pays for its own rounds
-        last = max(joined for _, joined, _ in seen)
+def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) -> str:
+    rounds = sum(one.rounds for one in charged)
+    if all(one.release.kind == "gaussian" for one, _ in seen):  # which who joins hides nothing of: a client pays for its own rounds
+        last = max(joined for _, joined in seen)
     if rounds < last:
         return f"there were {last:,} rounds, and {rounds:,} are charged"
-    fewest = min(one.cohort for one, _, _ in seen)
-    kinds = {one.model_copy(update={"cohort": 1}) for one, _, _ in seen}
+    fewest = min(one.cohort for one, _ in seen)
+    kinds = {one.model_copy(update={"cohort": 1}) for one, _ in seen}
     if {one.model_copy(update={"cohort": 1, "rounds": 1}) for one in charged} != kinds or len(kinds) > 1:
         return "its rounds are of another kind"
     most = max(one.cohort for one in charged)
@@ -134,10 +135,10 @@ def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen]) -> 
 
 
 def _too_little_at_once(charged: Charged, seen: Sequence[_Seen]) -> str:
-    kinds = {one.model_copy(update={"cohort": 1}) for one, _, _ in seen}
+    kinds = {one.model_copy(update={"cohort": 1}) for one, _ in seen}
     if kinds != {charged.model_copy(update={"cohort": 1})}:
         return "its rounds are of another kind"
-    crowd = min(sum(one.cohort for one, _, _ in seen), charged.population)
+    crowd = min(sum(one.cohort for one, _ in seen), charged.population)
     several = charged.release.units > 1 or charged.channel != "ideal-shuffler"
-    hidden = min(one.cohort for one, _, _ in seen) if several else crowd
+    hidden = min(one.cohort for one, _ in seen) if several else crowd
     return f"{charged.cohort:,} clients are not more than {hidden:,}" if charged.cohort > hidden else ""

@@ -378,3 +378,12 @@ def test_the_curve_of_a_round_is_above_that_of_its_rows(reports: int) -> None:
             above = own.losses > epsilon
             delta = float(own.masses[above] @ -np.expm1(epsilon - own.losses[above]))
             assert delta <= bound + 1e-14 * reports
+
+
+def test_where_nobody_hides_a_data_set_attains_what_one_budget_costs_by_itself() -> None:
+    """Of several budgets no data set is known to attain what they are composed to."""
+    groups = [ShuffledRounds(0.2285, 1, 100), ShuffledRounds(0.0918, 1, 50)]
+    alone = attained_epsilon(groups[:1], 1e-5)
+    assert alone == pytest.approx(composed_epsilon(0.2285, 100, 1e-5), rel=1e-6)
+    assert attained_epsilon(groups, 1e-5) == alone
+    assert shuffled_epsilon(groups, 1e-5).upper > alone

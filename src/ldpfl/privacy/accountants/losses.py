@@ -103,6 +103,8 @@ def composed_curves(curves: Sequence[Curve], delta: float, points: int = 1024) -
     Each curve is taken at ``points`` places up to a loss that next to no release exceeds, and its dominating pair convolved.
     """
     total = sum(curve.times for curve in curves)
+    if total == 1:
+        return _at(next(curve for curve in curves if curve.times), delta)
     step = max((_top(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
     if step == 0:
         return 0.0 if all(curve.delta(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
@@ -119,13 +121,28 @@ def composed_curves(curves: Sequence[Curve], delta: float, points: int = 1024) -
 
 def _top(curve: Curve, delta: float) -> float:
     """Return a loss that one release exceeds with about ``delta`` at most."""
-    delta = max(delta, curve.fewest)
+    return _crossing(curve, max(delta, curve.fewest), 1e-3) * 1.01
+
+
+def _at(curve: Curve, delta: float) -> float:
+    """Return an epsilon for ``delta`` of one release: where its curve falls to it, or a hair above."""
+    if delta < curve.fewest:
+        return curve.limit
+    found = _crossing(curve, delta, 1e-6)
+    while found < curve.limit and curve.delta(found) > delta:
+        found *= 1 + 1e-6
+    return min(found, curve.limit)
+
+
+def _crossing(curve: Curve, delta: float, precision: float) -> float:
     if curve.delta(0.0) <= delta:
         return 0.0
     high = min(curve.limit, 1e-6)
     while high < curve.limit and curve.delta(high) > delta:
         high = min(curve.limit, 4 * high)
-    return float(brentq(lambda epsilon: curve.delta(epsilon) - delta, 0.0, high, xtol=1e-3 * high, rtol=1e-3)) * 1.01
+    if curve.delta(high) > delta:
+        return high
+    return float(brentq(lambda epsilon: curve.delta(epsilon) - delta, 0.0, high, xtol=precision * high, rtol=precision))
 
 
 def largest_log_moment(losses: Array, rows: Array, order: Array) -> Array:

@@ -109,7 +109,9 @@ def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
     groups = _merged(groups, sizes=None)
     if _nothing_to_hide_in(groups, delta):
-        return _local(groups, delta)
+        # Of one budget, or where no failure is allowed, that is exact; of several, what one of them attains by itself.
+        exact = delta <= 0 or len(groups) < 2
+        return _local(groups, delta) if exact else max(attained_epsilon([group], delta) for group in groups)
     if len(groups) == 1 and groups[0].releases == 1:
         return single_attained_epsilon(groups[0].epsilon0, groups[0].clients, delta)
     for half in _ATTAINED_GRIDS if len(groups) == 1 else ():

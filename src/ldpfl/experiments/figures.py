@@ -1,0 +1,74 @@
+"""What ``result.json`` must hold to be read: the folder may be somebody else's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+Figure = float | None
+"""None stands for one that is not a finite number."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+
+class _Layer(_Strict):
+    weights: int
+    radius: Figure
+    noise_std: Figure
+    clipped_fraction: Figure
+
+
+class _Noise(_Strict):
+    norm: Figure
+    protected_fraction: float
+    paper_epsilon: Figure
+    paper_epsilon_per_round: list[Figure]
+
+
+class Figures(_Strict):
+    """The figures of a finished run that are read again; more may stand there."""
+
+    name: str
+    seed: int
+    seed_is_secret: bool = False
+    metric: str
+    score: Figure
+    scores: dict[str, Figure]
+    score_per_round: list[Figure]
+    noise_free_score: Figure
+    noise_free_score_per_round: list[Figure] | None = None
+    clamped_score: Figure = None
+    evaluated_on: str
+    mechanism: str
+    epsilon_per_unit: float | Literal["infinity"] | None
+    unit: str
+    target: Figure = None
+    caveats: list[str] = []
+    privacy: dict[str, JsonValue]
+    clients: int
+    clients_per_round: int
+    stopped_after: int | None = None
+    rounds: int
+    weights: int
+    uplink_bits_per_client_round: int
+    uplink_bytes_per_client_round: int
+    layers: dict[str, _Layer]
+    noise: _Noise | None = None
+    seconds: float
+    device: str
+    versions: dict[str, str]
+
+
+def problem_of(figures: Any) -> str:
+    """Say what in ``figures``, as they stood in a file, is not as a finished run's are; nothing where all are."""
+    try:
+        Figures.model_validate(figures)
+    except (ValidationError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            return "it is nested too deeply"
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return ""
