@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -308,6 +309,13 @@ def test_whatever_is_damaged_is_one_line(ldpfl: CommandLine, tiny_data: Path, un
             if name == "config.toml":
                 assert (outcome.code, "config.toml" in outcome.err) == (2, True), where
             restore(run, whole)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(ldpfl: CommandLine, unfinished: Path) -> None:
+    (unfinished / "checkpoint.safetensors").unlink()
+    os.mkfifo(unfinished / "checkpoint.safetensors")
+    assert "no regular file" in ldpfl.refused("show", unfinished)
 
 
 def test_figures_of_another_kind_are_one_line(ldpfl: CommandLine, tiny_data: Path, config_file: Path, tmp_path: Path) -> None:

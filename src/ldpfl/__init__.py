@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ldpfl.api import load_run as load_run
     from ldpfl.api import plan as plan
     from ldpfl.api import plan_regime as plan_regime
+    from ldpfl.api import reproduce as reproduce
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
     from ldpfl.api import verify as verify
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ldpfl.randomness import SecureSource as SecureSource
     from ldpfl.randomness import SeededStreams as SeededStreams
     from ldpfl.ranges import LayerRanges as LayerRanges
+    from ldpfl.report.results import ReproductionResult as ReproductionResult
     from ldpfl.report.results import RunResult as RunResult
     from ldpfl.report.results import SweepResult as SweepResult
 
@@ -48,6 +50,7 @@ __getattr__, __dir__ = lazy.exports(
         "ParameterLayout": "ldpfl.layout",
         "PrivacyError": "ldpfl.errors",
         "ProtocolError": "ldpfl.errors",
+        "ReproductionResult": "ldpfl.report.results",
         "RunResult": "ldpfl.report.results",
         "SecureSource": "ldpfl.randomness",
         "SeededStreams": "ldpfl.randomness",
@@ -62,6 +65,7 @@ __getattr__, __dir__ = lazy.exports(
         "mechanisms": "ldpfl.mechanisms",
         "plan": "ldpfl.api",
         "plan_regime": "ldpfl.api",
+        "reproduce": "ldpfl.api",
         "run": "ldpfl.api",
         "sweep": "ldpfl.api",
         "validate_module": "ldpfl.layout",

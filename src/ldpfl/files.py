@@ -135,6 +135,16 @@ def to_json(value: Any, indent: int | None = None) -> str:
 _MOST_BYTES = 1 << 30
 
 
+def check_regular(path: Path) -> None:
+    """Return if ``path`` is a file that can be read to its end: a pipe in its place would be waited for for ever.
+
+    Raises:
+        OSError: it is none.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file that may be somebody else's: a pipe or a device in its place is refused, which may have no end.
 

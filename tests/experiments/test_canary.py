@@ -259,6 +259,12 @@ def test_a_run_from_another_device_can_be_audited(finished: RunFolder, tiny_data
     assert audit(finished, tiny_data, trials=100).rows[-1].accuracy == 1.0
 
 
+def test_a_canary_hides_among_those_of_one_round_alone(tmp_path: Path, tiny_data: Path) -> None:
+    """Where each client takes part once, a round has a part of them, also the one that is looked at after the last."""
+    folder = run_in(tmp_path / "once", tiny_data, "clients.once=true", "clients.count=12", "training.rounds=3")
+    assert audit(folder, tiny_data, trials=100).clients == 4
+
+
 # --- the values of a cohort -------------------------------------------------------------------------------------------
 
 

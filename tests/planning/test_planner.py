@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ldpfl.errors import ConfigError
@@ -105,6 +106,20 @@ def test_secret_participation_is_worth_something() -> None:
     assert self_sampling["shuffled_upper_adaptive"] < visible["shuffled_upper_adaptive"]
     assert self_sampling["local_pure"] == visible["local_pure"] == 1.0
     assert figures(replace(ONE, self_sampling=True)) == {**figures(ONE), "self_sampling": True}  # all take part: no secret
+
+
+def test_clients_that_decide_for_themselves_are_sometimes_few() -> None:
+    """Where how many took part is not averaged over, a plan is for as few as there hardly ever are: no run's ledger says more."""
+    setting = Setting(1.0, 2000, 100, 20, participation=0.05, self_sampling=True, mechanism="privunit-g")
+    found = plan(setting)
+    assert any("at least 52 clients" in note for note in found.statement.notes)
+    drawn = np.random.default_rng(1).binomial(2000, 0.05, (10, 20)).min(axis=1)
+    release = setting.build().release(setting.ranges())
+    events = [RoundEvent(number, release, int(drawn.min()), 2000, number, "secret", rate=0.05) for number in range(1, 21)]
+    best = account(Ledger(tuple(events)), setting.delta).best
+    assert best is not None
+    assert found.statement.best is not None
+    assert best.epsilon <= found.statement.best.epsilon
 
 
 def test_without_noise_everything_is_infinite() -> None:

@@ -20,6 +20,9 @@ from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, R
 from ldpfl.privacy.certifying import certified
 from ldpfl.verifying.certificate import Certificate, read, signed
 
+SMALL_EIGHT = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
+"""A point of order 8."""
+
 BITS = BinaryRelease("duchi", 1.0, 500)
 VECTOR = PureRelease("privunit-g", 4.0, 1, "vector")
 NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record")
@@ -125,6 +128,17 @@ def test_whatever_is_changed_after_signing_is_found_out(change: str, tmp_path: P
     CHANGES[change](tree["statement"])
     path.write_text(json.dumps(tree))
     with pytest.raises(DataError, match="was changed after it was signed"):
+        read(path)
+
+
+@pytest.mark.parametrize("low", ["01", "ec" + "ff" * 30 + "7f", "00", "ed" + "ff" * 30 + "7f", "01" + "00" * 30 + "80", SMALL_EIGHT])
+def test_a_key_that_fits_whatever_is_signed_is_nobody_s(low: str, tmp_path: Path) -> None:
+    """Keys of small order: under the first of them the point of order 1 and the number 0 sign anything."""
+    made = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    key = low.ljust(64, "0")
+    path = tmp_path / "certificate.json"
+    path.write_text(json.dumps({**made, "signature": {"public_key": key, "value": key + "00" * 32}}))
+    with pytest.raises(DataError, match="fits whatever is signed"):
         read(path)
 
 

@@ -6,6 +6,7 @@ The command line parses, calls these functions and prints; notebooks call them t
 from ldpfl.api.accounting import account, plan, released, warned_of_seeds
 from ldpfl.api.auditing import audit, audit_run
 from ldpfl.api.configuring import configure, named_data
+from ldpfl.api.reproducing import reproduce
 from ldpfl.api.running import check, load_run, run
 from ldpfl.api.sweeping import NOISE_PLOT, SCORE_PLOT, sweep
 from ldpfl.certificates import certify, verify
@@ -25,6 +26,7 @@ __all__ = [
     "plan",
     "plan_regime",
     "released",
+    "reproduce",
     "run",
     "sweep",
     "verify",

@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 
 from ldpfl.api.configuring import Settings, listed, new_seed
 from ldpfl.api.running import displayed, runner_for
-from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.parallel import run_ahead
+from ldpfl.experiments.sweep import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.noise_plot import draw_noise
@@ -27,6 +29,7 @@ def sweep(
     folder: str | Path | None = None,
     data_dir: str | Path | None = None,
     device: str = "auto",
+    jobs: int = 1,
     progress: bool | ProgressDisplay = True,
 ) -> SweepResult:
     """Run a recipe's variants over settings and seeds, and return a row for each; what is finished in ``folder`` is not run again.
@@ -37,6 +40,7 @@ def sweep(
         folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
         data_dir: as for :func:`run`.
         device: as for :func:`run`.
+        jobs: how many runs go on at once, each in a process of its own on one thread; on a CPU.
         progress: as for :func:`run`.
 
     Raises:
@@ -44,32 +48,45 @@ def sweep(
         LdpflError: as for :func:`run`.
     """
     config, overrides = what if isinstance(what, SweepConfig) else load_sweep(str(what)), listed(settings)
-    config = _with_seeds(config, overrides, folder)
+    shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
+    config = _with_seeds(config, overrides, folder, said="seeds" in config.model_fields_set and not shipped)
     if folder is None:
         with TemporaryDirectory() as temporary:
-            return replace(_sweep(config, overrides, Path(temporary), data_dir, device, progress), folder=None)
-    return _sweep(config, overrides, Path(folder), data_dir, device, progress)
+            return replace(_sweep(config, overrides, Path(temporary), data_dir, device, jobs, progress), folder=None)
+    return _sweep(config, overrides, Path(folder), data_dir, device, jobs, progress)
 
 
 def _sweep(
-    config: SweepConfig, overrides: list[str], out: Path, data_dir: str | Path | None, device: str, progress: bool | ProgressDisplay
+    config: SweepConfig,
+    overrides: list[str],
+    out: Path,
+    data_dir: str | Path | None,
+    device: str,
+    jobs: int,
+    progress: bool | ProgressDisplay,
 ) -> SweepResult:
     with displayed(progress) as display:
-        rows, curves = run_sweep(
-            config,
-            overrides,
-            runner_for(data_dir, device, display),
-            out,
-            lambda number, of, cell: display.next_run(f"{number}/{of}: {cell}"),
-        )
+        runner = runner_for(data_dir, device, display)
+        if jobs > 1 and runner.device.type != "cpu":
+            raise ConfigError(f"several runs at once are for a CPU, not for {device}: leave jobs at 1")
+
+        def ahead(some: Sequence[Cell], out: Path) -> None:
+            if jobs > 1:
+                run_ahead(some, out, runner.data_dir, jobs, display.several)
+
+        def title(number: int, of: int, cell: Cell) -> None:
+            if jobs == 1:
+                display.next_run(f"{number}/{of}: {cell}")
+
+        rows, curves = run_sweep(config, overrides, runner, out, title, ahead)
     draw_sweep(out / SCORE_PLOT, config, rows)
     draw_noise(out / NOISE_PLOT, config, curves)
     return SweepResult(config, tuple(rows), tuple(curves), out)
 
 
-def _with_seeds(config: SweepConfig, overrides: Sequence[str], folder: str | Path | None) -> SweepConfig:
-    """Return the sweep with a seed that nobody knows, where it is over a user's own data and says none; that of ``folder``, if begun."""
-    if "seeds" in config.model_fields_set or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
+def _with_seeds(config: SweepConfig, overrides: Sequence[str], folder: str | Path | None, *, said: bool) -> SweepConfig:
+    """Return the sweep with seeds that nobody knows, where it is over a user's own data who ``said`` none; or ``folder``'s, if begun."""
+    if said or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
         return config
     begun = None if folder is None else stored_sweep(Path(folder))
-    return config.model_copy(update={"seeds": begun[0].seeds if begun else [new_seed()]})
+    return config.model_copy(update={"seeds": begun[0].seeds if begun else [new_seed() for _ in config.seeds]})

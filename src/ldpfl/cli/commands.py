@@ -11,6 +11,10 @@ from typer.core import TyperGroup
 COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
     "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
+    "reproduce": (
+        "reproduce:reproduce",
+        "Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped.",
+    ),
     "recipes": ("recipes:recipes", 'List the recipes that "ldpfl run" knows.'),
     "check": (
         "own:check",

@@ -21,6 +21,7 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.parallel import cores
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
@@ -65,7 +66,7 @@ def run(
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
-    torch.set_num_threads(_cores())
+    torch.set_num_threads(cores())
     errors = Console(stderr=True)
     again = _resume_command(folder.path, _flags(data_dir, device, baseline=baseline))
     try:
@@ -86,7 +87,12 @@ def run(
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
         raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
-    print(to_json(result, indent=2)) if as_json else _print_result(folder, result)
+    print(_json(result)) if as_json else _print_result(folder, result)
+
+
+def _json(result: dict[str, Any]) -> str:
+    """Return ``result.json`` as it is printed: without a seed from which the noise on a user's own data follows."""
+    return to_json({**result, "seed": None} if result.get("seed_is_secret") else result, indent=2)
 
 
 def _stopped_by(error: WriteError, again: str) -> WriteError:
@@ -113,29 +119,23 @@ def _default_folder(config: RunConfig) -> Path:
     return next((folder for own in names if not (folder := Path("runs") / own).exists()), Path("runs") / name)
 
 
-def _cores() -> int:
-    """Threads to train with: OMP_NUM_THREADS if set, else the cores that this process may be scheduled on."""
-    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
-        return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def sweep(
     name: Annotated[str, typer.Argument(help="A sweep's name (see ldpfl recipes) or a file (*.toml).")],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own on one thread; on a CPU.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
     config, overrides = load_sweep(name), set_ or []
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
-    torch.set_num_threads(_cores())
+    torch.set_num_threads(cores())
     errors = Console(stderr=True)
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
-            result = api.sweep(config, settings=overrides, folder=folder, data_dir=data_dir, device=device, progress=display)
+            result = api.sweep(config, settings=overrides, folder=folder, data_dir=data_dir, device=device, jobs=jobs, progress=display)
     except KeyboardInterrupt:
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
@@ -171,7 +171,7 @@ def show(
     if result is not None:
         # Computed from what was released, not repeated from what a file says of it.
         result["privacy"] = account(run_folder.ledger(), config.privacy.delta).to_dict()
-        print(to_json(result, indent=2)) if as_json else _print_result(run_folder, result)
+        print(_json(result)) if as_json else _print_result(run_folder, result)
         if kind.on_flower and not as_json:
             print(f"kind: {kind}")
         return

@@ -18,8 +18,8 @@ from typing import Self
 
 import tomli_w
 
+from ldpfl import supervisor
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.deploy import supervisor
 from ldpfl.deploy.site import NodeSite, Site
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.files import write_text

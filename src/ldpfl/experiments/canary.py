@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from math import exp, isinf
+from math import exp, floor, isinf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.records import STEPS
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import ServerState, sample_cohort
+from ldpfl.server import ServerState
 from ldpfl.shuffling import mix
 from ldpfl.simulation import Federation, train_cohort
 
@@ -107,7 +108,8 @@ def audit_run(
     ``center + radius * s`` or ``center - radius * s`` with a random sign s for each weight. In every trial all clients
     randomise anew, the reports are shuffled, and the auditor gets the pool. It knows s and, as an auditor may assume,
     the others' values; its statistic is the sum over the first w weights, in an order fixed beforehand, of
-    ``s * (mean - expected mean) / radius``. Fewer trials are made than asked for, but at least ``FEWEST_TRIALS``,
+    ``s * (mean - expected mean) / radius``. Where a record is protected, and not its client, the canary is a client with one record,
+    whose gradient is as long as the clipping allows, ``s`` or ``-s``. Fewer trials are made than asked for, but at least ``FEWEST_TRIALS``,
     where they would take too long.
 
     Source: privacy auditing with canaries, Jagielski et al. 2020 and Nasr et al. 2021.
@@ -125,7 +127,12 @@ def audit_run(
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < FEWEST_TRIALS:
         raise ConfigError(f"the audit of a run needs a whole number of trials, at least {FEWEST_TRIALS}, got {trials!r}")
     federation, state = _last_state(folder, data_dir, device)
-    cohort = sample_cohort(federation.seed, state.round + 1, len(federation.samples), federation.fraction)
+    number = state.round + 1 if federation.once_over is None else min(state.round + 1, federation.once_over)
+    cohort = federation.cohort(number)
+    if not cohort.size:
+        raise ConfigError(f"nobody takes part in round {number}, so there is nothing to audit: go on with the run for a round")
+    if federation.mechanism.record_rate < 1:
+        raise ConfigError("records that take part by chance are not audited: the canary would be in each round")
     trials = _affordable(trials, len(cohort), state.ranges.dimension)
     mechanism = federation.mechanism.in_round(state.public())
     game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
@@ -195,6 +202,10 @@ class _Game:
         signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
         order = torch.from_numpy(generator.permutation(ranges.dimension))
         center, radius = ranges.expand()
+        if mechanism.record_clip is not None:  # lattice points, and as long as a record's may be
+            longest = (signs * floor(STEPS / sqrt(ranges.dimension))).long()
+            nothing = torch.zeros(ranges.dimension, dtype=torch.float64)
+            return cls(mechanism, ranges, values.clone(), (longest, -longest), nothing, signs, order, _sizes(ranges.dimension), seed)
         canaries = (center + signs * radius).float(), (center - signs * radius).float()
         expected = _expected_mean(mechanism, ranges, values[1:])
         return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, _sizes(ranges.dimension), seed)

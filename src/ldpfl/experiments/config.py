@@ -184,7 +184,12 @@ class RunConfig(_Section):
     def differences(self, other: RunConfig) -> list[str]:
         """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs."""
         ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
-        return [f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}" for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+        hidden = {"seed"} if self.data.brought or other.data.brought else set()  # from which the noise on a user's own data follows
+        return [
+            f"{key}: another one" if key in hidden else f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"
+            for key in sorted({*ours, *theirs})
+            if ours.get(key) != theirs.get(key)
+        ]
 
 
 def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:

@@ -34,6 +34,11 @@ def sweep_files() -> Mapping[str, Traversable]:
     return _toml_files("sweeps")
 
 
+def reproduction_files() -> Mapping[str, Traversable]:
+    """Return the file of each table and figure that can be reproduced, by its name."""
+    return _toml_files("reproductions")
+
+
 def description(file: Traversable) -> str:
     """Return what a recipe or sweep says of itself."""
     return str(tomllib.loads(file.read_text(encoding="utf-8")).get("description", ""))

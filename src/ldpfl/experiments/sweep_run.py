@@ -24,8 +24,17 @@ OnRun = Callable[[int, int, Cell], None]
 """Called with (number of a run, from 1; how many there are; the run) when it begins."""
 
 
+Ahead = Callable[[Sequence[Cell], Path], None]
+"""Brings some runs to their end before they are run one by one, in any way it likes."""
+
+
 def run_sweep(
-    sweep: SweepConfig, overrides: Sequence[str], runner: Runner, out: Path, on_run: OnRun = lambda number, of, cell: None
+    sweep: SweepConfig,
+    overrides: Sequence[str],
+    runner: Runner,
+    out: Path,
+    on_run: OnRun = lambda number, of, cell: None,
+    ahead: Ahead = lambda cells, out: None,
 ) -> tuple[list[Row], list[Curve]]:
     """Run what is not finished yet of ``sweep``, with ``overrides`` of every run, in ``out``; the rows are written down after each run.
 
@@ -37,6 +46,7 @@ def run_sweep(
     todo = cells(sweep, overrides)
     check_cells(todo)
     open_folder(sweep, overrides, out)
+    ahead(todo, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
     for number, cell in enumerate(todo, start=1):
         on_run(number, len(todo), cell)

@@ -19,7 +19,7 @@ from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
-from ldpfl.privacy.events import BinaryRelease, Channel
+from ldpfl.privacy.events import BinaryRelease, Channel, Release
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import RoundGroup, Statement
 from ldpfl.ranges import LayerRanges
@@ -29,6 +29,9 @@ LARGEST_EPSILON = 50.0
 """Largest budget of a report that is solved for; more protects nothing."""
 
 _PRECISE = 1e-3
+
+_RARE = 1e-6
+"""Probability with which some round of a run may have fewer clients than is planned for."""
 """Relative slack of a solved figure: certified at it, and not much more than needed."""
 
 
@@ -137,9 +140,11 @@ def plan(setting: Setting) -> Plan:
         ConfigError: a figure is out of range.
     """
     mechanism, ranges = setting.build(), setting.ranges()
+    release = mechanism.release(ranges)
+    cohort = _cohort_of(setting, release)
     group = RoundGroup(
-        release=mechanism.release(ranges),
-        cohort=setting.cohort - setting.colluding,
+        release=release,
+        cohort=max(1, cohort - setting.colluding),
         population=setting.clients - setting.colluding,
         rounds=setting.rounds,
         sampling="everyone" if setting.participation == 1 else "secret" if setting.self_sampling else "visible",
@@ -148,8 +153,22 @@ def plan(setting: Setting) -> Plan:
     )
     statement = account_groups([group], setting.delta)
     statement = replace(statement, warnings=(*mechanism.caveats, *statement.warnings))
+    if cohort < setting.cohort:
+        said = (
+            f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability {_RARE:g}"
+        )
+        statement = replace(statement, notes=(*statement.notes, said))
     noise = float(mechanism.noise_std(ranges, setting.cohort).max())
     return Plan(setting, statement, noise, (mechanism.payload_bits(ranges) + 7) // 8)
+
+
+def _cohort_of(setting: Setting, release: Release) -> int:
+    """Return how many clients hide each other in a round; where they decide in secret, and that is not averaged over, hardly ever fewer."""
+    if setting.participation == 1 or not setting.self_sampling or isinstance(release, BinaryRelease):
+        return setting.cohort
+    from scipy.stats import binom  # slow to import
+
+    return max(1, int(binom.ppf(_RARE / setting.rounds, setting.clients, setting.participation)))
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,16 @@ class ProgressDisplay:
                 self._console.print(f"{what}: {total:,} samples, once; they are kept for later")
         self._progress.update(self._prepared, completed=done, current=done)
 
+    def several(self, rounds_done: int, rounds: int, done: int, of: int) -> None:
+        """Show how far runs are that go on at once."""
+        self._check()
+        if self._prepared is None:
+            began = time.monotonic()
+            self._prepared = self._progress.add_task(
+                "runs", total=rounds, current=0, score="", already=rounds_done, began=began, unit="round"
+            )
+        self._progress.update(self._prepared, completed=rounds_done, current=rounds_done, score=f"{done}/{of} runs")
+
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         self._label, self._rounds, self._metric = label, rounds, metric
         self._task = self._progress.add_task(

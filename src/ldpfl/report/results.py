@@ -18,6 +18,7 @@ from rich.text import Text
 from torch import nn
 
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row, frontier
@@ -28,6 +29,7 @@ from ldpfl.report.console import result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantee_table
+from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY
 
@@ -173,6 +175,48 @@ class SweepResult(_Shown):
 
     def __rich__(self) -> Table | RenderableType:
         return sweep_table(self.config, self.rows)
+
+
+@dataclass(frozen=True)
+class ReproductionResult(_Shown):
+    """A table or figure of a paper, as far as its runs are finished.
+
+    Attributes:
+        name, size: which one.
+        reproduction: what it is, and what the paper reports.
+        sweep: what was run.
+        rows: a setting each; those that were not run say so.
+        folder: where its files are; None if there are none.
+    """
+
+    name: str
+    size: SizeName
+    reproduction: Reproduction
+    sweep: SweepConfig
+    rows: tuple[Reached, ...]
+    folder: Path | None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every run has come to its end."""
+        return all(row.seeds == row.wanted for row in self.rows)
+
+    def plot(self) -> Picture:
+        """Return ours and the paper's as a picture."""
+        return _drawn(lambda path: draw_reproduction(path, self.reproduction, self.sweep, self.rows))
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return a line for each setting: ours, the paper's, what is claimed and what holds."""
+        return tidy(self.reproduction, self.sweep, self.rows)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return the same as a table."""
+        import pandas
+
+        return pandas.DataFrame(self.to_dict())
+
+    def __rich__(self) -> Table | RenderableType:
+        return reproduction_table(self.reproduction, self.sweep, self.rows)
 
 
 def _drawn(draw: Callable[[Path], object]) -> Picture:

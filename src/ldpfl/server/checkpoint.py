@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import replace_atomically
+from ldpfl.files import check_regular, replace_atomically
 from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
 from ldpfl.server.metrics import RoundMetrics
@@ -70,6 +70,7 @@ class Checkpoint:
             DataError: the file is damaged.
         """
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata()
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict

@@ -141,11 +141,26 @@ def read(path: Path) -> Certificate:
     signature = certificate.signature
     if signature is not None:
         try:
+            if _has_small_order(signature.public_key):
+                raise DataError(f"{path} is signed by a key that fits whatever is signed: it is nobody's")
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.public_key))
             key.verify(bytes.fromhex(signature.value), _bytes(certificate.statement))
         except (InvalidSignature, ValueError):
             raise DataError(f"{path} was changed after it was signed, or is signed by another key than it says") from None
     return certificate
+
+
+_P = 2**255 - 19
+_D = -121665 * pow(121666, -1, _P) % _P
+
+
+def _has_small_order(public_key: str) -> bool:
+    """Tell whether a key of Ed25519 is one of the points of order 1, 2, 4 or 8, under which signatures of anything can be made up.
+
+    Their second coordinate is 1, -1 or 0, or one whose point doubled has it 0: d y^4 + 2 y^2 = 1.
+    """
+    y = int.from_bytes(bytes.fromhex(public_key), "little") % 2**255 % _P
+    return y in (0, 1, _P - 1) or (_D * pow(y, 4, _P) + 2 * y * y - 1) % _P == 0
 
 
 def _bytes(statement: Statement) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, inf, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 import pytest
@@ -27,6 +27,18 @@ def test_opposite_gradients_do_not_exceed_the_curve(mu: float, rate: float) -> N
         real = float(np.sum(np.maximum(density[0] - exp(epsilon) * density[1], 0.0)) * (x[1] - x[0]))
         assert real <= sampled_delta(mu, rate, epsilon) + 1e-9
     assert sampled_delta(mu, rate, 0.0) == pytest.approx(rate * gaussian_delta(mu, 0.0))  # the total variation, exactly
+
+
+@pytest.mark.parametrize("mu", [50.0, 200.0, 1e5, 1e9])
+def test_next_to_no_noise_costs_what_an_observer_sees_of_it(mu: float) -> None:
+    """Also where e^epsilon is more than a float holds: who sees a sum above mu / 2 knows whose it is but for a tail of the normal law."""
+    told = log((0.05 - 1e-5) / 0.9) - float(norm.logsf(mu / 2))
+    assert told <= sampled_epsilon([(mu, 0.1, 1)], 1e-5) <= gaussian_epsilon(mu, 1e-5)
+    assert added_epsilon([(mu, 0.1, 1)], 1e-5) <= gaussian_epsilon(mu / 2, 1e-5) * (1 + 1e-9)
+
+
+def test_the_curve_goes_on_where_its_exponential_overflows() -> None:
+    assert sampled_delta(37.0, 0.1, 700.0001) == pytest.approx(sampled_delta(37.0, 0.1, 699.9999), rel=1e-3)
 
 
 def test_a_rate_of_one_is_no_sampling() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import exp, inf, log1p, sqrt
+from math import exp, inf, log, log1p, sqrt
 
 from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -28,16 +28,19 @@ from ldpfl.privacy.accountants.losses import Curve, composed_curves
 _LARGEST_MU = 10.0
 """Beyond it nothing is protected, and dp-accounting takes gigabytes to say so."""
 
+_OVERFLOWS = 700.0
+
 Sampled = tuple[float, float, int]
 """mu of the whole batch when a record is replaced, the probability of being in it, and the number of rounds."""
 
 
 def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
     """Return an upper bound of delta(``epsilon``) of one round that a record joins with probability ``rate``, when it is replaced."""
-    inner = log1p((exp(epsilon) - 1) / rate) if epsilon < 700 else inf
-    if inner == inf:
-        return 0.0
-    shared = exp(epsilon - inner)
+    if epsilon < _OVERFLOWS:
+        inner = log1p((exp(epsilon) - 1) / rate)
+        shared = exp(epsilon - inner)
+    else:  # what e^epsilon + q - 1 has less than e^epsilon is less than rounding, which is taken off
+        inner, shared = (epsilon - log(rate)) * (1 - 1e-15), rate
     return rate * ((1 - shared) * gaussian_delta(mu / 2, inner) + shared * gaussian_delta(mu, inner))
 
 
@@ -65,8 +68,11 @@ def _in_two_steps(rounds: tuple[Sampled, ...], delta: float) -> float:
 
 
 def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
-    """Return epsilon for ``delta`` when one record is added or removed, which is what most tools for DP-SGD state; by dp-accounting."""
-    if all(rate == 1 for _, rate, _ in rounds):
+    """Return epsilon for ``delta`` when one record is added or removed, which is what most tools for DP-SGD state; by dp-accounting.
+
+    Where nothing is protected anyway it is that of records which are there for certain, which is no smaller.
+    """
+    if all(rate == 1 for _, rate, _ in rounds) or max(mu for mu, _, _ in rounds) > _LARGEST_MU:
         return gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
     return float(_added_or_removed(tuple(rounds)).get_epsilon(delta))
 

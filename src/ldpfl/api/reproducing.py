@@ -1,0 +1,118 @@
+"""Make a table or figure of a paper again."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import ldpfl
+from ldpfl.api.configuring import Settings, listed
+from ldpfl.api.sweeping import sweep
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.parallel import cores
+from ldpfl.experiments.reproduction import Reproduction, SizeName, load_reproduction, reached
+from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_run import open_folder
+from ldpfl.files import to_json, write_text
+from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
+from ldpfl.report.results import ReproductionResult
+
+TABLE, PLOT, ABOUT = "table.csv", "plot.svg", "about.json"
+"""What is written in its folder, beside the runs."""
+
+
+def reproduce(
+    name: str,
+    *,
+    size: SizeName = "desk",
+    settings: Settings = (),
+    folder: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    jobs: int | None = None,
+    train: bool = True,
+    progress: bool | ProgressDisplay = True,
+) -> ReproductionResult:
+    """Run what a table or figure of a paper takes, and return it, the paper's figures and what really holds beside ours.
+
+        ldpfl.reproduce("ldp-fl/fig5", folder="runs/fig5").to_dataframe()
+
+    Args:
+        name: such as ``ldp-fl/table1``.
+        size: ``desk`` in minutes to hours on two cores; ``paper`` with as many data, clients and rounds as the paper has.
+        settings: changes of every run, by dotted key.
+        folder: where to keep the runs, ``table.csv``, ``plot.svg`` and ``about.json``; what is finished there is not run again.
+        data_dir: as for :func:`run`.
+        jobs: how many runs go on at once; by default as many as there are cores.
+        train: whether to run anything; without it the table is of what is finished.
+        progress: as for :func:`run`.
+
+    Raises:
+        ConfigError: there is no such table or figure, it is not made at this size, or a setting does not fit.
+        LdpflError: as for :func:`run`.
+        KeyboardInterrupt: passed on, once the files of what is finished are written.
+    """
+    found = load_reproduction(name)
+    config, own = found.at_size(name, size)
+    overrides = [*own, *listed(settings)]
+    if folder is None:
+        with TemporaryDirectory() as temporary:
+            result = reproduce(
+                name, size=size, settings=settings, folder=temporary, data_dir=data_dir, jobs=jobs, train=train, progress=progress
+            )
+            return ReproductionResult(name, size, found, config, result.rows, None)
+    out = Path(folder)
+    if size not in ("desk", "paper"):
+        raise ConfigError(f"the size is desk or paper, not {size!r}")
+    try:
+        if train:
+            workers = cores() if jobs is None else jobs
+            sweep(config, settings=overrides, folder=out, data_dir=data_dir, device="cpu", jobs=workers, progress=progress)
+        else:
+            open_folder(config, overrides, out)
+    finally:
+        if out.is_dir():
+            result = ReproductionResult(name, size, found, config, tuple(reached(config, overrides, out)), out)
+            _write(result, overrides, listed(settings))
+    return result
+
+
+def _write(result: ReproductionResult, overrides: list[str], said: list[str]) -> None:
+    found, out = result.reproduction, result.folder
+    assert out is not None  # noqa: S101  # for mypy
+    write_text(out / TABLE, to_csv(tidy(found, result.sweep, result.rows)))
+    draw_reproduction(out / PLOT, found, result.sweep, result.rows)
+    write_text(out / ABOUT, to_json(_about(result.name, result.size, found, result.sweep, overrides, said), indent=2) + "\n")
+
+
+def _about(name: str, size: SizeName, found: Reproduction, config: SweepConfig, overrides: list[str], said: list[str]) -> dict[str, Any]:
+    changes = "".join(f" --set {shlex.quote(setting)}" for setting in said)
+    return {
+        "name": name,
+        "size": size,
+        "source": found.source,
+        "differs": found.differs,
+        "command": f"ldpfl reproduce {name} --size {size}{changes}",
+        "recipe": config.recipe,
+        "sweep": config.name,
+        "settings": overrides,
+        "seeds": config.seeds,
+        "commit": _commit(),
+        "versions": {"ldpfl": ldpfl.__version__, "torch": torch.__version__},
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit that this code is of, with ``+`` if it was changed since; None where it is no checkout."""
+    here = str(Path(ldpfl.__file__).parent)
+    try:
+        head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(["git", "-C", here, "status", "--porcelain", "."], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed.strip() else "")

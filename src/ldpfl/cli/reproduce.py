@@ -1,0 +1,71 @@
+"""The command that makes a table or figure of a paper again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ldpfl import api
+from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
+from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.reproduction import load_reproduction
+from ldpfl.experiments.shipped import reproduction_files
+from ldpfl.files import to_json
+from ldpfl.report.console import ProgressDisplay
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Such as ldp-fl/table1.", show_default="list them")] = None,
+    size: Annotated[str, typer.Option(help="desk: minutes to hours on two cores; paper: as the paper has it.")] = "desk",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Its folder.", show_default="runs/reproduce-NAME-SIZE")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once, each on one thread.", show_default="cores")] = None,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Run what is missing, or show what is finished.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped."""
+    console, errors = Console(), Console(stderr=True)
+    if name is None:
+        console.print(_listed())
+        return
+    if size not in ("desk", "paper"):
+        raise ConfigError(f"--size is desk or paper, not {size!r}")
+    folder = out or Path("runs") / f"reproduce-{name.replace('/', '-')}-{size}"
+    try:
+        with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
+            result = api.reproduce(
+                name,
+                size=size,  # type: ignore[arg-type]  # one of the two
+                settings=set_ or [],
+                folder=folder,
+                data_dir=data_dir,
+                jobs=jobs,
+                train=train,
+                progress=display,
+            )
+    except KeyboardInterrupt:
+        errors.print(Text(f"interrupted; what is finished is in {folder}, start the same command again to go on"), soft_wrap=True)
+        raise SystemExit(INTERRUPTED) from None
+    if as_json:
+        print(to_json(result.to_dict(), indent=2))
+        return
+    console.print(result)
+    console.print(Text(f"table, picture and what made them: {folder}"), soft_wrap=True)
+
+
+def _listed() -> Table:
+    table = Table(title="tables and figures (ldpfl reproduce NAME)", title_justify="left")
+    for heading in ("name", "what it shows", "sizes"):
+        table.add_column(heading, no_wrap=heading == "name")
+    for name in sorted(reproduction_files()):
+        found = load_reproduction(name)
+        sizes = [size for size, made in (("desk", found.desk), ("paper", found.paper)) if made]
+        table.add_row(name, Text(f"{found.source}: {found.title}"), ", ".join(sizes))
+    return table

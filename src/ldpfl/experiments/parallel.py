@@ -1,0 +1,112 @@
+"""Run many runs at once, each in a process of its own on one thread, as ``ldpfl run`` would; what is finished is not run again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ldpfl import supervisor
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.sweep import Cell
+from ldpfl.files import make_folder, write_text, writing
+
+_LOOKS_S = 0.5
+"""Seconds between two looks at what the runs have written."""
+
+_GRACE_S = 5.0
+"""Seconds that a run has to end in, when it is told to."""
+
+OnRounds = Callable[[int, int, int, int], None]
+"""Called with (rounds done, rounds, runs done, runs) now and then."""
+
+
+def cores() -> int:
+    """Return how many processes of one thread this machine runs at once: OMP_NUM_THREADS if set, else the cores there are for this one."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class _Task:
+    cell: Cell
+    folder: RunFolder
+
+    @property
+    def rounds(self) -> int:
+        return self.cell.config.training.rounds
+
+    @property
+    def is_over(self) -> bool:
+        return self.folder.result_path.exists() or self.folder.stopped_path.exists()
+
+    @property
+    def rounds_done(self) -> int:
+        if self.is_over:
+            return self.rounds
+        with suppress(OSError):
+            return min(self.rounds, self.folder.metrics_path.read_bytes().count(b"\n"))
+        return 0
+
+
+def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
+    """Bring the runs of ``cells`` in ``out`` as far as they come by themselves, ``jobs`` at once; whatever fails is left to its caller.
+
+    Who runs them afterwards one by one finds them finished, or meets what stopped them. Whatever ends this ends its processes, whose
+    finished rounds are kept.
+    """
+    tasks = list({cell.folder_name: _Task(cell, RunFolder(out / "runs" / cell.folder_name)) for cell in cells}.values())
+    waiting = [task for task in tasks if not task.is_over]
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_started(waiting.pop(0), out, data_dir))
+            running = [process for process in running if not _has_ended(process)]
+            on_rounds(
+                sum(task.rounds_done for task in tasks), sum(task.rounds for task in tasks), sum(t.is_over for t in tasks), len(tasks)
+            )
+            time.sleep(_LOOKS_S)
+    finally:
+        _end(running)
+
+
+def _started(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
+    make_folder(out / "configs")
+    config = out / "configs" / f"{task.cell.folder_name}.toml"
+    write_text(config, task.cell.config.to_toml())
+    begun = task.folder.config_path.exists()
+    what = ["--resume"] if begun else [str(config)]
+    command = [sys.executable, "-m", "ldpfl", "run", *what, "--out", str(task.folder.path), "--no-baseline", "--json", "--device", "cpu"]
+    data = [] if data_dir is None else ["--data-dir", str(data_dir)]
+    with writing(out), config.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-I", supervisor.__file__, str(_GRACE_S), *command, *data],
+            stdin=subprocess.PIPE,  # when it ends, so does the run: however this process goes
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for this process alone
+        )
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is None:
+        return False
+    if process.stdin is not None:
+        process.stdin.close()
+    return True
+
+
+def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in running:
+        if process.stdin is not None:
+            process.stdin.close()
+    for process in running:
+        process.wait()

@@ -1,0 +1,166 @@
+"""Tables and figures of the papers: which sweep makes one, at which size, and what the paper reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.shipped import reproduction_files
+from ldpfl.experiments.sweep import AxisValue, Cell, SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_rows import Point, Result, Row, rows
+from ldpfl.files import from_toml
+from ldpfl.suggestions import did_you_mean
+
+SizeName = Literal["desk", "paper"]
+"""``desk``: minutes to an hour or two on two cores. ``paper``: as many data, clients and rounds as the paper has."""
+
+Shows = Literal["score", "noise", "paper_epsilon", "seconds"]
+"""What a table or figure is about: see :class:`~ldpfl.experiments.sweep_rows.Row`."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Size(_Strict):
+    """The sweep that is run, with ``settings`` of all its runs."""
+
+    sweep: str
+    settings: list[str] = []
+
+
+class Published(_Strict):
+    """What the paper reports of a variant of the sweep, at a point of its axes."""
+
+    variant: str
+    at: dict[str, AxisValue] = {}
+    value: float
+
+
+class Reproduction(_Strict):
+    """A table or figure of a paper.
+
+    Attributes:
+        title: what it shows.
+        source: paper and number.
+        differs: what is not as in the paper, in a sentence or two.
+        shows: the figure that is compared.
+        desk, paper: how it is made, by size; None where it is not.
+        published: the paper's figures, where its text has any; of pictures alone nothing is read off.
+    """
+
+    title: str
+    source: str
+    differs: str = ""
+    shows: Shows = "score"
+    desk: Size | None = None
+    paper: Size | None = None
+    published: list[Published] = []
+
+    def at_size(self, name: str, size: SizeName) -> tuple[SweepConfig, list[str]]:
+        """Return the sweep that makes it, with what is set in all its runs.
+
+        Raises:
+            ConfigError: it is not made at this size.
+        """
+        chosen = self.desk if size == "desk" else self.paper
+        if chosen is None:
+            other = "paper" if size == "desk" else "desk"
+            raise ConfigError(f"{name} is not made at the size {size!r}: take --size {other}")
+        return load_sweep(chosen.sweep), list(chosen.settings)
+
+    def reported(self, variant: str, point: Point) -> float | None:
+        """Return the paper's figure for a variant at a point of the axes, if it has one."""
+        at = dict(point)
+        return next((one.value for one in self.published if one.variant == variant and one.at.items() <= at.items()), None)
+
+
+def load_reproduction(name: str) -> Reproduction:
+    """Return the table or figure called ``name``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    files = reproduction_files()
+    if name not in files:
+        raise ConfigError(f"no table or figure {name!r}: {did_you_mean(name, files)}")
+    try:
+        return Reproduction.model_validate(from_toml(files[name].read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {error.errors()[0]['msg']}") from None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A row of a reproduced table.
+
+    Attributes:
+        row: over the seeds whose runs are finished; None where none is.
+        variant, point: which one.
+        seeds: how many runs are finished.
+        wanted: how many there are to be.
+    """
+
+    row: Row | None
+    variant: str
+    point: Point
+    seeds: int
+    wanted: int
+
+    def figure(self, shows: Shows) -> float | None:
+        """Return what is compared with the paper; None where it was not run, or could not be finished."""
+        if self.row is None:
+            return None
+        if shows == "score":
+            return self.row.mean
+        return self.row.seconds if shows == "seconds" else self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
+
+    @property
+    def holds(self) -> tuple[float, str] | None:
+        """Return the smallest epsilon that holds for all that is sent in the run, and whom it trusts; None where it was not run."""
+        if self.row is None or not self.row.privacy:
+            return None
+        hidden = self.row.privacy.get("shuffled_upper_adaptive")
+        found = [(self.row.budget, "nobody"), (inf if hidden in (None, "infinity") else float(hidden), "shuffler or sum")]
+        return min(found, key=lambda pair: pair[0])
+
+
+def reached(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[Reached]:
+    """Return the rows of ``sweep`` as far as its runs in ``out`` are finished; nothing is run.
+
+    Raises:
+        ConfigError: a setting does not fit.
+        DataError: a run's files are damaged.
+    """
+    todo = cells(sweep, overrides)
+    done = [(cell, found) for cell in todo if (found := _found(cell, out)) is not None]
+    finished = {(row.variant, row.point): row for row in rows(done)}
+    wanted = _by_row(todo)
+    count = _by_row(cell for cell, _ in done)
+    return [Reached(finished.get(key), *key, len(count.get(key, ())), len(folders)) for key, folders in wanted.items()]
+
+
+def _found(cell: Cell, out: Path) -> Result | None:
+    folder = RunFolder(out / "runs" / cell.folder_name)
+    result, stopped = folder.result(), folder.stopped()
+    return result if result is not None else None if stopped is None else {"stopped": stopped}
+
+
+def _by_row(some: Iterable[Cell]) -> dict[tuple[str, Point], set[str]]:
+    """Return the runs' folders by variant and point; a variant that fixes what the axes change is one row."""
+    by_variant: dict[str, dict[Point, set[str]]] = {}
+    for cell in some:
+        by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
+    found = {}
+    for variant, points in by_variant.items():
+        same = len(points) > 1 and len(set(map(frozenset, points.values()))) == 1
+        for point, folders in points.items():
+            found[variant, () if same else point] = folders
+    return found
