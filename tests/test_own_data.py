@@ -540,6 +540,7 @@ def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine
     (folder,) = (tmp_path / "runs").iterdir()
     assert "7654321" not in repr(api.load_run(folder))
     assert "7654321" in (folder / "config.toml").read_text()
+    assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads(ldpfl("show", folder, "--json").out)["seed"] is None
     other: list[str | Path] = ["run", "own", "--data", table, "--target", "outcome", "--resume", "--out", folder, "--set", "seed=3"]
     assert "seed: another one" in ldpfl.refused(*other)

@@ -195,6 +195,12 @@ def test_rounds_that_nobody_joined_in_secret_are_charged_also_at_the_end(tmp_pat
         verify(Certificate(statement=made.statement.model_copy(update={"charged": fewer})), ledger=file)
 
 
+def test_what_would_take_too_long_is_not_checked(tmp_path: Path) -> None:
+    many = Ledger(tuple(RoundEvent(number, BinaryRelease("duchi", number / 100, 5), 100, 100, number) for number in range(1, 18)))
+    found = verify(certify(write(tmp_path / "ledger.json", many)))
+    assert {verdict.status for verdict in found.lines} == {"confirmed", "not checked"}
+
+
 def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS["one bit"])
     assert any("delta 0.5" in caveat for caveat in certify(file, delta=0.5).statement.caveats)

@@ -117,6 +117,8 @@ class RunFolder:
         self.check(config, resume=resume, kind=kind)
         make_folder(self.path)
         begun = self.config_path.exists()
+        if config.data.brought and not begun:
+            self.path.chmod(0o700)  # it holds the seed that the noise on somebody's own rows follows from
         # First of all: where a config stands, nobody may take a folder of Flower's for a simulation's.
         if kind is not None and kind.on_flower and not (begun and self._kind_path.exists()):
             write_text(self._kind_path, f"{kind}\n")

@@ -87,8 +87,8 @@ class Statement(_Part):
 
     run: Words
     ledger: Hex
-    charged: Annotated[list[Charged], Field(min_length=1, max_length=100_000)]
-    guarantees: Annotated[list[Line], Field(min_length=1, max_length=20)]
+    charged: Annotated[list[Charged], Field(min_length=1, max_length=10_000)]
+    guarantees: Annotated[list[Line], Field(min_length=1, max_length=8)]
     caveats: list[Words] = []
     software: dict[Words, Words]
 

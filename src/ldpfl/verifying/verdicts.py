@@ -24,6 +24,8 @@ TOLERANCE = 0.02
 
 _SAME = 1 + 1e-9
 _MOST_REPORTS, _MOST_SUMMED = 10**10, 10**8
+_MOST_KINDS, _MOST_BUDGETS = 16, 256
+"""Of rounds behind a shuffler, some 70 MB each among a million clients; and of reports that nobody hides."""
 _LARGEST_CROWD = 10**6
 _HUGE, _HIDES_NOTHING = 700.0, 60.0
 
@@ -160,6 +162,8 @@ def _local(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     if len(alike) == 1 and not noise and number <= _MOST_SUMMED:
         (epsilon0,) = alike
         return _at_most(stated, lambda epsilon: randomised_response_delta(epsilon0, number, epsilon), delta), "exactly, in intervals"
+    if len(alike) > _MOST_BUDGETS:
+        return None, f"more than {_MOST_BUDGETS} different budgets take too long here"
     kinds: list[tuple[Release, int]] = [(PureReport(epsilon), count) for epsilon, count in pure]
     kinds += [(GaussianReport(mu), 1)] if noise else []
     return composed_epsilon(kinds, delta, stated), "by convolution and Renyi divergences"
@@ -171,6 +175,8 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
         # Rounded Gaussians add up to one but for so little: decision 23.
         return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta * (1 - 1e-9)), "in closed form, to 150 digits"
+    if len(charged) > _MOST_KINDS:
+        return None, f"more than {_MOST_KINDS} kinds of rounds behind a shuffler take too long here"
     if any(_parameter(one) > _HIDES_NOTHING for one in charged if one.release.kind != "gaussian"):
         return None, "nobody hides what has so large a budget"
     if max(one.cohort for one in charged) > _LARGEST_CROWD:

@@ -1,0 +1,167 @@
+"""Tables and figures of the papers: what is shipped fits together, runs at once, can be stopped, and says what was not run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import TINY_TOML, CommandLine
+from ldpfl import ConfigError, api
+from ldpfl.experiments import parallel, read_config
+from ldpfl.experiments.reproduction import Published, Reproduction, load_reproduction
+from ldpfl.experiments.shipped import reproduction_files
+from ldpfl.experiments.sweep import cells
+
+RESULTS = Path(__file__).parents[2] / "results"
+SWEEP = """
+name = "tiny-table"
+recipe = "RECIPE"
+settings = []
+seeds = [0]
+
+[axes]
+"mechanism.epsilon" = [1.0, 4.0]
+
+[variants]
+"no noise" = ['mechanism.name="none"']
+"with" = []
+"""
+TABLE = """
+title = "A table"
+source = "A paper, Table 7"
+differs = "It is made up."
+desk = { sweep = "SWEEP" }
+published = [{ variant = "with", at = { "mechanism.epsilon" = 4.0 }, value = 55.5 }]
+"""
+
+
+@pytest.mark.parametrize("name", sorted(reproduction_files()))
+def test_what_the_papers_report_is_of_runs_that_are_made(name: str) -> None:
+    found = load_reproduction(name)
+    for size in ("desk", "paper"):
+        if getattr(found, size) is None:
+            continue
+        sweep, settings = found.at_size(name, size)
+        made = cells(sweep, settings, settle=False)
+        assert made
+        if size == "paper":
+            for one in found.published:
+                assert any(cell.variant == one.variant and one.at.items() <= dict(cell.point).items() for cell in made), one
+    assert found.desk or found.paper
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A table of three runs on the tiny digits."""
+    recipe, sweep, table = tmp_path / "recipe.toml", tmp_path / "sweep.toml", tmp_path / "table.toml"
+    recipe.write_text(TINY_TOML)
+    sweep.write_text(SWEEP)
+    table.write_text(TABLE.replace("SWEEP", str(sweep)))
+    files: dict[str, Traversable] = {"a/table7": table}
+    monkeypatch.setattr("ldpfl.experiments.reproduction.reproduction_files", lambda: files)
+    monkeypatch.setattr("ldpfl.experiments.sweep.load_recipe", lambda name, *overrides: read_config(recipe, *overrides))
+    return "a/table7"
+
+
+@pytest.mark.slow
+def test_runs_go_on_at_once_and_the_paper_stands_beside_them(own: str, tiny_data: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
+    out = tmp_path / "out"
+    before = ldpfl("reproduce", own, "--out", out, "--no-train", "--json")
+    assert [line["state"] for line in json.loads(before.out)] == ["not run"] * 3
+    result = api.reproduce(own, folder=out, data_dir=tiny_data, jobs=2, progress=False)
+    assert result.is_finished
+    lines = list(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
+    assert [(line["setting"], line["mechanism.epsilon"], line["paper"]) for line in lines] == [
+        ("no noise", "", ""),
+        ("with", "1.0", ""),
+        ("with", "4.0", "55.5"),
+    ]
+    free, one, four = result.rows
+    assert free.row is not None
+    assert free.row.mean is not None
+    assert float(lines[0]["ours"]) == pytest.approx(100 * free.row.mean, abs=1e-3)
+    assert lines[0]["epsilon_that_holds"] == "infinity"
+    assert one.holds is not None
+    assert four.holds is not None
+    assert (one.holds[1], lines[1]["epsilon_claimed"]) == ("nobody", "1.0")  # eight clients hide nobody
+    assert one.holds[0] < four.holds[0]
+    assert "A paper, Table 7" in (out / "plot.svg").read_text()
+    about = json.loads((out / "about.json").read_text())
+    assert about["command"] == "ldpfl reproduce a/table7 --size desk"
+    shown = ldpfl("reproduce", own, "--out", out, "--data-dir", tiny_data)  # nothing is run again
+    assert "55.5" in shown.out
+    assert "3 of 3" not in shown.out
+    # One thread each, as one run after the other has them: the same bytes.
+    alone = api.reproduce(own, folder=tmp_path / "alone", data_dir=tiny_data, jobs=1, progress=False)
+    assert [row.row.score for row in alone.rows if row.row] == [row.row.score for row in result.rows if row.row]
+
+
+@pytest.mark.slow
+def test_whoever_stops_it_finds_what_was_finished_and_leaves_nothing_behind(
+    own: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks = tmp_path / "out", iter(range(1000))
+
+    def stop(*progress: int) -> None:
+        if next(looks) > 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("ldpfl.report.console.ProgressDisplay.several", lambda self, *progress: stop(*progress))
+    with pytest.raises(KeyboardInterrupt):
+        api.reproduce(own, folder=out, data_dir=tiny_data, jobs=2, settings=["training.rounds=400"], progress=False)
+    assert not [child for child in psutil.Process().children(recursive=True) if "ldpfl" in " ".join(child.cmdline())]
+    lines = list(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
+    assert [line["state"] for line in lines] == ["not run"] * 3
+
+
+def test_a_table_that_is_not_made_at_a_size_says_so(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "take --size desk" in ldpfl.refused("reproduce", "ladp-fl/table5", "--size", "paper")
+    assert "did you mean 'ldp-fl/table1'" in ldpfl.refused("reproduce", "ldp-fl/table")
+    assert "desk or paper" in ldpfl.refused("reproduce", "ldp-fl/table1", "--size", "large")
+    assert "ldp-fl/table1" in ldpfl("reproduce").out
+    with pytest.raises(ConfigError, match="take --size paper"):
+        Reproduction(title="t", source="s").at_size("x", "desk")
+
+
+def test_the_paper_s_figure_is_that_of_its_variant_and_point() -> None:
+    found = Reproduction(
+        title="t", source="s", published=[Published(variant="a", at={"x": 1.0}, value=3.0), Published(variant="b", value=4.0)]
+    )
+    assert found.reported("a", (("x", 1.0), ("y", 2))) == 3.0
+    assert found.reported("a", (("x", 2.0),)) is None
+    assert found.reported("b", ()) == 4.0
+
+
+def test_as_many_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert parallel.cores() == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert parallel.cores() >= 1
+
+
+def kept() -> list[Path]:
+    return sorted(path.parent for path in RESULTS.rglob("about.json"))
+
+
+def test_kept_results_name_what_made_them() -> None:
+    """Recipe, commit, seeds and command; a table whose rows are run or said not to be; and the picture."""
+    assert kept()
+    for folder in kept():
+        about: dict[str, Any] = json.loads((folder / "about.json").read_text())
+        assert about["recipe"]
+        assert about["seeds"]
+        assert re.fullmatch(r"[0-9a-f]{40}", about["commit"]), folder
+        assert about["command"].startswith(f"ldpfl reproduce {about['name']} --size {about['size']}")
+        load_reproduction(about["name"])
+        lines = list(csv.DictReader(io.StringIO((folder / "table.csv").read_text())))
+        assert lines
+        assert all(line["ours"] or line["state"] for line in lines)
+        assert (folder / "plot.svg").read_text().startswith("<?xml")
