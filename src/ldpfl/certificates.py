@@ -76,8 +76,10 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
     made = certificate if isinstance(certificate, Certificate) else read(Path(certificate))
     if ledger is None:
         return second_opinion(made, None, signed_by)
-    path = Path(ledger)
-    return second_opinion(made, RunFolder(path).ledger_path if path.is_dir() else path, signed_by)
+    path = RunFolder(Path(ledger)).ledger_path if Path(ledger).is_dir() else Path(ledger)
+    if path.is_file():
+        Ledger.load(path)  # one whose events do not follow from each other was changed
+    return second_opinion(made, path, signed_by)
 
 
 def _signing_key(path: Path) -> Ed25519PrivateKey:

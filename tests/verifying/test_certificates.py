@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,6 +200,21 @@ def test_what_would_take_too_long_is_not_checked(tmp_path: Path) -> None:
     many = Ledger(tuple(RoundEvent(number, BinaryRelease("duchi", number / 100, 5), 100, 100, number) for number in range(1, 18)))
     found = verify(certify(write(tmp_path / "ledger.json", many)))
     assert {verdict.status for verdict in found.lines} == {"confirmed", "not checked"}
+
+
+def test_a_ledger_that_was_edited_confirms_nothing(tmp_path: Path) -> None:
+    """Its events follow from each other no longer, as where it is accounted."""
+    file = write(tmp_path / "ledger.json", RUNS["bits behind a shuffler"])
+    edited = file.read_text().replace('"units": 500', '"units": 50').replace('"units":500', '"units":50')
+    assert edited != file.read_text()
+    file.write_text(edited)
+    tree = certificate_of(RUNS["bits behind a shuffler"]).model_dump(mode="json")
+    tree["statement"]["charged"][0]["release"]["units"] = 50
+    tree["statement"]["ledger"] = hashlib.sha256(edited.encode()).hexdigest()
+    forged = Certificate.model_validate(tree)
+    assert verify(forged).holds  # what it charges costs no more than it says
+    with pytest.raises(DataError, match="changed"):
+        verify(forged, ledger=file)
 
 
 def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:

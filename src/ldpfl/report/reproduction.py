@@ -79,8 +79,8 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Se
     table = Table(title=Text(f"{reproduction.source}: {reproduction.title}"), title_justify="left")
     table.add_column("setting")
     axes = [key.rpartition(".")[2] for key in sweep.axes]
-    for title in (*axes, shown_as(found, reproduction.shows), "paper", "claimed", "what holds", "of"):
-        table.add_column(title, justify="right")
+    for title in (*axes, shown_as(found, reproduction.shows), "paper", "claimed", "holds", "seeds"):
+        table.add_column(title, justify="right", no_wrap=True)
     for line, one in zip(tidy(reproduction, sweep, found), found, strict=True):
         at = [str(line[key]) if line[key] is not None else "-" for key in sweep.axes]
         spread = f" ± {line['spread']:.2f}" if line["spread"] is not None else ""
@@ -94,11 +94,9 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Se
             paper,
             _text(line["epsilon_claimed"]),
             "-" if holds is None else number(holds[0]),
-            f"{one.seeds} of {one.wanted} seeds",
+            f"{one.seeds}/{one.wanted}",
         )
-    said = (
-        "claimed: epsilon as the paper counts it; what holds: the smallest that is proved of all that a client, or one record of it, sends"
-    )
+    said = "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends"
     table.caption = "\n".join(filter(None, [said, reproduction.differs]))
     table.caption_justify = "left"
     return table
