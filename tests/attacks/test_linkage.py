@@ -16,21 +16,18 @@ from scipy.integrate import quad
 from scipy.stats import norm, t
 
 from ldpfl.attacks.linkage import (
-    CONFIDENCE,
-    Array,
     Found,
     LinkagePlan,
     LinkageSetting,
     Mixing,
-    arrival_density,
     attack_release,
     attack_windows,
     epsilon_of_linked,
     linkage,
-    scaled,
     uniform_mixing,
     window_starts,
 )
+from ldpfl.attacks.posterior import CONFIDENCE, Array, arrival_density, scaled
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon

@@ -96,60 +96,121 @@ def plan_regime(
     Raises:
         ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
     """
-    kind = regime_named(regime)
-    check_delta(delta)
-    if not 0 < target < inf:
-        raise ConfigError(f"the target must be positive and finite, got {target:g}")
-    if min(clients - colluding, weights, rounds, records, group, linked) < 1 or clients > MOST_CLIENTS or weights * rounds > MOST_REPORTS:
-        raise ConfigError(
-            "clients that do not collude, weights, rounds, records, group and linked must be at least 1, and no more than is planned"
-        )
-    if max(group, linked) > 1 and kind != "shuffled":
-        raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {kind}")
-    if kind == "local" and clients < rounds:
-        raise ConfigError(f"{clients:,} clients cannot take part once each in {rounds:,} rounds")
-    ranges = LayerRanges(torch.zeros(1), torch.ones(1), (weights,))
-
-    def group_at(strength: float) -> RoundGroup:
-        release = _mechanism(kind, strength, records, group).release(ranges)
-        channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(kind, "ideal-shuffler")  # type: ignore[assignment]
-        once = kind == "local"
-        honest = clients - colluding
-        return RoundGroup(release, honest, honest, 1 if once else rounds, "once" if once else "everyone", channel=channel, linked=linked)
-
-    def epsilon(inverse: float) -> float:
-        group = group_at(1 / inverse)
-        hidden, local = behind_shuffler([group]), epsilon_of([(group.release, group.rounds)], delta)
-        return local if hidden is None else min(local, hidden.epsilon(delta))
-
-    found = smallest(epsilon, _guess(kind, target, clients - colluding, ceil(weights / group), rounds, delta), target, 1e-4, 1e6, _PRECISE)
+    asked = _Asked(regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding)
+    asked.check()
+    found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1e-4, 1e6, _PRECISE)
     if found is None:
         raise ConfigError(f"no noise brings this to epsilon {target:g}: more clients or fewer rounds may")
-    mechanism = _mechanism(kind, 1 / found, records, group)
-    once = kind == "local"
-    heard = clients // rounds if once else clients
-    noise = float(mechanism.noise_std(ranges, heard)[0]) * sqrt(weights)
-    units = clients * records if kind.startswith("records") else clients
-    name, value = ("noise_multiplier", found) if kind.startswith("records") else ("epsilon", 1 / found)
-    return RegimePlan(
-        regime=kind,
-        target=target,
-        clients=clients,
-        records=records,
-        weights=weights,
-        rounds=rounds,
-        mechanism=mechanism.name,
-        parameter=name,
-        value=value,
-        noise=noise,
-        trusted_noise=2 * sqrt(rounds) / (units * gaussian_mu(target, delta)) * sqrt(weights),
-        wanted=_wanted(kind, noise, clients, records),
-        group=group,
-        relay_records=ceil(mechanism.release(ranges).units / linked),
-        bytes_per_client=(mechanism.payload_bits(ranges) + 7) // 8,
-        reports=1 if once else rounds,
-        statement=account_groups([group_at(1 / found)], delta),
-    )
+    return asked.answered(1 / found)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan is made for; the arguments of :func:`plan_regime`. What a mechanism tells grows with its ``strength``."""
+
+    regime: Regime
+    target: float
+    clients: int
+    weights: int
+    rounds: int
+    records: int
+    group: int
+    linked: int
+    delta: float
+    colluding: int
+
+    def check(self) -> None:
+        check_delta(self.delta)
+        if not 0 < self.target < inf:
+            raise ConfigError(f"the target must be positive and finite, got {self.target:g}")
+        counts = (self.honest, self.weights, self.rounds, self.records, self.group, self.linked)
+        if min(counts) < 1 or self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
+            raise ConfigError(
+                "clients that do not collude, weights, rounds, records, group and linked must be at least 1, and no more than is planned"
+            )
+        if max(self.group, self.linked) > 1 and self.regime != "shuffled":
+            raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
+        if self.once and self.clients < self.rounds:
+            raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
+
+    @property
+    def honest(self) -> int:
+        return self.clients - self.colluding
+
+    @property
+    def once(self) -> bool:
+        """Whether each client takes part in one round of the run."""
+        return self.regime == "local"
+
+    @property
+    def of_records(self) -> bool:
+        return self.regime.startswith("records")
+
+    @property
+    def ranges(self) -> LayerRanges:
+        return LayerRanges(torch.zeros(1), torch.ones(1), (self.weights,))
+
+    def mechanism(self, strength: float) -> Mechanism:
+        if self.regime == "shuffled":
+            return RotatedSign(strength, group=self.group)
+        if self.regime == "local":
+            return PrivUnitG(strength, 1.0)
+        return DpSgd(RecordClip(1.0), 1 / strength, float(self.records), self.regime == "records-summed")
+
+    def rounds_at(self, strength: float) -> RoundGroup:
+        """Return what a client would be charged."""
+        release = self.mechanism(strength).release(self.ranges)
+        channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(self.regime, "ideal-shuffler")  # type: ignore[assignment]
+        times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
+        return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
+
+    def epsilon(self, strength: float) -> float:
+        group = self.rounds_at(strength)
+        hidden, local = behind_shuffler([group]), epsilon_of([(group.release, group.rounds)], self.delta)
+        return local if hidden is None else min(local, hidden.epsilon(self.delta))
+
+    @property
+    def guess(self) -> float:
+        """One over about the right strength, where the search begins."""
+        mu = gaussian_mu(self.target, self.delta)
+        if self.regime == "shuffled":
+            return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
+        if self.regime == "local":
+            return 1 / 7
+        return 2 * sqrt(self.rounds / (self.honest if self.regime == "records-summed" else 1)) / mu
+
+    def answered(self, strength: float) -> RegimePlan:
+        """Return the plan for a mechanism of this strength."""
+        mechanism = self.mechanism(strength)
+        heard = self.clients // self.rounds if self.once else self.clients
+        noise = float(mechanism.noise_std(self.ranges, heard)[0]) * sqrt(self.weights)
+        units = self.clients * self.records if self.of_records else self.clients
+        return RegimePlan(
+            regime=self.regime,
+            target=self.target,
+            clients=self.clients,
+            records=self.records,
+            weights=self.weights,
+            rounds=self.rounds,
+            mechanism=mechanism.name,
+            parameter="noise_multiplier" if self.of_records else "epsilon",
+            value=1 / strength if self.of_records else strength,
+            noise=noise,
+            trusted_noise=2 * sqrt(self.rounds) / (units * gaussian_mu(self.target, self.delta)) * sqrt(self.weights),
+            wanted=self.wanted(noise),
+            group=self.group,
+            relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
+            bytes_per_client=(mechanism.payload_bits(self.ranges) + 7) // 8,
+            reports=1 if self.once else self.rounds,
+            statement=account_groups([self.rounds_at(strength)], self.delta),
+        )
+
+    def wanted(self, noise: float) -> int:
+        """Return how many clients, or for records how many of them a client, leave noise of a tenth of a direction's length."""
+        factor = noise / _SMALL
+        if self.of_records:
+            return ceil(self.records * factor)
+        return ceil(self.clients * (factor**2 if self.once else factor))
 
 
 def regime_named(name: str) -> Regime:
@@ -163,30 +224,3 @@ def regime_named(name: str) -> Regime:
             regime: Regime = known
             return regime
     raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")
-
-
-def _mechanism(regime: Regime, strength: float, records: int, group: int) -> Mechanism:
-    """Return the regime's mechanism; what it tells grows with ``strength``."""
-    if regime == "shuffled":
-        return RotatedSign(strength, group=group)
-    if regime == "local":
-        return PrivUnitG(strength, 1.0)
-    return DpSgd(RecordClip(1.0), 1 / strength, float(records), regime == "records-summed")
-
-
-def _guess(regime: Regime, target: float, clients: int, weights: int, rounds: int, delta: float) -> float:
-    """Return one over about the right strength, where the search begins."""
-    mu = gaussian_mu(target, delta)
-    if regime == "shuffled":
-        return sqrt(weights * rounds / clients) / mu
-    if regime == "local":
-        return 1 / 7
-    return 2 * sqrt(rounds / (clients if regime == "records-summed" else 1)) / mu
-
-
-def _wanted(regime: Regime, noise: float, clients: int, records: int) -> int:
-    """Return how many clients, or for records how many of them a client, leave noise of a tenth of a direction's length."""
-    factor = noise / _SMALL
-    if regime.startswith("records"):
-        return ceil(records * factor)
-    return ceil(clients * (factor**2 if regime == "local" else factor))

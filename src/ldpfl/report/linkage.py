@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.attacks.linkage import CONFIDENCE, Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
+from ldpfl.attacks.linkage import Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
+from ldpfl.attacks.posterior import CONFIDENCE
 from ldpfl.report.plots import figure_file, require_plot
 from ldpfl.report.privacy import number
 

@@ -84,8 +84,9 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Se
     for line, one in zip(tidy(reproduction, sweep, found), found, strict=True):
         at = [str(line[key]) if line[key] is not None else "-" for key in sweep.axes]
         spread = f" ± {line['spread']:.2f}" if line["spread"] is not None else ""
-        ours = f"{line['ours']:,.4g}{spread}" if line["ours"] is not None else line["state"]
-        paper = "-" if line["paper"] is None else f"{line['paper']:,.4g}"
+        form = ",.2f" if reproduction.shows == "score" else ",.4g"
+        ours = f"{line['ours']:{form}}{spread}" if line["ours"] is not None else line["state"]
+        paper = "-" if line["paper"] is None else f"{line['paper']:{form}}"
         holds = one.holds
         table.add_row(
             Text(one.variant),
