@@ -36,7 +36,8 @@ def main() -> None:
         print(error.format_message())
         sys.exit(2)
     except click.ClickException as error:
-        _stop(f"{error.format_message()} (see ldpfl --help)")
+        context = getattr(error, "ctx", None)
+        _stop(f"{error.format_message()} (see {_named(context)} --help)")
     except (LdpflError, OSError) as error:
         _stop(str(error))
     except (KeyboardInterrupt, click.Abort):
@@ -49,6 +50,11 @@ def main() -> None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         _stop(f"unexpected {type(error).__name__} at {place}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
+
+
+def _named(context: click.Context | None) -> str:
+    """Return the command that a mistake was made in, as it is typed."""
+    return "ldpfl" if context is None else " ".join(["ldpfl", *context.command_path.split()[1:]])
 
 
 def _stop(message: str, code: int = 2) -> NoReturn:

@@ -21,7 +21,7 @@ COMMANDS = {
         "Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained.",
     ),
     "settings": ("own:settings", "List every setting of a config: key, meaning, default, and what may stand there."),
-    "init": ("own:init", "Write a config with a comment for each key; what no flag says is asked, where somebody can answer."),
+    "init": ("own:init", "Write a config with a comment for each key; what is left open is asked for in a terminal."),
     "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
     "report": (
         "reports:report",

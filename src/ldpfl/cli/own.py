@@ -28,7 +28,7 @@ UNFIT = 3
 """Exit code for a model that cannot be trained as it is."""
 
 DataOption = Annotated[str | None, typer.Option(help="Your own data: a CSV or Parquet file, or a folder; or a data set's name.")]
-TargetOption = Annotated[str | None, typer.Option(help="Column that is to be told from the others.")]
+TargetOption = Annotated[str | None, typer.Option(help="Column that is to be predicted.")]
 ClientOption = Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")]
 TaskOption = Annotated[str | None, typer.Option(help="classification, multilabel, regression or language-model.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
@@ -69,7 +69,7 @@ def check(
     client: ClientOption = None,
     task: TaskOption = None,
     set_: SetOption = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained."""
@@ -137,7 +137,7 @@ def init(
     set_: SetOption = None,
     flower: Annotated[Path | None, typer.Option(help="In place of a config, a new folder for a Flower app of it.")] = None,
 ) -> None:
-    """Write a config with a comment for each key; what no flag says is asked, where somebody can answer."""
+    """Write a config with a comment for each key; what is left open is asked for in a terminal."""
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
         _init_app(flower, chosen, data, target, client, overrides_of(None, None, None, task, model, target_epsilon, set_, chosen))
@@ -148,7 +148,7 @@ def init(
     if asks and data is None:
         data = typer.prompt("Your data: a CSV or Parquet file, a folder of them, or a data set's name")
     if asks and target is None:
-        target = typer.prompt("Column that is to be told from the others")
+        target = typer.prompt("Column that is to be predicted")
     if asks and client is None:
         client = typer.prompt("Column that names the client of a row (empty: rows are dealt out)", default="") or None
     if asks and target_epsilon is None:
@@ -169,7 +169,7 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     public: dict[str, Any] = {}
     if data is not None:
         if target is None:
-            raise ConfigError("--target has to name the column that is to be told from the others")
+            raise ConfigError("--target has to name the column that is to be predicted")
         config = api.configure(recipe, changes)
         public = public_settings(Path(data), target, client, config.data.bounds, classes=config.task.name == "classification")
         changes = [change for change in changes if not change.startswith("data.bounds")]

@@ -69,14 +69,20 @@ def plan(
         bool, typer.Option("--self-sampling", help="Each client decides for itself, in secret, whether it takes part.")
     ] = False,
     radius: Annotated[float, typer.Option(help="Half-width of the range that weights are clamped to.")] = 0.075,
-    channel: Annotated[str, typer.Option(help="ideal-shuffler, random-delay or direct.")] = "ideal-shuffler",
+    channel: Annotated[str, typer.Option(help="ideal-shuffler, secure-sum, random-delay or direct.")] = "ideal-shuffler",
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
     target_central: Annotated[float | None, typer.Option(help="Solve for the clients, or the epsilon, that reach this.")] = None,
-    regime: Annotated[str | None, typer.Option(help="shuffled, local, records or records-summed: a guarantee worth having.")] = None,
+    regime: Annotated[
+        str | None,
+        typer.Option(help="shuffled, local, records or records-summed; with --target, --clients."),
+    ] = None,
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
     group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
-    linked: Annotated[int, typer.Option(min=1, help="Of them, how many stay together behind the shuffler, for the regime shuffled.")] = 1,
+    linked: Annotated[
+        int,
+        typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled."),
+    ] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -86,8 +92,13 @@ def plan(
     says which noise keeps the target, and what that does to a mean.
     """
     if regime is not None or target is not None:
+        missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
-            raise ConfigError("a regime is planned with --regime, --target and --clients")
+            raise ConfigError(f"a regime is planned with --regime, --target and --clients: {', '.join(missing)} is missing")
+        others = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
+        given = [flag for flag, value in others.items() if value is not None]
+        if given:
+            raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         _plan_regime(regime, target, as_json, delta=delta, colluding=colluding, **sizes)
         return

@@ -25,7 +25,7 @@ def reproduce(
     size: Annotated[str, typer.Option(help="desk: minutes to hours on two cores; paper: as the paper has it.")] = "desk",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Its folder.", show_default="runs/reproduce-NAME-SIZE")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets; else the hub.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once, each on one thread.", show_default="cores")] = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Run what is missing, or show what is finished.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -96,7 +96,7 @@ def _target_names(config: DataConfig) -> tuple[str, ...]:
     if config.text and not config.target:
         return (config.text,)
     if not config.target:
-        raise ConfigError("data.target has to name the column that is to be told from the others")
+        raise ConfigError("data.target has to name the column that is to be predicted")
     return (config.target,) if isinstance(config.target, str) else tuple(config.target)
 
 

@@ -26,7 +26,7 @@ class DataConfig(BaseModel):
     path: str = ""
     """A CSV or Parquet file, or a folder of them, in the place of a data set by name."""
     target: str | list[str] = ""
-    """The column that is to be told from the others; several for a task of several labels."""
+    """The column that is to be predicted; several for a task of several labels."""
     columns: list[str] = []
     """The columns that it is told from; all others where there are none."""
     client: str = ""

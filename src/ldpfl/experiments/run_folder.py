@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.experiments.figures import problem_of
+from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
 from ldpfl.server import Checkpoint

@@ -33,7 +33,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.errors import ConfigError, ProtocolError
-from ldpfl.flower.ask import Ask
+from ldpfl.flower.asked import Ask
 from ldpfl.mechanisms import is_built_in
 from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget

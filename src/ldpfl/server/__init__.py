@@ -2,11 +2,12 @@
 
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round, rounds_without_gain
+from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round
 from ldpfl.server.cohort import once_cohort, round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import NotFiniteError, ServerState, advance, client_values
+from ldpfl.server.stopping import has_stopped, rounds_without_gain
 
 __all__ = [
     "Checkpoint",
@@ -21,6 +22,7 @@ __all__ = [
     "client_values",
     "close_idle_round",
     "close_round",
+    "has_stopped",
     "initial_checkpoint",
     "once_cohort",
     "round_cohort",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite
+from math import inf
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from ldpfl.server.checkpoint import Checkpoint
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import ServerState, advance
+from ldpfl.server.stopping import comparable
 from ldpfl.shuffling import PartialPool, ReportPool
 
 
@@ -116,24 +117,14 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
     return replace(before, state=state, history=(*before.history, metrics))
 
 
-def rounds_without_gain(history: Sequence[RoundMetrics]) -> int:
-    """Return how many validated rounds came after the one with the lowest loss."""
-    losses = [metrics.validation for metrics in history if metrics.validation is not None]
-    return 0 if not losses else len(losses) - 1 - losses.index(min(losses, key=_comparable))
-
-
 def _validated(rules: ServerRules, before: Checkpoint, state: ServerState) -> tuple[ServerState, float | None]:
     """Return ``state`` with the best model so far, and its own loss."""
     if rules.validate is None:
         return state, None
     loss = rules.validate(state.model)
-    earlier = [_comparable(metrics.validation) for metrics in before.history if metrics.validation is not None]
-    is_best = _comparable(loss) < min(earlier, default=inf)
+    earlier = [comparable(metrics.validation) for metrics in before.history if metrics.validation is not None]
+    is_best = comparable(loss) < min(earlier, default=inf)
     return replace(state, best=state.model if is_best else before.state.best), loss
-
-
-def _comparable(loss: float) -> float:
-    return loss if isfinite(loss) else inf
 
 
 def _by_layer(rules: ServerRules, figures: Sequence[float]) -> dict[str, float]:

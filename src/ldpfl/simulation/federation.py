@@ -17,7 +17,7 @@ from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, stream
 from ldpfl.ranges import RangeRule
-from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, once_cohort, round_cohort, rounds_without_gain
+from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
 from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
 
 
@@ -115,7 +115,7 @@ class Federation:
 
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
         """Whether what was trained so far has not become better for long enough."""
-        return self.validation is not None and rounds_without_gain(history) >= self.patience
+        return self.validation is not None and has_stopped(history, self.patience)
 
     def weighed(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
         """Return what ``clients`` (k,) make of ``trained`` (k, d) where one with few records counts for less."""
