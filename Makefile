@@ -16,7 +16,7 @@ TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$($(BIN)/python -c 'imp
 test: $(READY)
 	$(TEST)
 
-# Everything but deployments, processes that are killed, and long statistics.
+# Everything but deployments, processes that are killed, long statistics, and what else takes seconds.
 test-fast: $(READY)
 	$(TEST) -m 'not slow'
 

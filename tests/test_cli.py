@@ -124,6 +124,7 @@ BAD_SETTINGS = {
 
 @pytest.mark.parametrize("existing", [False, True], ids=["new folder", "folder with a run"])
 @pytest.mark.parametrize(("setting", "named"), BAD_SETTINGS.items())
+@pytest.mark.slow
 def test_a_bad_setting_gets_one_line_and_writes_nothing(
     setting: str, named: str, existing: bool, ldpfl: CommandLine, config_file: Path, tiny_data: Path, unfinished: Path, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ class Counted:
         return gan_attack(*arguments)
 
 
+@pytest.mark.slow
 def test_runs_are_compared_and_nothing_is_made_twice(
     ldpfl: CommandLine, config_file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def hint(line: str) -> list[str]:
     return command[1:]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
     ldpfl: CommandLine, arguments: list[str | Path], tiny_data: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_file_that_may_not_become_as_large_as_a_checkpoint_is_named(
     assert ldpfl(*hint(line)).code == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLine, tiny_data: Path) -> None:
     file = Path("a sweep.toml")
     file.write_text(SWEEP.replace("[0, 1]", "[0]"), encoding="utf-8")

@@ -225,6 +225,7 @@ def test_with_both_given_both_are_found_and_the_plan_is_as_given(ldpfl: CommandL
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.slow
 def test_a_plot_is_drawn(suffix: str, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.cli.privacy.cohorts", lambda setting: [10, 100])
     outcome = ldpfl("plan", "--epsilon", "1", "--clients", "100", *ONE_BIT, "--plot", f"plot.{suffix}", "--target-central", "0.5")

@@ -201,6 +201,7 @@ def test_what_is_shown_of_privacy_is_computed_from_a_ledger_that_fits_the_checkp
         assert "is not the ledger of this run's checkpoint" in ldpfl.refused(*command)
 
 
+@pytest.mark.slow
 def test_several_runs_on_the_same_data_add_up(ldpfl: CommandLine) -> None:
     one, two = (json.loads(ldpfl("ledger", *["quickstart"] * times, "--json").out) for times in (1, 2))
     assert (two["rounds"], two["local_pure"]) == (2 * one["rounds"], 2 * one["local_pure"])
@@ -398,6 +399,7 @@ def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl:
     assert "not printable" in ldpfl.refused("show", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_nothing_of_a_foreign_result_steers_the_terminal(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Every text in it, names included; and square brackets are no markup."""
     folder = tmp_path / "run"

@@ -117,6 +117,7 @@ def test_the_forecast_is_the_ledger_that_a_run_on_own_data_leaves(table: Path) -
 
 
 @pytest.mark.parametrize("count", [26_000])
+@pytest.mark.slow
 def test_as_good_as_a_pooled_regression(count: int) -> None:
     """20 hospitals of 1,000 rows and more: at epsilon 4 within 3 points of scikit-learn on all rows, without noise within 1."""
     frame = patients(count, 20).drop(columns="days")
@@ -369,6 +370,7 @@ def test_flags_for_own_data_need_some(ldpfl: CommandLine) -> None:
     assert "is no table that can be read" in ldpfl.refused("run", "--data", __file__, "--target", "outcome")
 
 
+@pytest.mark.slow
 def test_a_run_of_records_is_audited(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Its clients put integers into the mechanism."""
     settings = ["--set=data.name=mnist-5k", "--set=clients.count=20", "--set=training.rounds=1", "--set=model.name=linear"]
@@ -630,6 +632,7 @@ def test_a_module_that_is_no_function_of_one_sample_is_refused(module: type[nn.M
         api.run(data=pair, model=module(), settings={**FEW, **other, "clients.count": 4}, progress=False)
 
 
+@pytest.mark.slow
 def test_the_noise_of_own_data_follows_from_a_seed_that_nobody_knows(
     table: Path, tmp_path: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

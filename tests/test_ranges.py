@@ -196,6 +196,7 @@ def test_noisy_minmax_feeds_its_noise_back_until_it_diverges() -> None:
 
 @pytest.mark.parametrize("shape", ["normal", "uniform"])
 @pytest.mark.parametrize("pull", [1.0, 0.3, 0.1])
+@pytest.mark.slow
 def test_denoised_neither_diverges_nor_collapses_where_noisy_minmax_does(shape: str, pull: float) -> None:
     """Fixed seeds; the bounds leave room around what other seeds gave, and a runaway or collapsed radius misses them by far.
 
@@ -225,6 +226,7 @@ def test_denoised_keeps_tiny_layers_off_the_floor() -> None:
 
 @pytest.mark.parametrize("start", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize(("epsilon", "clients", "kappa"), [(10.0, 500, 1.543), (4.0, 200, 1.523), (1.0, 100, 1.353), (0.3, 100, 0.889)])
+@pytest.mark.slow
 def test_denoised_settles_at_as_many_standard_deviations_as_the_noise_allows(
     start: float, epsilon: float, clients: int, kappa: float
 ) -> None:

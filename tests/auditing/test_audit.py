@@ -60,6 +60,7 @@ def failures(audit: MechanismAudit) -> set[str]:
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 10.0])
+@pytest.mark.slow
 def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float) -> None:
     audit = audit_mechanism(Duchi(epsilon), trials=200_000, seed=1)
     assert audit.passed, audit.verdict
@@ -179,6 +180,7 @@ def test_a_range_twice_too_small_shows_as_bias_and_breaks_no_promise() -> None:
     assert "epsilon" not in failures(audit)
 
 
+@pytest.mark.slow
 def test_two_percent_too_much_breaks_epsilon_1() -> None:
     # - at the two ends is then e**1.0487 times as likely: 9 standard errors above the claim at these trials.
     audit = audited(TwoPercentMore(1.0), trials=1_000_000)
@@ -234,6 +236,7 @@ class Reusing:
         pytest.param({"blocks": True}, "independent weights", id="every-block"),
     ],
 )
+@pytest.mark.slow
 def test_a_random_stream_that_is_used_twice_is_found(reuse: dict[str, Any], found: str) -> None:
     class Reuser(Duchi):
         def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
@@ -462,6 +465,7 @@ def test_at_least_the_trials_asked_for_are_made(trials: int) -> None:
     assert trials <= audit.trials <= trials + 2 * 8 * 4 + 1
 
 
+@pytest.mark.slow
 def test_more_trials_than_fit_a_block_are_made_in_several() -> None:
     audit = audit_mechanism(Duchi(1.0), trials=1_200_000, seed=5)  # a call of encode is given at most half of 2**20
     assert audit.passed
@@ -710,10 +714,12 @@ FAULTS: list[tuple[Mechanism, str]] = [
 
 
 @pytest.mark.parametrize(("mechanism", "found"), FAULTS, ids=lambda value: type(value).__name__ if isinstance(value, Mechanism) else "")
+@pytest.mark.slow
 def test_a_fault_of_few_weights_or_of_raw_bits_is_found(mechanism: Mechanism, found: str) -> None:
     assert found in failures(audited(mechanism, trials=8_000 if isinstance(mechanism, Harmony) else 100_000))
 
 
+@pytest.mark.slow
 def test_ties_that_belong_to_both_halves_are_found() -> None:
     audit = audited(ClosedHalfSpace(1.0), trials=8_000)
     (check,) = [check for check in audit.checks if check.name == "epsilon, one sign turned"]

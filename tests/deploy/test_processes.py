@@ -132,6 +132,7 @@ with Processes() as processes:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_of_who_started_it_leaves_nothing(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), FAMILY], check=False, timeout=60)
     assert ended.returncode == -9

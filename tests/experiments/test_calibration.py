@@ -36,6 +36,7 @@ def config_of(case: str, *more: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("case", "target"), [(case, target) for case in CASES for target in (0.5, 4.0) if (case, target) != ("signs", 4.0)]
 )
+@pytest.mark.slow
 def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float) -> None:
     config = settled(config_of(case, f"privacy.target_epsilon={target}"))
     ledger = planned_ledger(config)
@@ -60,6 +61,7 @@ def test_without_a_target_a_config_stays_as_it_is() -> None:
         (["mechanism.name=duchi", "clients.count=10"], "more clients or fewer rounds"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_keep_a_target_says_so(overrides: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         settled(parse_config("", [*BASE, *overrides, "privacy.target_epsilon=1e-9"], origin="test"))

@@ -39,6 +39,7 @@ def app(ldpfl: CommandLine) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_node_set_up_by_it_takes_part_in_the_whole_run_and_in_no_more(app: Path, ldpfl: CommandLine) -> None:
     config = config_of("training.rounds=3", "clients.count=2")
     Path("config.toml").write_text(config.to_toml(), encoding="utf-8")

@@ -47,6 +47,7 @@ def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_else_is_run_is_named(client: str, package: str, found: list[str], tmp_path: Path) -> None:
     assert list(run_at_import(app_in(tmp_path, client, package))) == found
 

@@ -86,6 +86,7 @@ def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_the_same_config_and_seed_give_the_same_model(
     case: str, tiny_data: Path, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def exact_law(mechanism: DuchiVector, dimension: int) -> NDArray[np.object_]:
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("dimension", range(1, 7))
+@pytest.mark.slow
 def test_the_encoders_law_is_exact_in_integers(dimension: int, epsilon: float) -> None:
     """The ratio of any two probabilities is hi / lo, which thresholds keep below e^epsilon, and the estimate is unbiased."""
     mechanism, (lo, hi) = DuchiVector(epsilon), thresholds(epsilon)
@@ -295,6 +296,7 @@ def rounding_law(point: Floats) -> Floats:
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
 @pytest.mark.parametrize("dimension", range(1, 7))
+@pytest.mark.slow
 def test_draws_follow_the_law(dimension: int, epsilon: float) -> None:
     """Chi-square over all sign vectors, and so over agreement counts and places alike; 12 tests at 1e-4, the seed is fixed."""
     point = np.array([0.9, -0.5, 0.0, 1.0, -1.0, 0.3])[:dimension]

@@ -410,6 +410,7 @@ def leaning(dimension: int) -> Tensor:
 
 @pytest.mark.parametrize(("epsilon", "share"), [(2.1e-6, 0.5), (1.0, 0.0), (4.0, 0.2), (10.0, 0.0), (100.0, 0.5), (1e4, 0.01)])
 @pytest.mark.parametrize("dimension", [2, 5, 30, 300])
+@pytest.mark.slow
 def test_the_largest_honest_report_is_within_the_bound_and_not_far_below(dimension: int, epsilon: float, share: float) -> None:
     """Extreme words, for vectors that give one coordinate the most noise across them, or all of alpha; the length's bit is +.
 

@@ -86,6 +86,7 @@ def test_a_full_update_uses_both_thresholds_and_none_uses_half() -> None:
     np.testing.assert_allclose(np.abs(odds(short)), half / 4, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_counts_estimate_the_mean_direction_with_the_stated_noise() -> None:
     """Over rotations: 400 rounds of 200 clients; a bound that a right estimate exceeds with probability below 1e-6."""
     generator = torch.Generator().manual_seed(4)
@@ -156,6 +157,7 @@ def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gap
 
 
 @pytest.mark.parametrize("group", [1, 3, 16, 32])
+@pytest.mark.slow
 def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
     """The mean over many clients with the same update; a bound that a right estimate exceeds with probability below 1e-8."""
     mechanism, clients = RotatedSign(1.0, group=group, round=2), 5_000

@@ -224,6 +224,7 @@ def test_values_outside_the_box_report_like_the_clamped_ones(kind: type[ScalarMe
 
 
 @pytest.mark.parametrize("mechanism", [Laplace(1.0), Piecewise(1.0), Hybrid(1.0), Hybrid(0.5), Piecewise(8.0)])
+@pytest.mark.slow
 def test_the_audit_finds_nothing(mechanism: ScalarMechanism) -> None:
     audit = audit_mechanism(mechanism, trials=100_000, seed=1)
     assert audit.passed, audit.verdict

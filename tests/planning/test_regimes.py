@@ -22,6 +22,7 @@ SIZE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("regime", SIZE)
+@pytest.mark.slow
 def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
     plan = ldpfl.plan_regime(regime, 1.0, **SIZE[regime])
     best = plan.statement.best
@@ -31,6 +32,7 @@ def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
     assert plan.reports == (1 if regime == "local" else plan.rounds)
 
 
+@pytest.mark.slow
 def test_noise_is_as_many_times_a_trusted_servers_as_theory_says() -> None:
     ratio = {regime: plan.noise / plan.trusted_noise for regime in SIZE for plan in [ldpfl.plan_regime(regime, 1.0, **SIZE[regime])]}
     assert ratio["records"] == pytest.approx(10, rel=0.01)  # the root of the number of clients
@@ -47,6 +49,7 @@ def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
     assert small.noise <= 0.1
 
 
+@pytest.mark.slow
 def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise() -> None:
     plain, drawn, linked = (ldpfl.plan_regime("shuffled", 1.0, **SIZE["shuffled"], **more) for more in ({}, {"group": 8}, {"linked": 2}))
     assert (plain.bytes_per_client, plain.relay_records) == (4, 32)
@@ -56,6 +59,7 @@ def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise(
     assert all(plan.statement.best is not None and 0.98 < plan.statement.best.epsilon <= 1.0 for plan in (plain, drawn, linked))
 
 
+@pytest.mark.slow
 def test_colluding_clients_cost_noise_where_others_hide() -> None:
     for regime in ("shuffled", "records-summed"):
         alone, betrayed = (ldpfl.plan_regime(regime, 1.0, **SIZE[regime], colluding=colluding) for colluding in (0, 50))

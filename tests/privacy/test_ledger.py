@@ -538,6 +538,7 @@ def test_rounds_of_secret_participation_that_nobody_joined_may_be_left_out() -> 
     assert Ledger.from_json(Ledger(events).to_json()).events == events
 
 
+@pytest.mark.slow
 def test_a_gap_of_a_thousand_billion_rounds_takes_no_memory() -> None:
     events = (event(1, 3, 1, sampling="secret", rate=0.05), event(10**12, 3, 2, sampling="secret", rate=0.05))
     local = account(Ledger(events)).figures()["local_pure"]

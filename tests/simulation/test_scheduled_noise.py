@@ -126,6 +126,7 @@ def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
+@pytest.mark.slow
 def test_the_order_in_which_the_cohort_comes_changes_no_bit(
     name: str, scheme: str, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def certificate_of(made: Ledger) -> Certificate:
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
 def test_every_line_is_confirmed(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS[name])
     found = verify(certificate_of(RUNS[name]), ledger=file)
@@ -87,6 +88,7 @@ def test_every_line_is_confirmed(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_CHECKED)
+@pytest.mark.slow
 def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED[name])
     found = verify(certificate_of(NOT_CHECKED[name]), ledger=file)
@@ -96,6 +98,7 @@ def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("without protection",)])
+@pytest.mark.slow
 def test_a_smaller_epsilon_is_not_confirmed(name: str) -> None:
     """By a tenth: each line that has a figure is found out."""
     made = certificate_of(RUNS[name])
@@ -223,6 +226,7 @@ def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:
     assert certify(file).statement.caveats == []
 
 
+@pytest.mark.slow
 def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: Path) -> None:
     """A client that joined two of four rounds is charged the two that hide it least."""
     cohorts = enumerate((90, 50, 80, 60), start=1)
@@ -308,6 +312,7 @@ def test_what_is_not_checked_does_not_pass(tmp_path: Path, ldpfl: CommandLine) -
     assert (outcome.code, "not checked" in outcome.out) == (4, True)
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, ldpfl: CommandLine) -> None:
     file = write(tmp_path / "ledger.json", RUNS["bits behind a shuffler"])
     made = tmp_path / "certificate.json"
@@ -328,6 +333,7 @@ def test_commands(tmp_path: Path, ldpfl: CommandLine) -> None:
     assert "not confirmed" in outcome.out
 
 
+@pytest.mark.slow
 def test_a_run_is_certified_by_its_folder(tiny_data: Path, tmp_path: Path, ldpfl: CommandLine, config_file: Path) -> None:
     folder = tmp_path / "run"
     assert ldpfl("run", config_file, "--data-dir", tiny_data, "--out", folder, "--no-baseline").code == 0

@@ -94,6 +94,7 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_it_bounds(epsilon0: float, 
         assert found == pytest.approx(min(exact, found), rel=3e-3, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_composition_holds_for_two_records_of_two_clients() -> None:
     """By enumeration of all four-tuples of shuffled views, for the inputs that are worst: all bits differ."""
     epsilon0, delta = 0.5, 0.01
@@ -134,6 +135,7 @@ def test_a_sampled_coordinate_costs_what_a_known_one_costs_to_a_blanket() -> Non
     assert figures[0] < figures[1] < 1.1 * figures[0]
 
 
+@pytest.mark.slow
 def test_rounds_of_different_sizes_add_up_and_fewer_clients_hide_less() -> None:
     def epsilon(*sizes: int) -> float:
         return linked_epsilon([LinkedRecords(0.2, 4, size, 50) for size in sizes], 1e-5)

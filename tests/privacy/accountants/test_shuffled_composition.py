@@ -121,6 +121,7 @@ def test_what_is_attained_is_that_of_the_one_data_set(epsilon0: float, delta: fl
 
 @pytest.mark.parametrize("clients", [2, 3])
 @pytest.mark.parametrize(("epsilon0", "delta"), [(0.3, 0.02), (1.0, 0.1), (2.5, 0.05)])
+@pytest.mark.slow
 def test_it_covers_adversaries_who_look_at_the_first_round(clients: int, epsilon0: float, delta: float) -> None:
     # The second round's data set is any function of the first round's count: all of these functions, for two rounds of one bit.
     pairs = worst_cases(epsilon0, clients)
@@ -184,6 +185,7 @@ def test_the_bounds_are_in_order(clients: int, epsilon0: float, reports: int, ro
         ("cells", ShuffledRounds(1.0, 1950, 400, 2), ShuffledRounds(1.0, 1500, 400, 2)),
     ],
 )
+@pytest.mark.slow
 def test_a_third_more_costs_more(name: str, smaller: ShuffledRounds, larger: ShuffledRounds) -> None:
     less, more = one_group(smaller), one_group(larger)
     assert less.lower < more.lower, name
