@@ -26,8 +26,10 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_value
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings import commented
 from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.server import RoundMetrics
 
 FEW = {"training.rounds": 3}
 
@@ -490,7 +492,12 @@ def test_two_runs_of_one_seed_have_no_noise_in_common(channel: str, table: Path,
 def test_two_models_of_one_seed_have_no_noise_in_common(channel: str) -> None:
     """Handed over, they differ in nothing that a config tells; yet what is randomised differs, and so does its noise."""
     rows = patients(200, 2).loc[:, ["age", "outcome", "hospital"]]
-    settings = {"privacy.target_epsilon": "off", "mechanism.noise_multiplier": 20.0, "data.bounds": {"age": [0, 100]}, "training.rounds": 1}
+    settings = {
+        "privacy.target_epsilon": "off",
+        "mechanism.noise_multiplier": 100.0,
+        "data.bounds": {"age": [0, 100]},
+        "training.rounds": 1,
+    }
     settings["shuffling.channel"] = channel
 
     def step(bias: float, noise: float) -> torch.Tensor:
@@ -504,8 +511,34 @@ def test_two_models_of_one_seed_have_no_noise_in_common(channel: str) -> None:
         return torch.cat([(trained[name] - value.detach()).flatten() for name, value in model.named_parameters()])
 
     free = step(0.0, 1e-3) - step(2.0, 1e-3)
-    apart = step(0.0, 20.0) - step(2.0, 20.0)
+    apart = step(0.0, 100.0) - step(2.0, 100.0)
     assert float((apart - free).norm()) > float(free.norm())
+
+
+def test_noise_of_another_size_is_another_noise(tmp_path: Path) -> None:
+    """A schedule's size follows from the number of rounds: where settings are told apart by nothing else, as of a run that is extended."""
+    rows = patients(240, 2).loc[:, ["age", "outcome", "hospital"]]
+    settings: dict[str, Any] = {"mechanism.name": "dpa", "mechanism.perturbed": "update", "mechanism.sensitivity": "update_clip"}
+    settings |= {"mechanism.epsilon": 20.0, "mechanism.contraction": 0.5, "privacy.target_epsilon": "off", "data.bounds": {"age": [0, 100]}}
+    settings |= {"training.server_learning_rate": 1.0, "training.server_momentum": 0.0}
+
+    def stop(metrics: RoundMetrics) -> None:
+        raise KeyboardInterrupt
+
+    def first(rounds: int, extended: int) -> tuple[torch.Tensor, float]:
+        own, folder = {**settings, "training.rounds": rounds, "training.extended": extended}, tmp_path / str(rounds)
+        kept: dict[str, Any] = {"folder": folder, "on_round": stop, "progress": False, "baseline": False}
+        with pytest.raises(KeyboardInterrupt):
+            api.run(data=rows, target="outcome", client="hospital", model="linear", settings=own, seed=5, **kept)
+        last = RunFolder(folder).checkpoint()
+        assert last is not None
+        return last.state.weights.double(), max(last.history[0].noise_std.values())
+
+    (one, small), (two, large) = first(4, 0), first(8, 4)
+    assert large > 1.1 * small
+    # Were it one draw at two sizes, the difference of the models would be as long as that of the sizes, and no longer.
+    shared = (large - small) * one.numel() ** 0.5
+    assert float((two - one).norm()) > 1.5 * shared
 
 
 def test_an_extended_run_measures_its_columns_no_second_time(table: Path, tmp_path: Path) -> None:

@@ -161,3 +161,22 @@ def test_a_torch_generator_is_reproducible_and_other_sources_pass_unchanged() ->
     assert torch.equal(first, again)
     source = SecureSource()
     assert as_source(source) is source
+
+
+def test_bound_words_follow_from_values_context_and_the_size_of_the_noise() -> None:
+    values = torch.arange(6.0).reshape(2, 3)
+
+    def words(values: Tensor, context: bytes, variance: Tensor | None) -> list[int]:
+        source = SeededStreams.bound(5, Purpose.MECHANISM, [(1, 0), (1, 1)], values, context, variance)
+        return source.int32(1, 8).tolist()
+
+    ones = torch.ones(2, 3)
+    drawn = [
+        words(values, b"", None),
+        words(values + 1, b"", None),
+        words(values, b"x", None),
+        words(values, b"", ones),
+        words(values, b"", 2 * ones),
+    ]
+    assert len(set(map(tuple, drawn))) == 5
+    assert words(values, b"", ones) == words(values.clone(), b"", ones.clone())

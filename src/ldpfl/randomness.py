@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,14 +85,25 @@ class SeededStreams:
         return cls(_Streams(seed, round_number, clients))
 
     @classmethod
-    def bound(cls, seed: int, purpose: Purpose, keys: Sequence[tuple[int, ...]], values: Tensor, context: bytes = b"") -> SeededStreams:
+    def bound(
+        cls,
+        seed: int,
+        purpose: Purpose,
+        keys: Sequence[tuple[int, ...]],
+        values: Tensor,
+        context: bytes = b"",
+        variance: Tensor | None = None,
+    ) -> SeededStreams:
         """One stream for each row of ``values`` (k, ...), which follows from ``seed``, its key, and what is to be randomised itself.
 
         Two releases then have the same bits only if they are of the same values in the same ``context``, and so are one release:
         whatever else differs between two runs of one seed, nothing cancels. (So nonces are made that must not be used twice: RFC 6979.)
+        ``variance`` (k, ...) of the noise, where that follows from more than ``seed`` and ``context`` do.
         """
         inside = hashlib.sha256(context).digest()
-        return cls([bound_stream(seed, purpose, key, row, inside) for key, row in zip(keys, values, strict=True)])
+        sizes = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
+        rows = zip(keys, values, sizes, strict=False)
+        return cls([bound_stream(seed, purpose, key, row, inside + size) for key, row, size in rows])
 
     def int32(self, row: int, count: int) -> Tensor:
         words = self._generators[row].bit_generator.random_raw((count + 1) // 2)

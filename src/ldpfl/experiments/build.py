@@ -42,15 +42,18 @@ MUCH_CLAMPED = 0.1
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called ``auto``, ``cpu`` or ``cuda``.
+    """Return the device called ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for one of several.
 
     Raises:
         ConfigError: CUDA is asked for and not there, or the name is unknown.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("CUDA was asked for, but PyTorch finds no CUDA device; use --device cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (":" in name and not (kind == "cuda" and number.isdecimal())):
+        raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda, cuda:0 and so on")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{name} was asked for, and PyTorch finds {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    if number:
+        return torch.device(name)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -71,6 +71,12 @@ class SummedReports:
         totals = [batch.total for batch in reports if isinstance(batch, SummedReports)]
         return torch.stack(totals).sum(dim=0) if totals else torch.empty(0, dtype=torch.int64)
 
+    @staticmethod
+    def kind_of(reports: Sequence[object]) -> bytes:
+        """Return what tells noise of one size from that of another: of how many clients, and what a lattice point is."""
+        sums = [batch for batch in reports if isinstance(batch, SummedReports)]
+        return repr((sum(batch.clients for batch in sums), sorted({(batch.noise, batch.scale) for batch in sums}))).encode()
+
     def mean(self, ranges: LayerRanges) -> Tensor:
         """Return the (d,) float32 mean over clients.
 

@@ -17,7 +17,7 @@ from ldpfl.report.privacy import number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NAMES: dict[LinkChannel, str] = {"direct": "direct", "unaligned": "delays", "delayed": "delays + waits", "relay": "relay"}
+_NAMES: dict[LinkChannel, str] = {"direct": "direct", "unaligned": "delays", "delayed": "+ waits", "relay": "relay"}
 _LEGEND: dict[LinkChannel, str] = {
     "direct": "direct: all when done",
     "unaligned": "delays U(0, T)",
@@ -34,20 +34,18 @@ def linkage_table(result: LinkageResult) -> Table:
     """Return the table of a linkage attack: a line for each channel and T."""
     setting, watched = result.setting, result.setting.watched
     title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials(result.plan.trials)}"
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column("channel")
-    rounds = [f"named rightly\nafter {count} round{'s' * (count > 1)}" for count in watched]
-    largest = f"largest linked\nset of {setting.parameters}"
-    for heading in ("T in s", "T / spread", *rounds, "pairs (AUC)", largest, "its epsilon"):
-        table.add_column(heading, justify="right")
+    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns
+    table.add_column("channel", no_wrap=True)
+    rounds = [f"% named after\n{count} round{'s' * (count > 1)}" for count in watched]
+    for heading in ("T in s", *rounds, "pairs\n(AUC)", f"linked,\nof {setting.parameters}", "epsilon"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in result.rows:
         table.add_row(
             _NAMES[row.channel],
             "-" if row.delay is None else f"{row.delay:g}",
-            "-" if row.delay is None or setting.spread == 0 else f"{row.delay / setting.spread:.3g}",
-            *(_shown(row.attributed(place), _per_cent) for place in range(len(watched))),
-            _shown(row.auc, lambda value: f"{value:.3f}"),
-            _shown(row.linked, lambda value: f"{value:.1f}"),
+            *(_shown(row.attributed(place), lambda value: f"{100 * value:.1f}") for place in range(len(watched))),
+            _shown(row.auc, lambda value: f"{value:.2f}"),
+            _shown(row.linked, lambda value: f"{value:.0f}"),
             number(row.epsilon),
         )
     table.caption = Text("\n".join(_notes(setting)))
@@ -63,8 +61,8 @@ def _notes(setting: LinkageSetting) -> list[str]:
         f"error of a client's wait {setting.clock:g}{late},",
         f"  what one watched round leaves open of a client's usual time {setting.uncertainty:g}",
         f"by chance: {_per_cent(1 / setting.clients)} named rightly, AUC 0.5; ±: standard deviation of one trial",
-        f"linked: each report tied to the set with a confidence of {CONFIDENCE:g}; a set of 0 or 1 links nothing",
-        f"its epsilon: of the mean set, rounded up, at {setting.epsilon:g} a report and delta {setting.delta:g}; "
+        f"linked: the largest set of one client's reports, each tied to it with a confidence of {CONFIDENCE:g}; 0 or 1 links nothing",
+        f"epsilon: of the mean set, rounded up, at {setting.epsilon:g} a report and delta {setting.delta:g}; "
         "of 0 or 1: one report behind an ideal shuffler",
         "the observer knows the windows of the round, so others learn less; the unlinked reports' cost comes on top",
     ]

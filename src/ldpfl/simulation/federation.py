@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
+from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, stream
@@ -86,21 +87,23 @@ class Federation:
         seed = self.seed if self.self_sampling is None else self.secret_seed
         return round_cohort(seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
-    def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor) -> SeededStreams:
-        """Return the random bits by which ``clients`` randomise ``values`` (k, d) in the round after ``state``."""
+    def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
+        """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
         number = state.round + 1
         if not self.own_data:
             return SeededStreams.for_clients(self.secret_seed, number, clients.tolist())
         keys = [(number, int(client)) for client in clients]
-        return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, state.weights.numpy().tobytes())
+        # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
+        variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
+        return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, state.weights.numpy().tobytes(), variance)
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""
         number = state.round + 1
         if not self.own_data:
             return stream(self.seed, Purpose.MIXING, number)
-        broadcast = state.weights.numpy().tobytes()
-        return bound_stream(self.secret_seed, Purpose.MIXING, (number,), SummedReports.total_of(reports), broadcast)
+        context = state.weights.numpy().tobytes() + SummedReports.kind_of(reports)
+        return bound_stream(self.secret_seed, Purpose.MIXING, (number,), SummedReports.total_of(reports), context)
 
     @property
     def rules(self) -> ServerRules:

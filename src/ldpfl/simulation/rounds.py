@@ -116,8 +116,8 @@ def _collect(
     done = 0
     for places, values in trained_in_chunks(federation, state, cohort, chunk_size):
         clients = cohort[places]
-        streams = federation.streams(state, clients, values)
         mechanism = noise.bind(clients, state.ranges.dimension)
+        streams = federation.streams(state, clients, values, mechanism)
         try:
             reports.append(mechanism.encode(values, state.ranges, streams))
         except PrivacyError as error:
