@@ -340,7 +340,7 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     elif "direct" in channels:
         why = "reports reach the server with their sender"
     elif "secure-sum" in channels:
-        why = "what a sum hides is accounted for bits and for Gaussian noise only; the local figures hold"
+        why = "what a sum hides is accounted for bits, and for Gaussian noise on integers, which protects records; the local figures hold"
     else:
         several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
         reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}

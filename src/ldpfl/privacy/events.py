@@ -111,7 +111,8 @@ class PureRelease(_ByUnit):
 class GaussianRelease(_Stated):
     """One client's round: one vector with independent Gaussian noise, fixed before the data were looked at.
 
-    With the unit ``record``, mu is that of one of the client's records, and nothing is said of the client as a whole.
+    With the unit ``record``, mu is that of one of the client's records, and nothing is said of the client as a whole; what is sent are
+    then integers, so that a sum over clients has the noise of all of them.
 
     Attributes:
         mechanism: its name.

@@ -171,6 +171,8 @@ def _local(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
 
 def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     """Say what it costs against one who sees what a shuffler or a sum lets through."""
+    if any(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.unit != "record" for one in charged):
+        return None, "floats that are rounded one by one do not add up as their noise does"
     if all(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.rate == 1 for one in charged):
         mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
         # Rounded Gaussians add up to one but for so little: decision 23.

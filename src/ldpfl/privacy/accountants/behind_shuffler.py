@@ -17,7 +17,7 @@ from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 from ldpfl.privacy.statement import RoundGroup
 
 
@@ -82,17 +82,25 @@ class CountedBits(ShuffledAccountant):
 
 
 class SummedNoise(ShuffledAccountant):
-    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact."""
+    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
+
+    Integers are what mechanisms send that protect records. Others round their reports to floats one by one: the low digits of such a
+    sum tell more than its noise hides (decision 0023).
+    """
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        return all(group.channel == "secure-sum" and isinstance(group.release, GaussianRelease) for group in groups)
+        return all(group.channel == "secure-sum" and _adds_up(group.release) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
         summed = [(_of_a_sum(group), group.rounds) for group in self.groups]
         # Rounded Gaussians add up to one but for so little that it is never more than this, see decision 0023.
         found = epsilon_of(summed, delta * (1 - 1e-9))
         return Bounds(found, found, found if all(release.rate == 1 for release, _ in summed) else None)
+
+
+def _adds_up(release: Release) -> bool:
+    return isinstance(release, GaussianRelease) and release.unit == "record"
 
 
 class SelfSampledBits(ShuffledAccountant):
