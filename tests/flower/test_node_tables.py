@@ -90,7 +90,7 @@ def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, m
     together.to_csv(tables / "together.csv", index=False)
     own = {"data.path": str(tables / "together.csv"), "data.test_path": str(tables / "test.csv"), "data.client": "hospital"}
     # As these nodes draw; what a simulation on own data draws follows from what it hides as well.
-    plain = lambda self, state, clients, values: SeededStreams.for_clients(self.seed, state.round + 1, clients.tolist())  # noqa: E731
+    plain = lambda self, state, clients, values, mechanism: SeededStreams.for_clients(self.seed, state.round + 1, clients.tolist())  # noqa: E731
     monkeypatch.setattr(Federation, "streams", plain)
     simulated = api.run("own", settings=listed(own), baseline=False, progress=False)
     checkpoint = folder.checkpoint()
