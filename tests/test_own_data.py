@@ -596,6 +596,7 @@ def test_seeds_that_come_with_a_sweep_are_none_of_own_data(table: Path, monkeypa
     result = api.sweep("sound-mnist", settings=own, folder=tmp_path / "sweep", progress=False)
     assert set(result.config.seeds) <= set(range(100, 200))
     assert len(set(result.config.seeds)) == 3
+    assert (tmp_path / "sweep").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_sweep_over_own_data_has_a_seed_that_nobody_knows(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

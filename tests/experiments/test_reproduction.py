@@ -72,12 +72,20 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.slow
-def test_runs_go_on_at_once_and_the_paper_stands_beside_them(own: str, tiny_data: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
+def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
+    own: str, tiny_data: Path, tmp_path: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "numpy.py").write_text("raise SystemExit('nothing of the folder that one is in is imported')\n")
+    monkeypatch.chdir(tmp_path / "here")
     before = ldpfl("reproduce", own, "--out", out, "--no-train", "--json")
     assert [line["state"] for line in json.loads(before.out)] == ["not run"] * 3
     result = api.reproduce(own, folder=out, data_dir=tiny_data, jobs=2, progress=False)
     assert result.is_finished
+    logs = [log.read_text() for log in (out / "configs").glob("*.log")]
+    assert logs
+    assert not any("is imported" in log for log in logs)
     lines = list(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
     assert [(line["setting"], line["mechanism.epsilon"], line["paper"]) for line in lines] == [
         ("no noise", "", ""),

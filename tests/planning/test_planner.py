@@ -110,6 +110,8 @@ def test_secret_participation_is_worth_something() -> None:
 
 def test_clients_that_decide_for_themselves_are_sometimes_few() -> None:
     """Where how many took part is not averaged over, a plan is for as few as there hardly ever are: no run's ledger says more."""
+    sampled = plan(Setting(1.0, 10_000, 100, 2, participation=0.01, self_sampling=True, mechanism="harmony"))
+    assert any("at least 5" in note for note in sampled.statement.notes)
     setting = Setting(1.0, 2000, 100, 20, participation=0.05, self_sampling=True, mechanism="privunit-g")
     found = plan(setting)
     assert any("at least 52 clients" in note for note in found.statement.notes)

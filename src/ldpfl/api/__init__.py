@@ -5,9 +5,9 @@ The command line parses, calls these functions and prints; notebooks call them t
 
 from ldpfl.api.accounting import account, plan, released, warned_of_seeds
 from ldpfl.api.auditing import audit, audit_run
-from ldpfl.api.configuring import configure, named_data
+from ldpfl.api.configuring import Settings, configure, named_data
 from ldpfl.api.reproducing import reproduce
-from ldpfl.api.running import check, load_run, run
+from ldpfl.api.running import OnRound, check, load_run, run
 from ldpfl.api.sweeping import NOISE_PLOT, SCORE_PLOT, sweep
 from ldpfl.certificates import certify, verify
 from ldpfl.planning.regimes import plan_regime
@@ -15,6 +15,8 @@ from ldpfl.planning.regimes import plan_regime
 __all__ = [
     "NOISE_PLOT",
     "SCORE_PLOT",
+    "OnRound",
+    "Settings",
     "account",
     "audit",
     "audit_run",

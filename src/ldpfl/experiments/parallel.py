@@ -78,12 +78,26 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
 
 
 def _started(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
-    make_folder(out / "configs")
+    make_folder(out / "configs", 0o700)
     config = out / "configs" / f"{task.cell.folder_name}.toml"
     write_text(config, task.cell.config.to_toml())
     begun = task.folder.config_path.exists()
     what = ["--resume"] if begun else [str(config)]
-    command = [sys.executable, "-m", "ldpfl", "run", *what, "--out", str(task.folder.path), "--no-baseline", "--json", "--device", "cpu"]
+    # As the console script does: nothing of the folder that one is in is imported.
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ldpfl",
+        "run",
+        *what,
+        "--out",
+        str(task.folder.path),
+        "--no-baseline",
+        "--json",
+        "--device",
+        "cpu",
+    ]
     data = [] if data_dir is None else ["--data-dir", str(data_dir)]
     with writing(out), config.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(

@@ -164,7 +164,7 @@ def plan(setting: Setting) -> Plan:
 
 def _cohort_of(setting: Setting, release: Release) -> int:
     """Return how many clients hide each other in a round; where they decide in secret, and that is not averaged over, hardly ever fewer."""
-    if setting.participation == 1 or not setting.self_sampling or isinstance(release, BinaryRelease):
+    if setting.participation == 1 or not setting.self_sampling or (isinstance(release, BinaryRelease) and release.sampled == 1):
         return setting.cohort
     from scipy.stats import binom  # slow to import
 

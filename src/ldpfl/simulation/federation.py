@@ -95,7 +95,11 @@ class Federation:
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
         variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
-        return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, state.weights.numpy().tobytes(), variance)
+        context = state.weights.numpy().tobytes()
+        if mechanism.record_clip is None:  # whose noise is of the size of its ranges; that of records is of lattice points
+            ranges = state.ranges
+            context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
+        return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, context, variance)
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""

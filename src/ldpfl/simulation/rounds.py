@@ -117,8 +117,8 @@ def _collect(
     for places, values in trained_in_chunks(federation, state, cohort, chunk_size):
         clients = cohort[places]
         mechanism = noise.bind(clients, state.ranges.dimension)
-        streams = federation.streams(state, clients, values, mechanism)
         try:
+            streams = federation.streams(state, clients, values, mechanism)
             reports.append(mechanism.encode(values, state.ranges, streams))
         except PrivacyError as error:
             raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error

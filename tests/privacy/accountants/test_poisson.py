@@ -41,6 +41,15 @@ def test_the_curve_goes_on_where_its_exponential_overflows() -> None:
     assert sampled_delta(37.0, 0.1, 700.0001) == pytest.approx(sampled_delta(37.0, 0.1, 699.9999), rel=1e-3)
 
 
+@pytest.mark.parametrize(("mu", "rate", "rounds"), [(100.0, 1e-6, 100), (200.0, 1e-8, 5000)])
+def test_a_record_that_is_seldom_there_costs_what_is_seen_when_it_is(mu: float, rate: float, rounds: int) -> None:
+    """Also where e^epsilon fits a float, and divided by the rate does not: of one round, who sees a sum above mu / 2 knows whose it is."""
+    found = sampled_epsilon([(mu, rate, rounds)], rate / 10)
+    assert found >= log(rate / 2 - rate / 10) - float(norm.logsf(mu / 2))
+    for epsilon in (690.0, 697.0, 699.9):
+        assert sampled_delta(mu, rate, epsilon) > 0
+
+
 def test_a_rate_of_one_is_no_sampling() -> None:
     for epsilon in (0.0, 0.3, 2.0):
         assert sampled_delta(0.7, 1.0, epsilon) == pytest.approx(gaussian_delta(0.7, epsilon), rel=1e-12)

@@ -129,8 +129,9 @@ def _at(curve: Curve, delta: float) -> float:
     if delta < curve.fewest:
         return curve.limit
     found = _crossing(curve, delta, 1e-6)
+    step = max(1e-6 * found, 1e-12)
     while found < curve.limit and curve.delta(found) > delta:
-        found *= 1 + 1e-6
+        found, step = found + step, 2 * step
     return min(found, curve.limit)
 
 

@@ -37,8 +37,9 @@ Sampled = tuple[float, float, int]
 def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
     """Return an upper bound of delta(``epsilon``) of one round that a record joins with probability ``rate``, when it is replaced."""
     if epsilon < _OVERFLOWS:
-        inner = log1p((exp(epsilon) - 1) / rate)
-        shared = exp(epsilon - inner)
+        ratio = (exp(epsilon) - 1) / rate
+        inner = log1p(ratio) if ratio < inf else log(exp(epsilon) - 1 + rate) - log(rate)
+        shared = min(1.0, exp(epsilon - inner))
     else:  # what e^epsilon + q - 1 has less than e^epsilon is less than rounding, which is taken off
         inner, shared = (epsilon - log(rate)) * (1 - 1e-15), rate
     return rate * ((1 - shared) * gaussian_delta(mu / 2, inner) + shared * gaussian_delta(mu, inner))
