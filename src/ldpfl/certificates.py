@@ -48,12 +48,12 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     used = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in kept.events}
     versions = {"ldpfl": ldpfl.__version__, **{str(name): str(of) for name, of in result.get("versions", {}).items()}, **used}
     name = str(result.get("name", path.name))
-    caveats = [] if folder is None else caveats_of(folder, result, len(kept.events))
+    caveats = [] if folder is None else _caveats_of(folder, result, len(kept.events))
     statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
     return signed(statement, None if key is None else _signing_key(Path(key)))
 
 
-def caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
+def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
     """Return what a run says against its figures; one that has not come to its end says so."""
     if result:
         return [str(caveat) for caveat in result.get("caveats", ())]

@@ -16,9 +16,11 @@ import pytest
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, api
 from ldpfl.experiments import parallel, read_config
-from ldpfl.experiments.reproduction import Published, Reproduction, load_reproduction
+from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.experiments.sweep import cells
+from ldpfl.experiments.sweep import SweepConfig, cells
+from ldpfl.experiments.sweep_rows import Row
+from ldpfl.report.reproduction import tidy
 
 RESULTS = Path(__file__).parents[2] / "results"
 SWEEP = """
@@ -130,6 +132,18 @@ def test_whoever_stops_it_finds_what_was_finished_and_leaves_nothing_behind(
     assert [line["state"] for line in lines] == ["not run"] * 3
 
 
+def test_nothing_is_written_into_the_folder_of_another_sweep_nor_made_of_own_data(own: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    api.reproduce(own, folder=out, train=False, progress=False)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(ConfigError, match="holds another sweep"):
+        api.reproduce(own, folder=out, train=False, settings=["training.rounds=2"], progress=False)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    with pytest.raises(ConfigError, match="for your own"):
+        api.reproduce(own, folder=tmp_path / "mine", settings=[f"data.path={str(tmp_path)!r}"], progress=False)
+    assert not (tmp_path / "mine").exists()
+
+
 def test_a_table_that_is_not_made_at_a_size_says_so(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "take --size desk" in ldpfl.refused("reproduce", "ladp-fl/table5", "--size", "paper")
     assert "did you mean 'ldp-fl/table1'" in ldpfl.refused("reproduce", "ldp-fl/table")
@@ -146,6 +160,15 @@ def test_the_paper_s_figure_is_that_of_its_variant_and_point() -> None:
     assert found.reported("a", (("x", 1.0), ("y", 2))) == 3.0
     assert found.reported("a", (("x", 2.0),)) is None
     assert found.reported("b", ()) == 4.0
+
+
+@pytest.mark.parametrize(("shows", "ours", "spread"), [("score", 85.0, 7.0711), ("noise", 5.0, 0.5), ("seconds", 3.0, None)])
+def test_the_spread_is_that_of_the_figure_that_is_compared(shows: Shows, ours: float, spread: float | None) -> None:
+    noise = {"norm": 5.0, "norm_deviation": 0.5, "protected_fraction": 1.0, "paper_epsilon": 0.1}
+    row = Row("a", (), (0.9, 0.8), 1, {}, 3.0, (), noise)
+    sweep = SweepConfig(name="s", recipe="quickstart")
+    (line,) = tidy(Reproduction(title="t", source="s", shows=shows), sweep, [Reached(row, "a", (), 2, 2)])
+    assert (line["ours"], line["spread"]) == (ours, spread)
 
 
 def test_as_many_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def named_data(data: str) -> dict[str, Any]:
 
 
 def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the config that a caller says, with no seed drawn for it."""
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
     return read_config(what, overrides) if isinstance(what, Path) else recipe_or_file(what, overrides)

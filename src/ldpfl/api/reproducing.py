@@ -15,9 +15,9 @@ from ldpfl.api.configuring import Settings, listed
 from ldpfl.api.sweeping import sweep
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.parallel import cores
-from ldpfl.experiments.reproduction import Reproduction, SizeName, load_reproduction, reached
-from ldpfl.experiments.sweep import SweepConfig
-from ldpfl.experiments.sweep_run import open_folder
+from ldpfl.experiments.reproduction import SizeName, load_reproduction, reached
+from ldpfl.experiments.sweep import cells
+from ldpfl.experiments.sweep_run import open_folder, stored_sweep
 from ldpfl.files import to_json, write_text
 from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
@@ -66,9 +66,9 @@ def reproduce(
                 name, size=size, settings=settings, folder=temporary, data_dir=data_dir, jobs=jobs, train=train, progress=progress
             )
             return ReproductionResult(name, size, found, config, result.rows, None)
+    if any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
+        raise ConfigError("a paper's table is of the data that it names: for your own, take ldpfl.sweep")
     out = Path(folder)
-    if size not in ("desk", "paper"):
-        raise ConfigError(f"the size is desk or paper, not {size!r}")
     try:
         if train:
             workers = cores() if jobs is None else jobs
@@ -76,7 +76,8 @@ def reproduce(
         else:
             open_folder(config, overrides, out)
     finally:
-        if out.is_dir():
+        begun = stored_sweep(out)
+        if begun is not None and (begun[0].model_dump(), begun[1]) == (config.model_dump(), overrides):  # not in another sweep's folder
             result = ReproductionResult(name, size, found, config, tuple(reached(config, overrides, out)), out)
             _write(result, overrides, listed(settings))
     return result
@@ -87,17 +88,18 @@ def _write(result: ReproductionResult, overrides: list[str], said: list[str]) ->
     assert out is not None  # noqa: S101  # for mypy
     write_text(out / TABLE, to_csv(tidy(found, result.sweep, result.rows)))
     draw_reproduction(out / PLOT, found, result.sweep, result.rows)
-    write_text(out / ABOUT, to_json(_about(result.name, result.size, found, result.sweep, overrides, said), indent=2) + "\n")
+    write_text(out / ABOUT, to_json(_about(result, overrides, said), indent=2) + "\n")
 
 
-def _about(name: str, size: SizeName, found: Reproduction, config: SweepConfig, overrides: list[str], said: list[str]) -> dict[str, Any]:
+def _about(result: ReproductionResult, overrides: list[str], said: list[str]) -> dict[str, Any]:
+    found, config = result.reproduction, result.sweep
     changes = "".join(f" --set {shlex.quote(setting)}" for setting in said)
     return {
-        "name": name,
-        "size": size,
+        "name": result.name,
+        "size": result.size,
         "source": found.source,
         "differs": found.differs,
-        "command": f"ldpfl reproduce {name} --size {size}{changes}",
+        "command": f"ldpfl reproduce {result.name} --size {result.size}{changes}",
         "recipe": config.recipe,
         "sweep": config.name,
         "settings": overrides,

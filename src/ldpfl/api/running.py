@@ -137,12 +137,14 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
 
 
 def runner_for(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound, given: Given = NOTHING) -> Runner:
+    """Return what runs configs where a caller wants them run."""
     folder = None if data_dir is None else Path(data_dir)
     return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given)
 
 
 @contextmanager
 def displayed(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
+    """Give a caller's own display, or one that lasts as long as the block."""
     if isinstance(progress, ProgressDisplay):  # its owner's
         yield progress
         return

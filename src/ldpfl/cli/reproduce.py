@@ -13,7 +13,6 @@ from rich.text import Text
 from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.errors import ConfigError
 from ldpfl.experiments.reproduction import load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.files import to_json
@@ -35,14 +34,12 @@ def reproduce(
     if name is None:
         console.print(_listed())
         return
-    if size not in ("desk", "paper"):
-        raise ConfigError(f"--size is desk or paper, not {size!r}")
     folder = out or Path("runs") / f"reproduce-{name.replace('/', '-')}-{size}"
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
             result = api.reproduce(
                 name,
-                size=size,  # type: ignore[arg-type]  # one of the two
+                size=size,  # type: ignore[arg-type]  # or else it is refused
                 settings=set_ or [],
                 folder=folder,
                 data_dir=data_dir,

@@ -6,7 +6,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.server import rounds_without_gain
+from ldpfl.server import has_stopped
 
 
 def extend(folder: RunFolder, more: int) -> RunConfig:
@@ -32,7 +32,7 @@ def extend(folder: RunFolder, more: int) -> RunConfig:
     )
     told = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
     told |= {"clients.once": config.clients.once}
-    told |= {"training.patience": 0 < training.patience <= rounds_without_gain(last.history)}
+    told |= {"training.patience": training.patience > 0 and has_stopped(last.history, training.patience)}
     told |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
     fixed = [name for name, depends in told.items() if depends]
     if fixed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.experiments.sweep import AxisValue, Cell, SweepConfig, cells, load_sweep
-from ldpfl.experiments.sweep_rows import Point, Result, Row, rows
+from ldpfl.experiments.sweep import AxisValue, SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
+from ldpfl.experiments.sweep_run import finished
 from ldpfl.files import from_toml
 from ldpfl.suggestions import did_you_mean
 
@@ -70,6 +70,8 @@ class Reproduction(_Strict):
         Raises:
             ConfigError: it is not made at this size.
         """
+        if size not in ("desk", "paper"):
+            raise ConfigError(f"the size is desk or paper, not {size!r}")
         chosen = self.desk if size == "desk" else self.paper
         if chosen is None:
             other = "paper" if size == "desk" else "desk"
@@ -140,27 +142,7 @@ def reached(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[Rea
         DataError: a run's files are damaged.
     """
     todo = cells(sweep, overrides)
-    done = [(cell, found) for cell in todo if (found := _found(cell, out)) is not None]
-    finished = {(row.variant, row.point): row for row in rows(done)}
-    wanted = _by_row(todo)
-    count = _by_row(cell for cell, _ in done)
-    return [Reached(finished.get(key), *key, len(count.get(key, ())), len(folders)) for key, folders in wanted.items()]
-
-
-def _found(cell: Cell, out: Path) -> Result | None:
-    folder = RunFolder(out / "runs" / cell.folder_name)
-    result, stopped = folder.result(), folder.stopped()
-    return result if result is not None else None if stopped is None else {"stopped": stopped}
-
-
-def _by_row(some: Iterable[Cell]) -> dict[tuple[str, Point], set[str]]:
-    """Return the runs' folders by variant and point; a variant that fixes what the axes change is one row."""
-    by_variant: dict[str, dict[Point, set[str]]] = {}
-    for cell in some:
-        by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
-    found = {}
-    for variant, points in by_variant.items():
-        same = len(points) > 1 and len(set(map(frozenset, points.values()))) == 1
-        for point, folders in points.items():
-            found[variant, () if same else point] = folders
-    return found
+    done = [(cell, found) for cell in todo if (found := finished(cell, out)) is not None]
+    known, count = {(row.variant, row.point): row for row in rows(done)}, gathered(done)
+    wanted = gathered([(cell, {}) for cell in todo])
+    return [Reached(known.get(key), *key, len(count.get(key, ())), len(runs)) for key, runs in wanted.items()]

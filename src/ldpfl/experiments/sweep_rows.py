@@ -88,7 +88,7 @@ class Curve:
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return the results gathered over seeds, in the order in which variants and points first came."""
-    return [_row(variant, point, list(found.values())) for (variant, point), found in _gathered(results).items()]
+    return [_row(variant, point, list(found.values())) for (variant, point), found in gathered(results).items()]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
@@ -97,10 +97,10 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
     Raises:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
     """
-    return [_curve(_row(*key, list(found.values())), found, out / "runs") for key, found in _gathered(results).items()]
+    return [_curve(_row(*key, list(found.values())), found, out / "runs") for key, found in gathered(results).items()]
 
 
-def _gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
+def gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
     """Return the results by variant and point, and there by the name of the run's folder."""
     folders: dict[str, dict[Point, set[str]]] = {}
     for cell, _ in results:

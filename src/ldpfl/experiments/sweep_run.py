@@ -66,19 +66,35 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     Raises:
         ConfigError: a finished run in the folder comes from another version.
     """
-    folder = RunFolder(out / "runs" / cell.folder_name)
-    finished = folder.result()  # its folder is named by its config, so this is the same run
-    if finished is not None:
-        _check_same_version(finished["versions"], folder)
-        return finished
+    folder, known = _folder_of(cell, out), finished(cell, out)
+    if known is not None:
+        if "stopped" not in known:
+            _check_same_version(known["versions"], folder)
+        return known
+    try:
+        return runner.run(cell.config, folder, resume=True, baseline=False).figures
+    except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
+        write_text(folder.stopped_path, str(error))
+        return {"stopped": str(error), **_figures_until_stopped(cell, folder)}
+
+
+def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
+    """Return what :func:`run_cell` returns of a cell that was run; None of one that is still to be run, or to be gone on with.
+
+    Raises:
+        DataError: a run's files are damaged.
+    """
+    folder = _folder_of(cell, out)
+    result = folder.result()
+    if result is not None:
+        return result
     stopped = folder.stopped()
-    if stopped is None:
-        try:
-            return runner.run(cell.config, folder, resume=True, baseline=False).figures
-        except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
-            stopped = str(error)
-            write_text(folder.stopped_path, stopped)
-    return {"stopped": stopped, **_figures_until_stopped(cell, folder)}
+    return None if stopped is None else {"stopped": stopped, **_figures_until_stopped(cell, folder)}
+
+
+def _folder_of(cell: Cell, out: Path) -> RunFolder:
+    """Return the cell's own folder: it is named by its config, so what stands there is the same run."""
+    return RunFolder(out / "runs" / cell.folder_name)
 
 
 def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None:

@@ -42,8 +42,7 @@ def tidy(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached
     lines = []
     for one in found:
         row, reported = one.row, _reported(reproduction, one)
-        ours = _ours(reproduction.shows, one)
-        spread = None if row is None or reproduction.shows != "score" or len(row.score) < 2 else factor(row.metric) * row.deviation
+        ours, spread = _ours(reproduction.shows, one), _spread(reproduction.shows, one)
         holds = one.holds
         lines.append(
             {
@@ -83,8 +82,8 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Se
         table.add_column(title, justify="right", no_wrap=True)
     for line, one in zip(tidy(reproduction, sweep, found), found, strict=True):
         at = [str(line[key]) if line[key] is not None else "-" for key in sweep.axes]
-        spread = f" ± {line['spread']:.2f}" if line["spread"] is not None else ""
         form = ",.2f" if reproduction.shows == "score" else ",.4g"
+        spread = f" ± {line['spread']:{form}}" if line["spread"] is not None else ""
         ours = f"{line['ours']:{form}}{spread}" if line["ours"] is not None else line["state"]
         paper = "-" if line["paper"] is None else f"{line['paper']:{form}}"
         holds = one.holds
@@ -126,7 +125,16 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=variant)
         elif own:
             at = [float(dict(one.point)[axis]) for one in own]
-            axes.errorbar(at, heights, [_spread(one) for one in own], color=colour, marker="o", markersize=4, capsize=2, label=variant)
+            axes.errorbar(
+                at,
+                heights,
+                [_spread(reproduction.shows, one) or 0.0 for one in own],
+                color=colour,
+                marker="o",
+                markersize=4,
+                capsize=2,
+                label=variant,
+            )
         paper = [(one, _reported(reproduction, one)) for one in found if one.variant == variant]
         marks = [(float(dict(one.point).get(axis, values[0])), value) for one, value in paper if value is not None]
         if marks:
@@ -141,7 +149,14 @@ def _draw_bars(axes: Axes, reproduction: Reproduction, found: Sequence[Reached])
     names = [", ".join([one.variant, *(str(value) for _, value in one.point)]) for one in found]
     places = [float(place) for place in range(len(found))]
     ours = [_ours(reproduction.shows, one) for one in found]
-    axes.barh(places, [value or 0.0 for value in ours], xerr=[_spread(one) for one in found], height=0.6, color="C0", label="ours")
+    axes.barh(
+        places,
+        [value or 0.0 for value in ours],
+        xerr=[_spread(reproduction.shows, one) or 0.0 for one in found],
+        height=0.6,
+        color="C0",
+        label="ours",
+    )
     marks = [(value, place) for place, one in zip(places, found, strict=True) if (value := _reported(reproduction, one)) is not None]
     if marks:
         axes.plot(*zip(*marks, strict=True), marker="D", linestyle="none", color=_PAPER, label="paper")
@@ -159,8 +174,17 @@ def _ours(shows: Shows, one: Reached) -> float | None:
     return None if value is None or not isfinite(value) else times * value
 
 
-def _spread(one: Reached) -> float:
-    return factor(one.row.metric) * one.row.deviation if one.row is not None and one.row.score else 0.0
+def _spread(shows: Shows, one: Reached) -> float | None:
+    """Return the standard deviation over the seeds of the figure that is compared; None where it is not known."""
+    if one.row is None or len(one.row.score) < 2:
+        return None
+    return (
+        factor(one.row.metric) * one.row.deviation
+        if shows == "score"
+        else one.row.noise.get("norm_deviation")
+        if shows == "noise"
+        else None
+    )
 
 
 def _reported(reproduction: Reproduction, one: Reached) -> float | None:

@@ -7,7 +7,7 @@ from ldpfl.server.cohort import once_cohort, round_cohort, round_event, sample_c
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import NotFiniteError, ServerState, advance, client_values
-from ldpfl.server.stopping import has_stopped, rounds_without_gain
+from ldpfl.server.stopping import has_stopped
 
 __all__ = [
     "Checkpoint",
@@ -27,7 +27,6 @@ __all__ = [
     "once_cohort",
     "round_cohort",
     "round_event",
-    "rounds_without_gain",
     "sample_cohort",
     "self_sampled_cohort",
 ]

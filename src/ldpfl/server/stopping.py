@@ -10,10 +10,10 @@ from ldpfl.server.metrics import RoundMetrics
 
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:
     """Tell whether what was trained in ``history`` has not become better for ``patience`` rounds."""
-    return rounds_without_gain(history) >= patience
+    return _rounds_without_gain(history) >= patience
 
 
-def rounds_without_gain(history: Sequence[RoundMetrics]) -> int:
+def _rounds_without_gain(history: Sequence[RoundMetrics]) -> int:
     """Return how many validated rounds came after the one with the lowest loss."""
     losses = [metrics.validation for metrics in history if metrics.validation is not None]
     return 0 if not losses else len(losses) - 1 - losses.index(min(losses, key=comparable))
