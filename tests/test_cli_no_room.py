@@ -195,7 +195,7 @@ def test_data_are_loaded_without_a_cache(tiny_data: Path, cache: Path) -> None:
     unusable(cache)
     warnings: list[str] = []
     found = load("mnist", tiny_data, warnings.append)
-    assert torch.equal(found.train.inputs, expected.train.inputs)
+    assert torch.equal(found.train.tensor, expected.train.tensor)
     assert len(warnings) == 1
 
 

@@ -18,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import nn
 
+import ldpfl
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
@@ -192,6 +193,85 @@ def test_tensors_and_torch_data_sets_are_data() -> None:
     ):
         with pytest.raises(LdpflError, match=said):
             api.run(data=wrong, settings=settings, progress=False)
+
+
+class Both(nn.Module):
+    """What a picture, a text and a row say together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.conv, self.head = nn.Embedding(6, 3), nn.Conv2d(1, 2, 3), nn.Linear(3 + 2 + 4, 2)
+
+    def forward(self, *, row: torch.Tensor, scan: torch.Tensor, note: torch.Tensor) -> torch.Tensor:
+        seen = self.conv(scan).amax(dim=(2, 3))
+        found: torch.Tensor = self.head(torch.cat([row, seen, self.words(note).mean(dim=1)], dim=1))
+        return found
+
+
+class _Visits(torch.utils.data.Dataset[tuple[dict[str, torch.Tensor], torch.Tensor]]):
+    def __init__(self, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return {name: part[place] for name, part in self.inputs.items()}, self.targets[place]
+
+
+def visits() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Four numbers, a scan, and a note of five words that tells the answer."""
+    random = torch.Generator().manual_seed(0)
+    targets = torch.arange(300) % 2
+    note = torch.randint(3, (300, 5), generator=random) + 3 * targets[:, None]
+    scan = torch.randint(256, (300, 1, 6, 6), generator=random, dtype=torch.uint8)
+    return {"row": torch.randn(300, 4, generator=random), "scan": scan, "note": note}, targets
+
+
+@pytest.mark.parametrize("mechanism", [{"name": "dp-sgd"}, {"name": "duchi", "perturbed": "update", "epsilon": 4.0}])
+def test_samples_of_several_tensors_go_to_a_model_by_their_names(mechanism: dict[str, object], tmp_path: Path) -> None:
+    inputs, targets = visits()
+    own = {f"mechanism.{key}": value for key, value in mechanism.items()} | {"training.rounds": 2, "clients.count": 3}
+    epsilon: Any = 50.0 if mechanism["name"] == "dp-sgd" else "off"
+
+    def run(data: object, folder: Path | None = None) -> ldpfl.RunResult:
+        model = Both()
+        with torch.no_grad():
+            for place, weights in enumerate(model.parameters()):
+                weights.copy_(torch.sin(torch.arange(weights.numel()) + place).view_as(weights) / 4)
+        return api.run(data=data, model=model, settings=own, seed=1, folder=folder, target_epsilon=epsilon, baseline=False, progress=False)
+
+    pair, as_set = run((inputs, targets), tmp_path / "run"), run(_Visits(inputs, targets))
+    trained = pair.module()
+    held = torch.from_numpy(held_out(300, 5))
+    outputs = trained(**{name: (part[held].float() / 255 - 0.5) / 0.25 if name == "scan" else part[held] for name, part in inputs.items()})
+    assert float((outputs.argmax(dim=1) == targets[held]).float().mean()) == pytest.approx(pair.accuracy)
+    assert parameters_of(as_set.module()).equal(parameters_of(trained))
+    changed = {**inputs, "note": inputs["note"].flip(0)}  # the fingerprint is of all of them
+    with pytest.raises(LdpflError, match="cannot be resumed"):
+        api.run(data=(changed, targets), model=Both(), settings=own, folder=tmp_path / "run", resume=True, progress=False)
+
+
+def parameters_of(module: nn.Module) -> torch.Tensor:
+    return torch.cat([weights.detach().flatten() for weights in module.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("change", "model", "said"),
+    [
+        ({}, "mlp", "takes one tensor, and these samples are several"),
+        ({}, "embedding-bag", "takes one tensor, and these samples are several"),
+        ({"row": torch.zeros(299, 4)}, Both(), "299 inputs row and 300 targets"),
+        ({"row": torch.full((300, 4), torch.nan)}, Both(), "NaN or infinity"),
+        ({"more": torch.zeros(300, 4)}, Both(), "cannot be trained on given: TypeError: .*'more'"),
+        ({7: torch.zeros(300, 4)}, Both(), "name of one"),
+    ],
+)
+def test_several_tensors_that_do_not_fit_are_refused(change: dict[Any, torch.Tensor], model: str | nn.Module, said: str) -> None:
+    inputs, targets = visits()
+    own: dict[Any, torch.Tensor] = {**inputs, **change}
+    with pytest.raises(LdpflError, match=said):
+        api.run(data=(own, targets), model=model, settings={**FEW, "clients.count": 4}, progress=False)
 
 
 def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ldpfl: CommandLine) -> None:
@@ -548,7 +628,7 @@ def test_an_extended_run_measures_its_columns_no_second_time(table: Path, tmp_pa
 
     def columns(config: RunConfig) -> torch.Tensor:
         federation, _ = build(config, load_dataset(config, None), torch.device("cpu"))
-        return federation.task.data.inputs
+        return federation.task.data.tensor
 
     assert longer.config.training.rounds == first.config.training.rounds + 2
     assert torch.equal(columns(first.config), columns(longer.config))

@@ -222,10 +222,3 @@ _REGISTRY: Mapping[str, Callable[[int, float], Task]] = {
 
 CLASSIFICATION = _classification(10, 1.0)
 """Of images with ten classes."""
-
-
-def batched(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, batch_size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what ``model`` makes of ``inputs`` (N, ...), and their targets, some at a time."""
-    with torch.no_grad():
-        for start in range(0, len(targets), batch_size):
-            yield model(inputs[start : start + batch_size]), targets[start : start + batch_size]

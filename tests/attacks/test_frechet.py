@@ -132,10 +132,10 @@ def test_settings_and_data_make_another_name(tiny_task: Dataset, cache: Path) ->
 def test_the_classifier_recognises_and_its_features_separate(tiny_task: Dataset) -> None:
     classifier = trained_classifier(tiny_task)
     assert classifier.accuracy > 0.95
-    of_one = tiny_task.test.inputs[tiny_task.test.targets == 3]
+    of_one = tiny_task.test.tensor[tiny_task.test.targets == 3]
     assert classifier.share(of_one, 3) > 0.9
     assert classifier.share(of_one, 4) < 0.1
-    train = {label: tiny_task.train.inputs[tiny_task.train.targets == label] for label in (3, 7)}
+    train = {label: tiny_task.train.tensor[tiny_task.train.targets == label] for label in (3, 7)}
     near, far = (frechet_distance(classifier.extractor(), of_one, train[label]).value for label in (3, 7))
     assert near < far / 5
 

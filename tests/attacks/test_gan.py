@@ -30,7 +30,7 @@ def target_of(task: Dataset, *, steps: int = 0) -> Target:
     optimiser = torch.optim.Adam(parameters.values(), 3e-3)
     for _ in range(steps):
         optimiser.zero_grad()
-        F.cross_entropy(target.logits(parameters, task.train.inputs.float() / 255), task.train.targets).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(target.logits(parameters, task.train.tensor.float() / 255), task.train.targets).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return replace(target, weights=layout.flatten({name: p.detach() for name, p in parameters.items()}))
 
@@ -72,10 +72,10 @@ def test_equal_arguments_give_equal_images_whatever_the_global_state(target: Tar
 
 def test_the_global_model_and_the_images_are_left_as_they_were(target: Target, own: Samples) -> None:
     weights, module = target.weights.clone(), {name: p.detach().clone() for name, p in target.module.named_parameters()}
-    pixels = own.inputs.clone()
+    pixels = own.tensor.clone()
     train_generator(target, own, LABEL, QUICK, 0)
     assert torch.equal(weights, target.weights)
-    assert torch.equal(pixels, own.inputs)
+    assert torch.equal(pixels, own.tensor)
     assert all(torch.equal(module[name], p) for name, p in target.module.named_parameters())
     assert all(p.grad is None for p in target.module.parameters())
 

@@ -39,23 +39,23 @@ def test_numbers_keep_their_scale_until_it_is_known() -> None:
     frame = rows()
     own = made(frame, columns=["age"], test=frame)
     assert own.unscaled == (0,)
-    np.testing.assert_array_equal(own.train.inputs[:, 0], frame["age"])
+    np.testing.assert_array_equal(own.train.tensor[:, 0], frame["age"])
     bounded = made(frame, columns=["age"], test=frame, bounds={"age": [20.0, 70.0]})
     assert bounded.is_scaled
-    np.testing.assert_allclose(bounded.train.inputs[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
+    np.testing.assert_allclose(bounded.train.tensor[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
 
 
 def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
     """The hash is the same on every machine: it is pinned."""
     frame = rows()
-    listed = made(frame, columns=["ward"], test=frame, categories={"ward": ["c", "b", "a"]}).train.inputs
+    listed = made(frame, columns=["ward"], test=frame, categories={"ward": ["c", "b", "a"]}).train.tensor
     assert listed.argmax(dim=1).tolist() == [{"c": 0, "b": 1, "a": 2}[word] for word in frame["ward"]]
-    hashed = made(frame, columns=["ward"], test=frame, buckets=8).train.inputs
+    hashed = made(frame, columns=["ward"], test=frame, buckets=8).train.tensor
     assert hashed.shape == (20, 8)
     assert hashed.sum(dim=1).tolist() == [1.0] * 20
     places = {word: int(row.argmax()) for word, row in zip(frame["ward"], hashed, strict=True)}
     assert places == {"a": 4, "b": 3, "c": 0}
-    alone = made(frame[frame["ward"] == "b"], columns=["ward"], test=frame, buckets=8).train.inputs
+    alone = made(frame[frame["ward"] == "b"], columns=["ward"], test=frame, buckets=8).train.tensor
     assert set(alone.argmax(dim=1).tolist()) == {places["b"]}  # other rows have no say
 
 
@@ -63,7 +63,7 @@ def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
 def test_a_gap_becomes_the_middle(missing: str, width: int) -> None:
     frame = rows()
     frame.loc[3, "age"] = np.nan
-    inputs = made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing).train.inputs
+    inputs = made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing).train.tensor
     assert inputs.shape == (20, width)
     assert inputs[3].tolist() == [0.0, 1.0][:width]
     with pytest.raises(DataError, match="row 4: the column 'age' has no value"):
@@ -77,7 +77,7 @@ def test_who_is_a_test_row_does_not_depend_on_what_stands_there() -> None:
     turned = frame.iloc[::-1].reset_index(drop=True)
     for own in (frame, turned):
         found = made(own, columns=["age"])
-        np.testing.assert_array_equal(found.test.inputs[:, 0], own["age"][chosen])
+        np.testing.assert_array_equal(found.test.tensor[:, 0], own["age"][chosen])
 
 
 def test_clients_are_those_that_the_data_name() -> None:
@@ -85,7 +85,7 @@ def test_clients_are_those_that_the_data_name() -> None:
     found = made(frame, client="clinic", test=frame)
     assert found.clients is not None
     assert found.clients.tolist() == [place % 4 for place in range(20)]
-    assert found.train.inputs.shape[1] == 1 + 128  # the client's name is no input
+    assert found.train.tensor.shape[1] == 1 + 128  # the client's name is no input
     frame.loc[7, "clinic"] = None
     with pytest.raises(DataError, match=r"row 8: the client's column 'clinic' has no value"):
         made(frame, client="clinic")
@@ -105,14 +105,14 @@ def test_targets_of_each_task() -> None:
     labels = made(frame.assign(well=1 - frame["ill"]), "classes", test=None, target=["ill", "well"])
     assert labels.train.targets.sum(dim=1).tolist() == [1.0] * 16
     text = made(frame.assign(note="a b"), "tokens", target="", text="note", length=4)
-    assert text.train.inputs[0].tolist() == [0, 98, 33, 99]
+    assert text.train.tensor[0].tolist() == [0, 98, 33, 99]
     assert text.train.targets[0].tolist() == [98, 33, 99, NO_TOKEN]
 
 
 def test_texts_become_hashed_words() -> None:
     frame = rows().assign(note=["Fever, fever!", *["x"] * 19])
     found = made(frame, test=frame, text="note", length=3, vocabulary=100)
-    first = found.train.inputs[0].tolist()
+    first = found.train.tensor[0].tolist()
     assert (first[0] == first[1], first[2], found.vocabulary) == (True, 0, 100)
     assert 0 < first[0] < 100
 

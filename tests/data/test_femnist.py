@@ -69,14 +69,14 @@ def task(tmp_path: Path) -> Dataset:
 def test_femnist_is_read_as_grey_28x28_of_62_classes(task: Dataset) -> None:
     assert (task.name, task.shape, task.outputs) == ("femnist", (1, 28, 28), 62)
     assert image_shape("femnist") == ((1, 28, 28), 62)
-    assert task.train.inputs.dtype == torch.uint8
+    assert task.train.tensor.dtype == torch.uint8
     assert len(task.mean) == len(task.std) == 1
     for part in (task.train, task.test):
-        assert part.targets.tolist() == [LABELS[row] for row in rows_of(part.inputs)]
+        assert part.targets.tolist() == [LABELS[row] for row in rows_of(part.tensor)]
 
 
 def test_every_image_is_in_train_or_in_test(task: Dataset) -> None:
-    train, test = rows_of(task.train.inputs), rows_of(task.test.inputs)
+    train, test = rows_of(task.train.tensor), rows_of(task.test.tensor)
     assert sorted(train + test) == list(range(len(WRITERS)))
     assert len(test) == len(WRITERS) // 10
 
@@ -95,7 +95,7 @@ def test_what_is_known_of_an_image_does_not_decide_where_others_go(changed: str,
     moved = 0
     for before, after in ((task.train, other.train), (task.test, other.test)):
         assert len(before) == len(after)
-        moved += int(((before.inputs != after.inputs).flatten(1).any(dim=1) | (before.targets != after.targets)).sum())
+        moved += int(((before.tensor != after.tensor).flatten(1).any(dim=1) | (before.targets != after.targets)).sum())
     assert moved == (changed != "writer_id")
 
 
@@ -120,7 +120,7 @@ def test_the_cache_keeps_the_division(task: Dataset, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(datasets, "load_dataset", forbidden)
     again = load("femnist", tmp_path)
-    assert torch.equal(again.test.inputs, task.test.inputs)
+    assert torch.equal(again.test.tensor, task.test.tensor)
     assert torch.equal(again.train.targets, task.train.targets)
 
 
@@ -135,7 +135,7 @@ def test_the_hub_is_asked_for_the_name_it_has_there(task: Dataset, tmp_path: Pat
         return original(str(tmp_path / "femnist"))
 
     monkeypatch.setattr(datasets, "load_dataset", from_hub)
-    assert torch.equal(load("femnist").test.inputs, task.test.inputs)
+    assert torch.equal(load("femnist").test.tensor, task.test.tensor)
     assert asked == ["flwrlabs/femnist"]
 
 

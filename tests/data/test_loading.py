@@ -51,11 +51,11 @@ def test_a_folder_gives_back_the_pixels_and_labels_that_were_written(name: str, 
 
     assert (task.name, task.outputs, task.shape) == (name, classes, shape)
     assert len(task.mean) == len(task.std) == shape[0]
-    assert task.train.inputs.dtype == torch.uint8
+    assert task.train.tensor.dtype == torch.uint8
     assert task.train.targets.tolist() == labels
     assert task.test.targets.tolist() == labels[:5]
     expected = train[:, None] if train.ndim == 3 else train.transpose(0, 3, 1, 2)
-    np.testing.assert_array_equal(task.train.inputs.numpy(), expected)
+    np.testing.assert_array_equal(task.train.tensor.numpy(), expected)
 
 
 def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_without_a_folder_the_hub_id_is_loaded(tmp_path: Path, monkeypatch: pyte
     task = load("mnist")
     monkeypatch.undo()
     assert asked == ["ylecun/mnist"]
-    assert torch.equal(task.train.inputs, load("mnist", tmp_path).train.inputs)
+    assert torch.equal(task.train.tensor, load("mnist", tmp_path).train.tensor)
 
 
 def test_an_unreachable_hub_tells_of_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +122,10 @@ def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
     assert (len(task.train), len(task.test)) == (4000, 1000)
     assert torch.bincount(task.train.targets).tolist() == [400] * 10
     assert torch.bincount(task.test.targets).tolist() == [100] * 10
-    train, test = ({image.tobytes() for image in part.inputs.numpy()} for part in (task.train, task.test))
+    train, test = ({image.tobytes() for image in part.tensor.numpy()} for part in (task.train, task.test))
     assert not train & test
-    assert task.train.inputs.max() == 255
-    ink = [float(task.train.inputs[task.train.targets == label].float().mean()) for label in (0, 1)]
+    assert task.train.tensor.max() == 255
+    ink = [float(task.train.tensor[task.train.targets == label].float().mean()) for label in (0, 1)]
     assert ink[0] > 1.5 * ink[1]  # a 0 takes more ink than a 1, in real digits
 
 
@@ -133,7 +133,7 @@ def test_mnist_5k_is_5000_real_digits_split_by_class() -> None:
 def test_mnist_5k_is_the_same_every_time() -> None:
     first, second = load("mnist-5k"), load("mnist-5k")
     assert first.fingerprint == second.fingerprint
-    assert torch.equal(first.train.inputs, second.train.inputs)
+    assert torch.equal(first.train.tensor, second.train.tensor)
 
 
 def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(datasets, "load_dataset", forbidden)
     second = load("mnist", tmp_path)
     assert second.fingerprint == first.fingerprint
-    assert torch.equal(first.train.inputs, second.train.inputs)
+    assert torch.equal(first.train.tensor, second.train.tensor)
     assert torch.equal(first.test.targets, second.test.targets)
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_cache_is_decoded_again_and_replaced(damage: str, tmp_path: Pa
     whole = entry.read_bytes()
     entry.write_bytes({"truncated": whole[: len(whole) // 2], "emptied": b"", "foreign": b"not tensors at all"}[damage])
     second = load("mnist", tmp_path)
-    assert torch.equal(first.train.inputs, second.train.inputs)
+    assert torch.equal(first.train.tensor, second.train.tensor)
     assert entry.read_bytes() == whole
 
 
@@ -306,7 +306,7 @@ def test_labels_that_are_no_numbers_are_refused(labels: list[int | str | None], 
 def test_taking_images_keeps_pixels_and_labels_together(tiny_task: Dataset) -> None:
     taken = tiny_task.train.take(torch.tensor([7, 3]))
     assert taken.targets.tolist() == [7, 3]
-    assert torch.equal(taken.inputs[0], tiny_task.train.inputs[7])
+    assert torch.equal(taken.tensor[0], tiny_task.train.tensor[7])
 
 
 def test_what_is_kept_of_the_data_is_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_scaling_changes_those_columns_alone() -> None:
     own = Dataset("x", samples, samples, 1, (), (), "x", unscaled=(0,), target_unscaled=True)
     np.testing.assert_array_equal(unscaled_values(own)[:, 1], [100, 200, 900])
     found = scaled(own, np.array([20.0, 200.0]), np.array([10.0, 100.0]))
-    assert found.train.inputs.tolist() == [[-1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    assert found.train.tensor.tolist() == [[-1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
     assert (found.is_scaled, found.unit) == (True, 100.0)
     assert found.train.targets.tolist() == [-1.0, 0.0, 6.0]  # a far one counts as if it lay nearer
     assert found.test.targets.tolist() == [-1.0, 0.0, 7.0]  # and is measured as it is

@@ -135,7 +135,7 @@ def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Pa
     task = load("mnist", tiny_data)
     module = models.create("logistic-regression", task.shape, task.outputs, seed=0)
     module.load_state_dict(load_file(folder.model_path))
-    predicted = module(normalise(task.test.inputs, task.mean, task.std)).argmax(dim=1)
+    predicted = module(normalise(task.test.tensor, task.mean, task.std)).argmax(dim=1)
     assert float((predicted == task.test.targets).float().mean()) == pytest.approx(result["score"])
 
 

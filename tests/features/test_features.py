@@ -96,11 +96,11 @@ def test_features_are_computed_once_and_kept_for_this_user_alone(cache: Path) ->
     (kept,) = (cache / "features").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     again = extracted(dataset(), "scattering", {}, silent, lambda what, done, total: pytest.fail("computed again"))
-    assert torch.equal(first.train.inputs, again.train.inputs)
-    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert torch.equal(first.train.tensor, again.train.tensor)
+    assert torch.equal(first.test.tensor, again.test.tensor)
     assert first.fingerprint == again.fingerprint != "abc"
     kept.write_bytes(b"damaged")
-    assert torch.equal(extracted(dataset(), "scattering", {}, silent).train.inputs, first.train.inputs)
+    assert torch.equal(extracted(dataset(), "scattering", {}, silent).train.tensor, first.train.tensor)
 
 
 def test_other_data_and_other_options_are_kept_apart(cache: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_module_by_import_path_is_frozen_and_not_cached(cache: Path, monkeypat
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     data = dataset()
     found = extracted(data, "test_features:Halves", {"factor": 2.0}, silent)
-    torch.testing.assert_close(found.train.inputs, (data.train.inputs.float().flatten(1)[:, :6] * 2).half().float())
+    torch.testing.assert_close(found.train.tensor, (data.train.tensor.float().flatten(1)[:, :6] * 2).half().float())
     assert not (cache / "features").exists()
 
 
@@ -203,4 +203,4 @@ def test_features_that_look_at_others_are_refused(tmp_path: Path, monkeypatch: p
     for others in ("statistics", "sequence"):
         with pytest.raises(PrivacyError, match="depend on those beside it"):
             extracted(data, "looking.py:features", {"others": others}, silent)
-    assert extracted(data, "looking.py:features", {"others": "none"}, silent).train.inputs.shape == (8, 3)
+    assert extracted(data, "looking.py:features", {"others": "none"}, silent).train.tensor.shape == (8, 3)

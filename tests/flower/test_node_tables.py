@@ -253,7 +253,7 @@ def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(ca
                 assert len(read) == len(frame)
                 others = torch.arange(len(read)) != place
                 answers = read.targets[others]
-                now = [read.inputs[others], answers.nan_to_num(-7.0) if answers.is_floating_point() else answers]
+                now = [read.tensor[others], answers.nan_to_num(-7.0) if answers.is_floating_point() else answers]
                 before = before or now
                 assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
 
@@ -279,7 +279,7 @@ def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
             continue
         read = read_at_node(config.data, targets_of(config), path).train
         others = torch.arange(30) != place
-        now = [read.inputs[others], read.targets[others]]
+        now = [read.tensor[others], read.targets[others]]
         before = before or now
         assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
     lines = rows(30, 1).to_csv(index=False).splitlines()
@@ -287,7 +287,7 @@ def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text("\n".join([*lines[: place + 1], line, *lines[place + 2 :]]))
         read = read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train
         assert len(read) == 30
-        assert torch.equal(read.inputs[others], before[0])
+        assert torch.equal(read.tensor[others], before[0])
 
 
 def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tm
         frame = rows(30, 1).assign(age=range(30)).astype({"age": object if gap else int})
         frame.loc[5, "age"] = None if gap else 5
         frame.to_parquet(tmp_path / "rows.parquet")
-        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.parquet").train.inputs)
+        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.parquet").train.tensor)
     others = torch.arange(30) != 5
     assert torch.equal(read[0][others], read[1][others])
 
@@ -317,7 +317,7 @@ def test_no_row_decides_whether_others_have_decimal_commas(tmp_path: Path) -> No
         ages = ["50,5", "51,5", "x", "y", cell]
         lines = ["age;ward;town;outcome", *(f"{age};icu;a;alive" for age in ages)]
         (tmp_path / "rows.csv").write_text("\n".join(lines))
-        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train.inputs[:4])
+        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train.tensor[:4])
     assert torch.equal(*read)
 
 

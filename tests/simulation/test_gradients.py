@@ -88,7 +88,7 @@ def test_replacing_a_record_moves_the_sum_by_two_norms_at_most() -> None:
 
 def test_a_record_with_no_usable_gradient_counts_as_nothing() -> None:
     task, _, weights = task_of("linear", (30,))
-    task.data.inputs[2] = float("nan")
+    task.data.tensor[2] = float("nan")
     with_it = RecordGradientTrainer(task, RecordClip(0.01)).train(weights, full_batch([np.array([1, 2, 3])], 3))
     without = RecordGradientTrainer(task, RecordClip(0.01)).train(weights, full_batch([np.array([1, 3])], 2))
     assert torch.equal(with_it, without)
@@ -118,7 +118,7 @@ def test_opacus_clips_and_adds_up_the_same_gradients(norm: float) -> None:
         torch.optim.SGD(wrapped.parameters(), lr=1.0), noise_multiplier=0.0, max_grad_norm=norm, expected_batch_size=1, loss_reduction="sum"
     )
     inputs, labels = task.batch(torch.from_numpy(places))
-    F.cross_entropy(wrapped(inputs.requires_grad_()), labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(wrapped(torch.as_tensor(inputs).requires_grad_()), labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
     optimizer.clip_and_accumulate()
     summed = {name: getattr(p, SUMMED) for name, p in module.named_parameters()}
     torch.testing.assert_close(found.double() * norm / STEPS, -task.layout.flatten(summed).double(), atol=norm * 1e-4, rtol=1e-3)

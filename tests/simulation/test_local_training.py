@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset, Samples
@@ -71,6 +71,28 @@ def test_other_models_agree_with_the_loop_as_well(model: str, shape: tuple[int, 
     assert float((expected - weights).abs().amax(dim=1).min()) > 1e-4
 
 
+class _Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 10), nn.Linear(3, 10)
+
+    def forward(self, right: Tensor, left: Tensor) -> Tensor:
+        return torch.as_tensor(self.left(left) * self.right(right))
+
+
+def test_samples_of_several_tensors_are_trained_on_alike() -> None:
+    random = torch.Generator().manual_seed(0)
+    inputs = {"left": torch.randn(sum(UNEQUAL), 4, generator=random), "right": torch.randn(sum(UNEQUAL), 3, generator=random)}
+    module = _Pair()
+    layout = ParameterLayout.from_module(module)
+    weights = torch.randn(layout.dimension, generator=random)
+    task = LocalTask(module, layout, Samples(inputs, torch.arange(sum(UNEQUAL)) % 10), (), (), LocalOptimiser(0.05, 0.5))
+    schedule = schedule_of(UNEQUAL, epochs=2, batch_size=3)
+    expected = LoopTrainer(task).train(weights, schedule)
+    torch.testing.assert_close(VectorizedTrainer(task).train(weights, schedule), expected, atol=1e-4, rtol=0)
+    assert float((expected - weights).abs().amax(dim=1).min()) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "momentum"),
     [("two-layer-cnn", (1, 20, 20), 0.5), ("small-vgg", (3, 16, 16), 0.0), ("logistic-regression", (1, 28, 28), 0.0)],
@@ -95,7 +117,7 @@ def test_training_follows_the_gradient_step_by_step() -> None:
     leaf = weights.clone().requires_grad_()
     parameters = task.layout.unflatten(leaf)
     pixels, labels = task.batch(torch.arange(3))
-    logits = pixels.flatten(1) @ parameters["1.weight"].T + parameters["1.bias"]
+    logits = torch.as_tensor(pixels).flatten(1) @ parameters["1.weight"].T + parameters["1.bias"]
     (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), leaf)
     torch.testing.assert_close(trained, weights - 0.05 * gradient, atol=1e-6, rtol=0)
 

@@ -77,11 +77,11 @@ def test_all_histograms_are_charged_as_rounds() -> None:
     assert {event.release for event in ledger.events} == {mechanism.release(LayerRanges(torch.zeros(1), torch.ones(1), (3,)))}
     assert run_epsilon(ledger, 1e-5) > 0
     assert found.is_scaled
-    assert float(found.train.inputs.std()) == pytest.approx(1.0, abs=0.6)
+    assert float(found.train.tensor.std()) == pytest.approx(1.0, abs=0.6)
     again, _ = Measuring(0, mechanism, 500.0, "direct").scaled(dataset, parts)
-    assert torch.equal(found.train.inputs, again.train.inputs)
+    assert torch.equal(found.train.tensor, again.train.tensor)
     other, _ = Measuring(1, mechanism, 500.0, "direct").scaled(dataset, parts)
-    assert not torch.equal(found.train.inputs, other.train.inputs)
+    assert not torch.equal(found.train.tensor, other.train.tensor)
 
 
 def test_without_a_mechanism_counts_are_exact_and_nothing_is_charged() -> None:
@@ -89,5 +89,5 @@ def test_without_a_mechanism_counts_are_exact_and_nothing_is_charged() -> None:
     dataset, parts = federation(values, 4)
     found, ledger = Measuring(0, None, 250.0, "direct").scaled(dataset, parts)
     assert ledger.events == ()
-    assert abs(float(found.train.inputs.mean())) < 0.1
-    assert float(found.train.inputs.std()) == pytest.approx(1.0, abs=0.1)
+    assert abs(float(found.train.tensor.mean())) < 0.1
+    assert float(found.train.tensor.std()) == pytest.approx(1.0, abs=0.1)

@@ -310,7 +310,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     *_, earlier = simulate(federation, start, 2)
     images = federation.task.data
-    turned = replace(federation, task=replace(federation.task, data=replace(images, inputs=images.inputs.flip(-1))))
+    turned = replace(federation, task=replace(federation.task, data=replace(images, inputs=images.tensor.flip(-1))))
     turned = replace(turned, trainer=type(federation.trainer)(turned.task))  # type: ignore[call-arg]
     (ours,), (theirs,) = simulate(federation, earlier, 3), simulate(turned, earlier, 3)
     assert not torch.equal(ours.state.weights, theirs.state.weights)

@@ -141,7 +141,7 @@ def trained_classifier(
     accuracy = _read(path, classifier)
     if accuracy is None:
         classifier = _train(_new_classifier(task, config), task, config, progress)
-        accuracy = float((classifier.predict(task.test.inputs) == task.test.targets).float().mean())
+        accuracy = float((classifier.predict(task.test.tensor) == task.test.targets).float().mean())
         _write(path, classifier, accuracy)
     return TrainedClassifier(name, classifier.eval(), accuracy)
 
@@ -201,7 +201,7 @@ def _train(classifier: Classifier, task: Dataset, config: ClassifierConfig, prog
             order = torch.randperm(len(task.train), generator=random)
         batch, order = task.train.take(order[: config.batch_size]), order[config.batch_size :]
         optimiser.zero_grad()
-        F.cross_entropy(classifier(batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(classifier(batch.tensor), batch.targets).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         progress(step + 1, steps)
     return classifier

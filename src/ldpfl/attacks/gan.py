@@ -208,8 +208,8 @@ class _Game:
 
     def __init__(self, target: Target, own: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
         self._target, self._label, self._config, self._random = target, label, config, random
-        self._device = own.inputs.device
-        self._real = own.inputs.float() / 255
+        self._device = own.tensor.device
+        self._real = own.tensor.float() / 255
         self._held = torch.unique(own.targets.cpu())
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
@@ -217,7 +217,7 @@ class _Game:
             # The score's zero lies at the real images' mean, so that the first steps do not saturate.
             scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _BATCH)]
         self._zero = torch.cat(scores).mean()
-        self.generator = _new_generator(target, tuple(own.inputs.shape[1:]), config, random).to(self._device)
+        self.generator = _new_generator(target, tuple(own.tensor.shape[1:]), config, random).to(self._device)
         betas = (0.5, 0.999)
         self._generator_optimiser = torch.optim.Adam(self.generator.parameters(), config.generator_learning_rate, betas)
         self._discriminator_optimiser = torch.optim.Adam(self._discriminator.values(), config.discriminator_learning_rate, betas)

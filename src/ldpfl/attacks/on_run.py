@@ -166,7 +166,7 @@ class Attacker:
         """
         config, weights, accuracy = finished_run(folder)
         task = load_dataset(config, self.data_dir)
-        if len(task.shape) != 3 or task.train.inputs.dtype != torch.uint8:
+        if len(task.shape) != 3 or task.train.tensor.dtype != torch.uint8:
             raise ConfigError(f"{folder.path} was run on samples that are no images: this attack draws images of a class")
         label = label_of(plan, config)
         _check_class(label, task)
@@ -320,7 +320,7 @@ def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: tor
 def _own_images(federation: Federation) -> Samples:
     """Return what the attacking client holds; no other client's samples are looked at."""
     images = federation.task.data
-    return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.inputs.device))
+    return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.tensor.device))
 
 
 def _target(federation: Federation, task: Dataset, weights: Tensor) -> Target:
@@ -329,7 +329,7 @@ def _target(federation: Federation, task: Dataset, weights: Tensor) -> Target:
 
 def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor]:
     """Return equally many real images of ``label``: of the test split to compare with, of the train split as the floor."""
-    real, others = (split.inputs[split.targets == label] for split in (task.test, task.train))
+    real, others = (split.tensor[split.targets == label] for split in (task.test, task.train))
     count = min(most, len(real), len(others))
     if count < FEWEST_IMAGES:
         raise DataError(f"{task.name} holds {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
@@ -338,7 +338,7 @@ def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor
 
 def _foreign(own: Samples, label: int, most: int) -> tuple[Tensor, ...]:
     """Return the attacking client's images of other classes, evenly taken from what it holds; nothing if it holds too few."""
-    pixels = own.inputs[own.targets != label].cpu()
+    pixels = own.tensor[own.targets != label].cpu()
     index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
 
@@ -363,9 +363,9 @@ def _reporting(progress: PhaseProgress, phase: str) -> Callable[[int, int], None
 def _key(target: Target, own: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
     """Name all that the images depend on, except a model's code that is named by import path."""
     digest = hashlib.sha256()
-    for tensor in (target.weights, own.inputs, own.targets):
+    for tensor in (target.weights, own.tensor, own.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.inputs.device.type)
+    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.tensor.device.type)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
 

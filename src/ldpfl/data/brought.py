@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from ldpfl.data.encoding import MOST_CLASSES, TEST_SHARE, dataset_of
 from ldpfl.data.loading import quiet
 from ldpfl.data.partition import held_out
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.errors import ConfigError, DataError, first_line
@@ -29,7 +29,8 @@ _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
 def load_brought(config: DataConfig, targets: Targets, given: object = None) -> Dataset:
     """Return a user's own data, as ``config`` says; ``given`` is what a caller handed over.
 
-    That may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays), or a PyTorch data set of such pairs.
+    That may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays; of inputs also several, in a dict), or
+    a PyTorch data set of such pairs.
 
     Raises:
         ConfigError: settings that do not fit each other, or nothing was handed over.
@@ -112,7 +113,8 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
     if isinstance(given, Sequence) and len(given) == 2:
         inputs, told = given
-        return _of_tensors(torch.as_tensor(inputs), torch.as_tensor(told), targets)
+        own = {name: torch.as_tensor(part) for name, part in inputs.items()} if isinstance(inputs, Mapping) else torch.as_tensor(inputs)
+        return _of_tensors(own, torch.as_tensor(told), targets)
     raise ConfigError(
         f"data of the type {type(given).__name__} cannot be used: give a data frame, a pair of inputs and targets, a PyTorch data set of "
         "such pairs, or an ldpfl.data.Dataset"
@@ -130,28 +132,30 @@ def _of_pairs(given: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
     try:
         pairs = [given[place] for place in range(len(given))]
-        inputs = torch.stack([torch.as_tensor(np.asarray(pair[0])) for pair in pairs])
-        told = torch.stack([torch.as_tensor(np.asarray(pair[1])) for pair in pairs])
+        first = [pair[0] for pair in pairs]
+        if isinstance(first[0], Mapping):
+            inputs: Inputs = {name: _stacked([sample[name] for sample in first]) for name in first[0]}
+        else:
+            inputs = _stacked(first)
+        told = _stacked([pair[1] for pair in pairs])
     except Exception as error:  # it is the user's code: anything may come out of it
         raise DataError(f"the data set gives no pairs of an input and a target of one shape: {type(error).__name__}: {error}") from error
     return _of_tensors(inputs, told, targets)
 
 
-def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
-    if len(inputs) != len(told) or not len(told):
-        raise DataError(f"{len(inputs)} inputs and {len(told)} targets are no samples")
-    if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
-        inputs = _channels_first(inputs)
-    elif inputs.dtype in (torch.uint8, torch.bool):
-        inputs = inputs.float()  # a table of small numbers, and no image
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-        if not bool(inputs.isfinite().all()):
-            raise DataError("inputs hold NaN or infinity: fill the gaps before")
-    elif inputs.dtype != torch.uint8:
-        inputs = inputs.long()
-    inputs, told = inputs.detach(), told.detach()
-    notes = (_COUNTED,) if targets in ("class", "tokens") or inputs.dtype == torch.int64 else ()
+def _stacked(values: Sequence[Any]) -> Tensor:
+    return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
+
+
+def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
+    if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
+        raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
+    for name, part in by_name(inputs).items():
+        if len(part) != len(told) or not len(told):
+            raise DataError(f"{len(part)} inputs{name and ' '}{name} and {len(told)} targets are no samples")
+    inputs, told = each(_typed, inputs), told.detach()
+    tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
+    notes = (_COUNTED,) if targets in ("class", "tokens") or tokens else ()
     if not bool(told.isfinite().all()):
         raise DataError("targets hold NaN or infinity: leave such samples out")
     if targets in ("class", "tokens"):
@@ -163,6 +167,18 @@ def _of_tensors(inputs: Tensor, told: Tensor, targets: Targets) -> Dataset:
     else:
         told = told.float()
     return _split(GIVEN, [Samples(inputs, told)], notes, targets)
+
+
+def _typed(inputs: Tensor) -> Tensor:
+    """Return images as uint8, numbers as float32 and tokens as int64."""
+    if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
+        return _channels_first(inputs)
+    if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool)):  # bytes in rows are a table of small numbers
+        return inputs.detach().long()
+    inputs = inputs.detach().float()
+    if not bool(inputs.isfinite().all()):
+        raise DataError("inputs hold NaN or infinity: fill the gaps before")
+    return inputs
 
 
 def _channels_first(pixels: Tensor) -> Tensor:
@@ -180,16 +196,22 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
     train, test = parts
     if not len(test) or not len(train):
         raise DataError(f"{len(train) + len(test)} samples are too few to keep a fifth of them to measure on")
-    channels = train.inputs.shape[1] if train.inputs.dtype == torch.uint8 and train.inputs.dim() == 4 else 0
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part.inputs.contiguous().numpy().tobytes() + part.targets.contiguous().numpy().tobytes())
+        for content in part.content():
+            digest.update(content)
     outputs = 1
     if targets in ("class", "tokens"):
         outputs = 1 + max(int(train.targets.max()), int(test.targets.max()))
     elif train.targets.dim() > 1:
         outputs = train.targets.shape[1]
-    tokens = train.inputs.dtype == torch.int64
-    vocabulary = 1 + max(int(train.inputs.max()), int(test.inputs.max())) if tokens else None
-    mean, std = (_PIXEL_MEAN,) * channels, (_PIXEL_STD,) * channels
+    held = by_name(test.inputs)
+    largest = {key: 1 + max(int(own.max()), int(held[key].max())) for key, own in by_name(train.inputs).items() if own.dtype == torch.int64}
+    vocabulary = largest if isinstance(train.inputs, Mapping) else largest.get("")
+    # One figure for all channels: there are as many as an image has, and images of several kinds in one sample.
+    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
+
+
+def _is_image(part: Tensor) -> bool:
+    return part.dtype == torch.uint8

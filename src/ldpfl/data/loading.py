@@ -236,8 +236,8 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
     if "test" not in source.splits:
         return _by_place(loaded, source, origin)
     train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        shapes = f"{tuple(train.inputs.shape[1:])} and {tuple(test.inputs.shape[1:])}"
+    if train.tensor.shape[1:] != test.tensor.shape[1:]:
+        shapes = f"{tuple(train.tensor.shape[1:])} and {tuple(test.tensor.shape[1:])}"
         raise DataError(f"train and test images in {origin} have different shapes: {shapes}")
     return train, test
 
@@ -287,7 +287,7 @@ def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
 
 
 def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
-    tensors = {"train.pixels": train.inputs, "train.labels": train.targets, "test.pixels": test.inputs, "test.labels": test.targets}
+    tensors = {"train.pixels": train.tensor, "train.labels": train.targets, "test.pixels": test.tensor, "test.labels": test.targets}
     write_cached(_cache_path(name, fingerprint), tensors, "data", warn)
 
 

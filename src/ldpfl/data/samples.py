@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.errors import printable
+from ldpfl.errors import ConfigError, printable
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""What a model is given: one tensor, or several by the names of the arguments of its ``forward``."""
+
+
+def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Return what ``make`` makes of every tensor of ``inputs``."""
+    return make(inputs) if isinstance(inputs, Tensor) else {name: make(part) for name, part in inputs.items()}
+
+
+def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
+    """Return every tensor of ``inputs``; the only one has no name."""
+    return {"": inputs} if isinstance(inputs, Tensor) else inputs
 
 
 @dataclass(frozen=True)
@@ -18,10 +32,11 @@ class Samples:
 
     Attributes:
         inputs: (N, ...) in the type that they have; images are (N, C, H, W) uint8, rows of a table (N, F) float32, texts (N, T) int64.
+            Or several such tensors, by name.
         targets: (N, ...) what a task wants to be told of each: a class is int64.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
 
     def __len__(self) -> int:
@@ -30,15 +45,33 @@ class Samples:
     @property
     def device(self) -> torch.device:
         """Where they are."""
-        return self.inputs.device
+        return self.targets.device
 
-    def take(self, index: Tensor) -> Samples:
+    def take(self, index: Tensor | slice) -> Samples:
         """Return the samples at ``index``."""
-        return Samples(self.inputs[index], self.targets[index])
+        return Samples(each(lambda part: part[index], self.inputs), self.targets[index])
 
     def to(self, device: torch.device) -> Samples:
         """Return a copy on ``device``."""
-        return Samples(self.inputs.to(device), self.targets.to(device))
+        return Samples(each(lambda part: part.to(device), self.inputs), self.targets.to(device))
+
+    def content(self) -> Iterator[bytes]:
+        """Yield the bytes of all values, and of several tensors the names, types and shapes: equal for equal samples alone."""
+        for name, part in by_name(self.inputs).items():
+            yield f"{name} {part.dtype} {tuple(part.shape)} ".encode() if name else b""
+            yield part.contiguous().numpy().tobytes()
+        yield self.targets.contiguous().numpy().tobytes()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The only tensor of inputs.
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if isinstance(self.inputs, Tensor):
+            return self.inputs
+        raise ConfigError(f"these samples are several tensors ({', '.join(self.inputs)}), and this is for samples of one")
 
 
 @dataclass(frozen=True)
@@ -51,7 +84,7 @@ class Dataset:
             from the clients' data at run time. Samples that are no pixels are taken as they are.
         fingerprint: identifies the content.
         clients: for each train sample the client that it belongs to, from 0, where the data say so; else a partition divides them.
-        vocabulary: how many tokens there are, where samples are texts.
+        vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
         unscaled: columns of ``inputs`` on whatever scale they have, see :mod:`ldpfl.data.scaling`.
         unscaled_names: of those columns, and of the target where it is one of them.
         target_unscaled: whether the targets are as well.
@@ -67,12 +100,16 @@ class Dataset:
     std: tuple[float, ...]
     fingerprint: str
     clients: NDArray[np.int64] | None = None
-    vocabulary: int | None = None
+    vocabulary: int | Mapping[str, int] | None = None
     unscaled: tuple[int, ...] = ()
     unscaled_names: tuple[str, ...] = ()
     target_unscaled: bool = False
     unit: float = 1.0
     notes: tuple[str, ...] = ()
+
+    def tokens(self, name: str = "") -> int | None:
+        """Return how many tokens the inputs called ``name`` know, or the only ones; None where they hold none."""
+        return self.vocabulary.get(name) if isinstance(self.vocabulary, Mapping) else self.vocabulary
 
     @property
     def is_scaled(self) -> bool:
@@ -85,8 +122,8 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample; of an image: channels, height, width."""
-        return tuple(self.train.inputs.shape[1:])
+        """Of one sample, which is one tensor; of an image: channels, height, width."""
+        return tuple(self.train.tensor.shape[1:])
 
 
 def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

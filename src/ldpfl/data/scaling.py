@@ -85,7 +85,7 @@ def place(values: Floats, edges: Floats) -> NDArray[np.int64]:
 
 def unscaled_values(dataset: Dataset) -> Floats:
     """Return the columns (N, columns) of the train samples that are not scaled, the target last where it is one of them."""
-    columns = [dataset.train.inputs[:, place].double().numpy() for place in dataset.unscaled]
+    columns = [dataset.train.tensor[:, place].double().numpy() for place in dataset.unscaled]
     if dataset.target_unscaled:
         columns.append(dataset.train.targets.double().numpy())
     return np.stack(columns, axis=1)
@@ -100,7 +100,7 @@ def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
     middles, units = (torch.from_numpy(figures).float() for figures in (center, spread))
 
     def changed(samples: Samples, reach: float) -> Samples:
-        inputs, targets = samples.inputs.clone(), samples.targets
+        inputs, targets = samples.tensor.clone(), samples.targets
         count = len(places)
         inputs[:, places] = _moved(inputs[:, places], middles[:count], units[:count], _REACH)
         return Samples(inputs, _moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)

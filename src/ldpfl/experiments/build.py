@@ -203,8 +203,8 @@ def secret_seed(config: RunConfig, task: Dataset) -> int:
     # Not what is no setting of training; and wherever the rows lie.
     untold: Any = {"name": True, "description": True, "privacy": {"target_epsilon"}, "data": {"path", "test_path"}}
     digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
-    for part in (task.train.inputs, task.train.targets):
-        digest.update(part.contiguous().numpy().tobytes())
+    for content in task.train.content():
+        digest.update(content)
     return int.from_bytes(digest.digest())
 
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from ldpfl import tasks
 from ldpfl.data import Dataset, load
@@ -53,14 +53,14 @@ class Description:
     """What is public about data before anything is trained.
 
     Attributes:
-        shape: of one sample as the model sees it.
+        shape: of one sample as the model sees it; None where it is several tensors.
         outputs: of the model.
         vocabulary: tokens that there are, where samples are texts.
         clients: how many the data themselves name; None where a partition makes them.
         is_scaled: whether nothing is to be measured before the first round.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     outputs: int
     vocabulary: int | None = None
     clients: int | None = None
@@ -70,7 +70,8 @@ class Description:
     def of(cls, data: Dataset) -> Description:
         """Return what is public about ``data``."""
         clients = None if data.clients is None else int(data.clients.max()) + 1
-        return cls(data.shape, data.outputs, data.vocabulary, clients, data.is_scaled)
+        shape = data.shape if isinstance(data.train.inputs, Tensor) else None
+        return cls(shape, data.outputs, data.tokens(), clients, data.is_scaled)
 
 
 def load_dataset(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ldpfl import models
 from ldpfl.data import Dataset, Samples
@@ -51,12 +50,12 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
         ConfigError: the model does not fit the data, or fails.
         PrivacyError: what it makes of a sample depends on others.
     """
-    trial = replace(local, data=_made_up(local.data, data.vocabulary))
+    trial = replace(local, data=_made_up(local.data, data))
     model, where = config.model.name, config.data.path or config.data.name
     before = _kept(local.module)
     try:
         inputs, targets = trial.batch(torch.arange(2))
-        found = functional_call(local.module, local.layout.unflatten(weights.to(inputs.device)), (inputs,))
+        found = local.outputs(local.layout.unflatten(weights.to(targets.device)), inputs)
         fits = _fits(local.task, found, targets, data.outputs)
         trainer, at_once, once = _first_step(config, trial, mechanism, weights, warn)
         again = _later_step(trainer, weights, local.data.device)
@@ -103,13 +102,18 @@ def _made_up_clients(first: int, device: torch.device) -> BatchSchedule:
     return BatchSchedule(torch.tensor([[[first, first + 1]], [[first + 1, first]]]), torch.ones(2, 1, 2)).to(device)
 
 
-def _made_up(samples: Samples, vocabulary: int | None) -> Samples:
+def _made_up(samples: Samples, data: Dataset) -> Samples:
     """Return four samples that are like the others in shape and type alone."""
-    generator, shape = torch.Generator().manual_seed(0), (4, *samples.inputs.shape[1:])
-    if samples.inputs.is_floating_point():
-        inputs = torch.randn(shape, generator=generator, dtype=samples.inputs.dtype)
-    else:
-        inputs = torch.randint(vocabulary or 256, shape, generator=generator).to(samples.inputs.dtype)
+    generator = torch.Generator().manual_seed(0)
+
+    def like(part: Tensor, tokens: int | None) -> Tensor:
+        shape = (4, *part.shape[1:])
+        if part.is_floating_point():
+            return torch.randn(shape, generator=generator, dtype=part.dtype)
+        return torch.randint(tokens or 256, shape, generator=generator).to(part.dtype)
+
+    own = samples.inputs
+    inputs = like(own, data.tokens()) if isinstance(own, Tensor) else {name: like(part, data.tokens(name)) for name, part in own.items()}
     targets = torch.zeros(4, *samples.targets.shape[1:], dtype=samples.targets.dtype)
     return Samples(inputs, targets).to(samples.device)
 

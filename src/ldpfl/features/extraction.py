@@ -67,9 +67,9 @@ def _check_apart(name: str, chosen: FeatureMap, dataset: Dataset) -> None:
     Raises:
         PrivacyError: it does: a record would change the features of others, and no mechanism randomises that.
     """
-    inputs, generator = dataset.train.inputs, torch.Generator().manual_seed(0)
+    inputs, generator = dataset.train.tensor, torch.Generator().manual_seed(0)
     made = torch.rand(6, *inputs.shape[1:], generator=generator)
-    made = made.to(inputs.dtype) if inputs.is_floating_point() else (made * (dataset.vocabulary or 256)).to(inputs.dtype)
+    made = made.to(inputs.dtype) if inputs.is_floating_point() else (made * (dataset.tokens() or 256)).to(inputs.dtype)
     batch, other = made[:5], made[5]
     before = chosen(batch).nan_to_num()
     for place in (0, 2, 4):
@@ -88,7 +88,7 @@ def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progres
     total, done = len(dataset.train) + len(dataset.test), 0
     found: dict[str, Tensor] = {}
     for split in ("train", "test"):
-        inputs = getattr(dataset, split).inputs
+        inputs = getattr(dataset, split).tensor
         rows = torch.empty(len(inputs), *chosen.shape(dataset.shape), dtype=torch.float16)
         for start in range(0, len(inputs), _AT_ONCE):
             made = chosen(inputs[start : start + _AT_ONCE]).half()

@@ -47,7 +47,7 @@ def names() -> tuple[str, ...]:
 
 def create(
     name: str,
-    shape: InputShape,
+    shape: InputShape | None,
     outputs: int,
     *,
     seed: int,
@@ -59,7 +59,7 @@ def create(
     """Build a model with weights that ``seed`` decides, leaving the global random state as it was.
 
     Args:
-        name: one of :func:`names`, built for samples of ``shape`` and ``outputs``, with ``options`` of its own; or
+        name: one of :func:`names`, built for samples of ``shape``, each one tensor, and ``outputs``, with ``options`` of its own; or
             ``"package.module:Class"`` or ``"file.py:Class"``, called with ``options`` alone; or "given", for a copy of what is ``given``.
         vocabulary: tokens that there are, where samples are texts.
         by_place: whether there are outputs at each place of a text, told from what stands before.
@@ -76,13 +76,15 @@ def create(
         torch.manual_seed(seed)
         if is_code(name):
             return _module(f"model {name!r}", called("model", name, **own))
+        if shape is None and name in names():
+            raise ConfigError(f"model {name!r} takes one tensor, and these samples are several: bring a module with an argument for each")
         if name in _OF_TEXTS:
             if vocabulary is None:
                 raise ConfigError(f"model {name!r} is for texts: name their column in data.text, or take another model")
             return _made(name, _OF_TEXTS[name], own, vocabulary, outputs, by_place)
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
-        if vocabulary is not None:
+        if vocabulary is not None or shape is None:
             raise ConfigError(f"model {name!r} is not for texts: take one of {', '.join(_OF_TEXTS)}")
         return _made(name, _REGISTRY[name], own, shape, outputs)
 

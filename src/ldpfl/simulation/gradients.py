@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.records import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.simulation.client_conv import PatchConvolutions
@@ -99,7 +100,7 @@ def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Te
 
 def _means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of each row's samples (K, d) in the center's place, and nothing in that of what is trained."""
-    inputs = task.batch(index)[0].flatten(2).float()
+    inputs = normalise(task.data.tensor[index], task.mean, task.std).flatten(2).float()
     means = (inputs * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
     rows = torch.zeros(len(index), task.layout.dimension, device=means.device)
     rows[:, task.layout.slices["center"]] = means

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, nan
@@ -13,13 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ldpfl.data.samples import Samples, normalise
+from ldpfl.data.samples import Inputs, Samples, each, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_optimiser import BETA, BETA_2, TINY, Descent, LocalOptimiser, beside
 from ldpfl.simulation.schedule import BatchSchedule
-from ldpfl.tasks import CLASSIFICATION, Task, batched
+from ldpfl.tasks import CLASSIFICATION, Task
+
+_AT_ONCE = 1000
+"""Samples that are measured on together."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,23 @@ class LocalTask:
         if self.clip_norm is not None and not 0 < self.clip_norm < inf:  # False for NaN as well
             raise ConfigError(f"clip_norm must be positive and finite, got {self.clip_norm!r}; None trains without clipping")
 
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Return inputs (..., *shape) as the model wants them, and targets (..., *) at ``index`` (...)."""
-        return self.normalised(self.data.inputs[index]), self.data.targets[index]
+        return self.normalised(each(lambda part: part[index], self.data.inputs)), self.data.targets[index]
 
-    def normalised(self, inputs: Tensor) -> Tensor:
+    def normalised(self, inputs: Inputs) -> Inputs:
         """Return ``inputs`` as the model wants them: pixels normalised, others as they are."""
-        return normalise(inputs, self.mean, self.std)
+        return each(lambda part: normalise(part, self.mean, self.std), inputs)
 
-    def loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    def outputs(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
+        """Return what the model with ``parameters`` makes of ``inputs``, as :meth:`batch` gives them."""
+        arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
+        found: Tensor = functional_call(self.module, parameters, arguments, named)
+        return found
+
+    def loss(self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
         """Return the mean loss over the samples that ``mask`` (B,) lets count; 0 where none does."""
-        losses = self.task.losses(functional_call(self.module, parameters, (inputs,)), targets)
+        losses = self.task.losses(self.outputs(parameters, inputs), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
     def module_with(self, weights: Tensor) -> nn.Module:
@@ -151,7 +160,7 @@ class LoopTrainer:
                 break
             inputs, targets = task.batch(chosen)
             optimiser.zero_grad()
-            losses = task.task.losses(functional_call(task.module, parameters, (inputs,)), targets)
+            losses = task.task.losses(task.outputs(parameters, inputs), targets)
             losses.mean().backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
@@ -175,7 +184,7 @@ def _of_torch(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_num
 
 def mean_loss(task: LocalTask, weights: Tensor, samples: Samples) -> float:
     """Return the mean loss of the model with ``weights`` (d,) over ``samples``."""
-    batches = batched(_outputs(task, weights, samples), samples.inputs, samples.targets)
+    batches = _outputs(task, weights, samples)
     return sum(float(task.task.losses(outputs, targets).double().sum()) for outputs, targets in batches) / len(samples)
 
 
@@ -183,10 +192,13 @@ def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool 
     """Return the figure by which the model with ``weights`` (d,) is judged on ``samples``, or ``every`` one of its task, by name."""
     if not len(samples):  # a server may have none
         return dict.fromkeys(task.task.metrics, nan)
-    return task.task.measured(batched(_outputs(task, weights, samples), samples.inputs, samples.targets), every=every)
+    return task.task.measured(_outputs(task, weights, samples), every=every)
 
 
-def _outputs(task: LocalTask, weights: Tensor, samples: Samples) -> Callable[[Tensor], Tensor]:
-    """Return what the model with ``weights`` (d,) makes of inputs of ``samples``."""
+def _outputs(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the model with ``weights`` (d,) makes of ``samples``, and their targets, some at a time."""
     parameters = task.layout.unflatten(weights.to(samples.device))
-    return lambda inputs: torch.as_tensor(functional_call(task.module, parameters, (task.normalised(inputs),)))
+    with torch.no_grad():
+        for start in range(0, len(samples), _AT_ONCE):
+            batch = samples.take(slice(start, start + _AT_ONCE))
+            yield task.outputs(parameters, task.normalised(batch.inputs)), batch.targets
