@@ -15,7 +15,7 @@ import pytest
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.accountants.blanket import LinkedRecords, linked_epsilon
+from ldpfl.privacy.accountants.blanket import Bits, Hidden, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
@@ -228,8 +228,8 @@ def test_units_that_travel_together_are_accounted_as_one_message_and_never_below
     apart = figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000))
     linked = [figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000, linked=size)) for size in (2, 4, 9)]
     clones = [composed_clone_epsilon(size * 0.5, 1000, 4 // size, DELTA, any_report(size * 0.5)) for size in (2, 4)]
-    assert linked[0]["shuffled_upper_adaptive"] == linked_epsilon([LinkedRecords(0.5, 2, 1000, 2)], DELTA) < clones[0]
-    assert linked[1]["shuffled_upper_adaptive"] == linked_epsilon([LinkedRecords(0.5, 4, 1000, 1)], DELTA) < clones[1]
+    assert linked[0]["shuffled_upper_adaptive"] == blanket_epsilon([Hidden(Bits(0.5, 2), 1000, 2)], DELTA) < clones[0]
+    assert linked[1]["shuffled_upper_adaptive"] == blanket_epsilon([Hidden(Bits(0.5, 4), 1000, 1)], DELTA) < clones[1]
     assert linked[2] == linked[1]  # more than there are
     for found in linked:
         assert apart["shuffled_upper_adaptive"] <= found["shuffled_upper_adaptive"] <= found["local"] == apart["local"]

@@ -67,6 +67,11 @@ class DirectionLaw:
         return float(self.threshold / 2**WORD)
 
     @property
+    def blanket(self) -> float:
+        """Share of Z that is normal in all directions, whatever u is: what there is of a point below ``gamma``."""
+        return float((2**WORD - self.threshold) / 2**WORD / -expm1(self.log_q))
+
+    @property
     def second_moment(self) -> float:
         """E[alpha^2] = 1 + gamma m.
 

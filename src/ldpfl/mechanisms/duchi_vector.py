@@ -18,7 +18,7 @@ from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports import COORDINATE_BLOCK, BitReports, count_ones, packed_size
 from ldpfl.mechanisms.settings import EpsilonSettings
-from ldpfl.privacy import PureRelease
+from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
@@ -131,7 +131,12 @@ class DuchiVector(Mechanism):
         return ranges.dimension
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        return PureRelease(self.name, self.epsilon, 1, "vector")
+        # Uniform signs are the common law: those on the wrong side, and in the middle, are sent as often as they are there.
+        low = thresholds(self.epsilon)[0]
+        ties = central_binomial(ranges.dimension // 2) if ranges.dimension % 2 == 0 else 0.0
+        right = (1 - ties) / 2
+        blanket = 1 / (1 - right + right * ((1 << BITS) - low) / low)
+        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, blanket))
 
     def _scale(self, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
         """Return the center and the amplitude r B of every weight, (d,) each."""

@@ -15,11 +15,11 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.directions import DirectionLaw, direction_law, randomised_direction
-from ldpfl.mechanisms.duchi import BITS, Duchi
+from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
-from ldpfl.privacy import PureRelease
+from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
@@ -150,7 +150,8 @@ class PrivUnitG(VectorMechanism):
         return ("ranges and norm are public", "random bits are uniform and secret")
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        return PureRelease(self.name, self.epsilon, 1, "vector")
+        bit = thresholds(self._length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
+        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * bit))
 
     @property
     def _length_epsilon(self) -> float:

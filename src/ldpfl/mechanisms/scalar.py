@@ -26,7 +26,7 @@ from ldpfl.mechanisms.scalar_noise import (
 )
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.mechanisms.units import SampledUnits, Units
-from ldpfl.privacy import PureRelease
+from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.quantities import Count
 from ldpfl.randomness import RandomSource, as_source, uniform
 from ldpfl.ranges import LayerRanges
@@ -172,9 +172,10 @@ class ScalarMechanism(Mechanism):
         return self if taken is None else replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        if self.sampled(ranges) is None:
-            return PureRelease(self.name, self.epsilon, ranges.dimension, "weight")
-        return PureRelease(self.name, self.epsilon, 1, "vector")
+        taken, each = self.sampled(ranges), self.law_for(ranges).blanket
+        if taken is None:
+            return PureRelease(self.name, self.epsilon, ranges.dimension, "weight", blanket=usable_blanket(self.epsilon, each))
+        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, each**taken))
 
     def _weight(self, ranges: LayerRanges) -> float:
         """d / k: what a reported value counts for."""

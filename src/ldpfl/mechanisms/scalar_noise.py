@@ -93,6 +93,11 @@ class ScalarLaw(ABC):
 
     @property
     @abstractmethod
+    def blanket(self) -> float:
+        """Share of t* that follows one law whatever t is, see :class:`~ldpfl.privacy.PureRelease`."""
+
+    @property
+    @abstractmethod
     def offset(self) -> float:
         """Variance of t* at t = 0."""
 
@@ -127,6 +132,11 @@ class LaplaceLaw(ScalarLaw):
     @property
     def bound(self) -> float:
         return 1 + 2 * _FARTHEST / self.epsilon
+
+    @property
+    def blanket(self) -> float:
+        """e^(-epsilon / 2): what all of the noise that begins anywhere in [-1, 1] has in common is the noise that begins at 0."""
+        return exp(-self.epsilon / 2)
 
     @property
     def offset(self) -> float:
@@ -167,6 +177,12 @@ class PiecewiseLaw(ScalarLaw):
     def bound(self) -> float:
         """C: the largest t*."""
         return 1 / tanh(self.epsilon / 4)
+
+    @property
+    def blanket(self) -> float:
+        """What a point has outside the window, times all points: about e^(-epsilon / 2). The common law is uniform."""
+        outside: int = 2**64 - _closeness(self.epsilon, self.width)
+        return float(outside / 2**64 * (_POINTS / (_POINTS - self.width)))
 
     @property
     def _q(self) -> float:
@@ -225,6 +241,12 @@ class HybridLaw(ScalarLaw):
     def bound(self) -> float:
         """C, which exceeds A; A where there is no piecewise part."""
         return max(PiecewiseLaw(self.epsilon).bound, self.gain) if self.piecewise_share else self.gain
+
+    @property
+    def blanket(self) -> float:
+        """That of each part: of the one bit, both values at the probability of the rarer one."""
+        share, bit = self.piecewise_share, thresholds(self.epsilon)[0] / (1 << (BITS - 1))
+        return share * PiecewiseLaw(self.epsilon).blanket + (1 - share) * bit if share else bit
 
     @property
     def _half(self) -> int:

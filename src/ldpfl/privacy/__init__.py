@@ -3,7 +3,7 @@
 Accountants are imported by name where they are needed: they load SciPy and dp-accounting.
 """
 
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease, usable_blanket
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee
 from ldpfl.privacy.ledger import Ledger
 
@@ -18,4 +18,5 @@ __all__ = [
     "Release",
     "RoundEvent",
     "UnprotectedRelease",
+    "usable_blanket",
 ]

@@ -11,7 +11,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.behind_shuffler import behind_shuffler
 from ldpfl.privacy.accountants.local import accountant
 from ldpfl.privacy.accounting import account, charged
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release, UnprotectedRelease
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup
@@ -88,4 +88,5 @@ def _released(release: Release) -> certificate.Released:
         unit=release.unit,
         sampled=release.sampled if isinstance(release, BinaryRelease) else 1,
         rate=float(release.rate) if isinstance(release, GaussianRelease) else 1.0,
+        blanket=release.blanket if isinstance(release, PureRelease) else None,
     )

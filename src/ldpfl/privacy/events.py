@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import exp, inf, isfinite
 from typing import ClassVar, Literal, NamedTuple
 
 from ldpfl.errors import ConfigError
@@ -98,13 +98,28 @@ class BinaryRelease(_ByUnit):
 
 @dataclass(frozen=True)
 class PureRelease(_ByUnit):
-    """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Other fields as in :class:`BinaryRelease`."""
+    """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Other fields as in :class:`BinaryRelease`.
+
+    Attributes:
+        blanket: a share g for which there is a law U, the same for all clients of a round, such that a report is between g and
+            g e^epsilon times as likely as under U, whatever its input: so much of it says nothing. None where none is known.
+    """
 
     mechanism: str
     epsilon: float
     units: int
     unit: Unit
     claim: str = field(default="", compare=False)
+    blanket: float | None = None
+
+
+def usable_blanket(epsilon: float, share: float) -> float | None:
+    """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, and None where it says next to nothing, or is lost to rounding."""
+    return share if epsilon <= _LARGEST_HIDDEN and exp(-epsilon) < share < 1 else None
+
+
+_LARGEST_HIDDEN = 30.0
+"""Budget of a report beyond which no crowd hides it."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +250,8 @@ class RoundEvent:
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
                 raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
+            case PureRelease(epsilon=epsilon, blanket=float(share)) if not exp(-min(epsilon, 700.0)) <= share < 1:
+                raise ConfigError(f"round {self.round}: no report at {epsilon:g} has a blanket of {share}")
             case GaussianRelease(rate=rate, unit=unit) if not (0 < rate <= 1 and (rate == 1 or unit == "record")):
                 raise ConfigError(f"round {self.round}: records, and nothing else, take part with a probability in (0, 1], got {rate}")
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):

@@ -187,7 +187,9 @@ def _short(value: Any) -> str:
 
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
     tree = asdict(event)
-    return {**tree, "release": {"kind": _NAMES[type(event.release)], **tree["release"]}}
+    # What was not known when a ledger was written is not in it, nor in its chain.
+    release = {name: value for name, value in tree["release"].items() if name != "blanket" or value is not None}
+    return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
 
 
 def _from_tree(tree: Any, version: int) -> RoundEvent:

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from ldpfl.errors import DataError, printable
 from ldpfl.files import from_json, read_text
@@ -37,6 +46,8 @@ class Released(_Part):
         parameter: epsilon of a unit, or mu of a Gaussian vector; None of what is not protected.
         sampled: of how many coordinates a bit is about one that its client drew in secret.
         rate: probability with which a record took part.
+        blanket: share of a pure report that follows one law whatever its input; such reports are between that and e^epsilon times that as
+            likely as under it. None where none is stated.
     """
 
     kind: Literal["binary", "pure", "gaussian", "unprotected"]
@@ -46,6 +57,12 @@ class Released(_Part):
     unit: Literal["weight", "coordinate", "group", "layer", "vector", "record", "client"]
     sampled: Count = 1
     rate: Share = 1.0
+    blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_stated(self, made: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave a missing blanket out: certificates that were signed before there were any are still what was signed."""
+        return {name: value for name, value in made(self).items() if name != "blanket" or value is not None}
 
 
 class Charged(_Part):

@@ -62,6 +62,7 @@ def _round(event: Mapping[str, Any]) -> Charged:
         unit=release["unit"],
         sampled=release.get("sampled", 1),
         rate=float(release.get("rate", 1.0)),
+        blanket=release.get("blanket"),
     )
     return Charged(
         release=what,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, exp, floor, inf, log, log1p, pi, sqrt
 
 import numpy as np
@@ -26,6 +27,12 @@ _CLONES = 512
 
 _ROUNDING = 4e-16
 """What rounding may hide of the delta of one release, and of the logarithm of its moments."""
+
+_STATED = 2e-9
+"""Part by which the ends of an interval of densities may be rounded."""
+
+_LARGEST_TABLE, _MOST_ENTRIES, _FEWEST_TABLES = 10**6, 5 * 10**7, 16
+"""Numbers of two kinds of reports that are looked at for one number of others, and in all."""
 
 _TAIL = 1e-28
 """What is left out of a binomial; added to delta."""
@@ -175,6 +182,68 @@ class ClonedReport:
         return float(np.logaddexp.reduce(logs)) + _ROUNDING
 
 
+class BlanketedReport:
+    """One epsilon0-LDP report of each of ``clients``, shuffled, of which a ``share`` follows one law whatever its input.
+
+    Told which of the others are draws of that law, and which m of them the client in question hides among, one still sees three kinds of
+    reports, at worst: a part w of the law that is as likely as can be under one input and as unlikely under the other, a part w the other
+    way round, and the rest. Their numbers (i, j, k) are multinomial, times (high i + low j + both k) / m under the one input and (low i +
+    high j + both k) / m under the other.
+    """
+
+    def __init__(self, epsilon0: float, share: float, clients: int) -> None:
+        self.limit = epsilon0
+        self._low, self._high = share * (1 - _STATED), share * exp(epsilon0) * (1 + _STATED)
+        large = (1 - self._low) / (self._high - self._low)
+        self._both, self._apart = (self._high, 1 - large) if large > 0.5 else (self._low, large)
+        others, chances = _binomial(clients - 1, self._low)
+        table = (2 * _reach(clients * self._low, 2 * self._apart)) ** 2
+        self.takes_long = table > _LARGEST_TABLE
+        cells = max(_FEWEST_TABLES, _MOST_ENTRIES // max(1, int(table)))
+        self._crowds = _fewer(others + 1, chances, cells)
+        self.outside = 4 * _TAIL + _ROUNDING
+
+    def delta(self, epsilons: Array) -> Array:
+        order = np.argsort(epsilons)
+        at = epsilons[order]
+        own, other = np.zeros(at.size + 1, dtype=np.longdouble), np.zeros(at.size + 1, dtype=np.longdouble)
+        for crowd, chance in zip(*self._crowds, strict=True):
+            first, second, losses = self._table(int(crowd))
+            places = np.searchsorted(at, losses, side="left")
+            own += chance * np.bincount(places, first, at.size + 1)
+            other += chance * np.bincount(places, second, at.size + 1)
+        # What lies in place p has a loss above the first p of them.
+        above, below = (np.cumsum(part[::-1])[::-1][1:] for part in (own, other))
+        found = np.empty_like(epsilons)
+        found[order] = np.maximum(above - np.exp(at) * below, 0) * (1 + 1e-12) + self.outside
+        return found
+
+    def log_moment(self, order: float) -> float:
+        return order * self.limit
+
+    def _table(self, crowd: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the probabilities under both inputs and the losses, for all numbers (i, j) that matter."""
+        telling, chances = _binomial(crowd, 2 * self._apart)
+        halves = [_halves(int(number)) for number in telling]
+        i = np.concatenate([values for values, _ in halves])
+        number = np.repeat(telling, [values.size for values, _ in halves])
+        mass = np.concatenate([chance * own for chance, (_, own) in zip(chances, halves, strict=True)])
+        rest = self._both * (crowd - number)
+        first, second = self._high * i + self._low * (number - i) + rest, self._low * i + self._high * (number - i) + rest
+        return mass * first / crowd, mass * second / crowd, np.log(first / second)
+
+
+@lru_cache(maxsize=4096)
+def _halves(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    return _binomial(count, 0.5)
+
+
+def _reach(count: float, share: float) -> float:
+    """Return how far from its mean a binomial may be, but for :data:`_TAIL`."""
+    far = log(2 / _TAIL)
+    return far / 3 + sqrt(far**2 / 9 + 2 * count * share * far)
+
+
 class _Count:
     """How many ones there are, of the client in question and of ``others``: (number, probability of a one) each."""
 
@@ -211,11 +280,11 @@ class _Count:
         return float(mean), float(np.dot(weights, apart**2)), float(np.dot(weights, apart**3))
 
 
-def _fewer(counts: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round numbers of clones down to a few."""
-    if counts.size <= _CLONES:
+def _fewer(counts: np.ndarray, chances: np.ndarray, most: int = _CLONES) -> tuple[np.ndarray, np.ndarray]:
+    """Round numbers of those one hides among down to a few."""
+    if counts.size <= most:
         return counts, chances
-    starts = np.linspace(0, counts.size, _CLONES, endpoint=False).astype(np.int64)
+    starts = np.linspace(0, counts.size, most, endpoint=False).astype(np.int64)
     return counts[starts], np.add.reduceat(chances, starts)
 
 

@@ -15,7 +15,7 @@ from ldpfl.verifying.certificate import INFINITE, Certificate, Charged, Line, St
 from ldpfl.verifying.charged import check_charged
 from ldpfl.verifying.composition import Release, composed_epsilon, convolved_epsilon
 from ldpfl.verifying.exact import gaussian_delta, least_epsilon, pure_sum, randomised_response_delta
-from ldpfl.verifying.laws import ClonedReport, CountedBit, CountedRound, GaussianReport, PureReport
+from ldpfl.verifying.laws import BlanketedReport, ClonedReport, CountedBit, CountedRound, GaussianReport, PureReport
 
 Status = Literal["confirmed", "nearly", "not confirmed", "not checked"]
 
@@ -185,6 +185,8 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         return None, f"more than {_LARGEST_CROWD:,} clients take too long here"
     if all(map(_is_counted, charged)):
         return _counted(charged, delta, stated)
+    if all(one.channel == "ideal-shuffler" and one.release.kind == "pure" and one.release.blanket for one in charged):
+        return _blanketed(charged, delta, stated)
     one = charged[0]
     at_random = one.sampling == "once" and one.release.units == 1
     if (
@@ -209,6 +211,18 @@ def _counted(charged: Sequence[Charged], delta: float, stated: float) -> Opinion
         rounds = [(CountedRound(bit, one.release.units), one.rounds) for bit, one in bits]
         found = min(found, convolved_epsilon(rounds, delta, stated))
     return found, "each worst case, by convolution, and round by round"
+
+
+def _blanketed(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
+    kinds: list[tuple[Release, int]] = []
+    for one in charged:
+        report = BlanketedReport(_parameter(one) * one.linked, (one.release.blanket or 0.0) ** one.linked, one.cohort)
+        if report.takes_long:
+            return None, f"reports of {one.cohort:,} clients that tell so little take too long here"
+        kinds.append((report, ceil(one.release.units / one.linked) * one.rounds))
+    if sum(times for _, times in kinds) == 1:
+        return _at_most(stated, lambda epsilon: _single(kinds[0][0], epsilon), delta), "by what reports have in common, number by number"
+    return composed_epsilon(kinds, delta, stated), "by what reports have in common, and convolution"
 
 
 def _single(release: Release, epsilon: float) -> float:

@@ -1,21 +1,24 @@
-"""Linked bits behind a shuffler, against every data set of few clients, and against the sum that bounds them, by enumeration."""
+"""What reports have in common hides them: against data sets of few clients, and against the sum that bounds them, by enumeration."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import combinations_with_replacement, product
+from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement, permutations, product
 from math import comb, exp, factorial, inf, prod
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ldpfl import ConfigError
-from ldpfl.privacy.accountants.behind_shuffler import ClonedReports, behind_shuffler
-from ldpfl.privacy.accountants.blanket import LinkedRecords, linked_delta, linked_epsilon
+from ldpfl.privacy.accountants.behind_shuffler import BlanketedReports, ClonedReports, behind_shuffler
+from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
+from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.shuffled import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
-from ldpfl.privacy.events import BinaryRelease, RoundEvent
+from ldpfl.privacy.events import BinaryRelease, PureRelease, RoundEvent
 from ldpfl.privacy.statement import RoundGroup
 
 Record = tuple[int, ...]
@@ -60,7 +63,7 @@ def test_no_data_set_of_few_clients_exceeds_the_bound(law: Callable[[float, Reco
     """All inputs of three clients, in both directions: 3 of the records, of which one may be replaced."""
     linked = bits if law is record_law else 1
     inputs = list(product((0, 1), repeat=bits))
-    bounds = {epsilon: linked_delta(epsilon0, linked, 3, epsilon) for epsilon in EPSILONS}
+    bounds = {epsilon: Bits(epsilon0, linked).delta(3, epsilon) for epsilon in EPSILONS}
     reached = dict.fromkeys(EPSILONS, 0.0)
     for others in combinations_with_replacement(inputs, 2):
         rest = [law(epsilon0, other) for other in others]
@@ -89,7 +92,7 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_it_bounds(epsilon0: float, 
                 ways = factorial(size) / prod(factorial(times) for times in Counter(drawn).values())
                 expected += chance * ways * prod(weights[k] for k in drawn) * max(0.0, sum(gains[k] for k in drawn))
         exact = expected / (uniform * clients)
-        found = linked_delta(epsilon0, bits, clients, epsilon)
+        found = Bits(epsilon0, bits).delta(clients, epsilon)
         assert exact <= found + 1e-13
         assert found == pytest.approx(min(exact, found), rel=3e-3, abs=1e-9)
 
@@ -98,7 +101,7 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_it_bounds(epsilon0: float, 
 def test_composition_holds_for_two_records_of_two_clients() -> None:
     """By enumeration of all four-tuples of shuffled views, for the inputs that are worst: all bits differ."""
     epsilon0, delta = 0.5, 0.01
-    epsilon = linked_epsilon([LinkedRecords(epsilon0, 2, 2, 2)], delta)
+    epsilon = blanket_epsilon([Hidden(Bits(epsilon0, 2), 2, 2)], delta)
     ones, zeros = record_law(epsilon0, (1, 1)), record_law(epsilon0, (0, 0))
     for rest in (ones, zeros, record_law(epsilon0, (1, 0))):
         first, second = shuffled([ones, rest]), shuffled([zeros, rest])
@@ -107,10 +110,112 @@ def test_composition_holds_for_two_records_of_two_clients() -> None:
         assert distance(both, other, epsilon) <= delta * (1 + 1e-9)
 
 
+@dataclass(frozen=True)
+class Reporting:
+    """What clients of made-up mechanisms send one after another; which law they draw from may depend on all that was sent before."""
+
+    epsilon0: float
+    share: float
+    random: np.random.Generator
+    outcomes: int = 3
+    known: dict[tuple[str, View], Law] = field(default_factory=dict)
+
+    def law(self, client: str, before: View) -> Law:
+        """Return densities between ``share`` and ``share`` e^epsilon0 times those of a law that clients have in common."""
+        common = self.known.setdefault(("", before), dict(enumerate(self.random.dirichlet(np.ones(self.outcomes)))))  # type: ignore[arg-type]
+        if (client, before) not in self.known:
+            self.known[client, before] = self._tilted(common)
+        return self.known[client, before]
+
+    def _tilted(self, common: Law) -> Law:
+        chances = np.array(list(common.values()))
+        while True:
+            tilt = self.random.integers(0, 2, self.outcomes) * self.random.choice([1.0, self.random.random()])
+            most = float(chances @ tilt) * self.share * (exp(self.epsilon0) - 1)
+            if most >= 1 - self.share:
+                densities = self.share + (1 - self.share) * tilt * self.share * (exp(self.epsilon0) - 1) / most
+                return dict(enumerate(chances * densities))  # type: ignore[arg-type]
+
+    def views(self, own: str, others: tuple[str, ...]) -> dict[View, float]:
+        """Return the law of what is seen of clients in a secret random order."""
+        seen: dict[View, float] = {}
+        orders = list(permutations((own, *others)))
+        for order in orders:
+            for view in product(range(self.outcomes), repeat=len(order)):
+                chance = prod(self.law(client, view[:place])[view[place]] for place, client in enumerate(order))  # type: ignore[index,arg-type]
+                seen[view] = seen.get(view, 0.0) + chance / len(orders)  # type: ignore[index,arg-type]
+        return seen
+
+
+@pytest.mark.parametrize(("epsilon0", "share"), [(0.7, 0.75), (0.7, 2 / (1 + exp(0.7))), (2.0, 0.4), (2.0, 0.2)])
+def test_no_reports_with_a_blanket_exceed_the_bound_in_whatever_order_they_come(epsilon0: float, share: float) -> None:
+    """Forty made-up systems of three clients, whose mechanisms, and what they have in common, depend on what was seen before."""
+    bounds = {epsilon: Report(epsilon0, share).delta(3, epsilon) for epsilon in EPSILONS}
+    random, nearest = np.random.default_rng(0), 0.0
+    for _ in range(40):
+        system = Reporting(epsilon0, share, random)
+        first, second = (system.views(own, ("a", "b")) for own in ("one", "other"))
+        for epsilon in EPSILONS:
+            reached = max(distance(first, second, epsilon), distance(second, first, epsilon))
+            assert reached <= bounds[epsilon] + 1e-12
+            nearest = max(nearest, reached / bounds[epsilon]) if epsilon == 0 else nearest
+    assert nearest > 0.3  # and it is no bound that says nothing
+
+
+@pytest.mark.parametrize(("epsilon0", "share", "clients"), [(1.0, exp(-0.5), 9), (1.0, 2 / (1 + exp(1)), 9), (6.0, 0.1, 8), (1.0, 0.45, 7)])
+def test_the_lattice_adds_next_to_nothing_to_the_sum_of_three_kinds(epsilon0: float, share: float, clients: int) -> None:
+    high = share * exp(epsilon0)
+    often = (1 - share) / (high - share)
+    chances = (min(often, 1 - often), min(often, 1 - often), abs(1 - 2 * often))
+    both = share if often <= 0.5 else high
+    for epsilon in EPSILONS[: 4 if epsilon0 < 1.5 else 5]:
+        gains = (high - exp(epsilon) * share, share - exp(epsilon) * high, both * (1 - exp(epsilon)))
+        expected = 0.0
+        for a, b, c in product(range(clients + 1), repeat=3):
+            if a + b + c <= clients:
+                ways = factorial(clients) / prod(map(factorial, (a, b, c, clients - a - b - c)))
+                chance = (
+                    prod(q**k for q, k in zip(chances, (a, b, c), strict=True))
+                    * share ** (a + b + c)
+                    * (1 - share) ** (clients - a - b - c)
+                )
+                expected += ways * chance * max(0.0, a * gains[0] + b * gains[1] + c * gains[2])
+        found = Report(epsilon0, share).delta(clients, epsilon)
+        assert expected / (share * clients) <= found + 1e-13
+        assert found == pytest.approx(expected / (share * clients), rel=3e-3, abs=1e-9)
+
+
+def test_more_in_common_hides_more_and_never_less_than_any_report_does() -> None:
+    """And a report whose two halves are all that it tells is a bit."""
+
+    def epsilon(share: float) -> float:
+        return blanket_epsilon([Hidden(Report(1.0, share), 500, 20)], 1e-6)
+
+    bits = 2 / (1 + exp(1.0))
+    assert epsilon(0.8) < epsilon(exp(-0.5)) < epsilon(bits)
+    assert epsilon(bits) == pytest.approx(blanket_epsilon([Hidden(Bits(1.0, 1), 500, 20)], 1e-6), rel=5e-3)
+    assert epsilon(bits) < composed_clone_epsilon(1.0, 500, 20, 1e-6, any_report(1.0))
+
+
+@pytest.mark.parametrize("linked", [1, 3])
+def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_is_certified(linked: int) -> None:
+    release = PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25))
+    group = RoundGroup(release, 400, 400, 5, linked=linked)
+    accountant = behind_shuffler([group])
+    assert isinstance(accountant, BlanketedReports)
+    bounds = accountant.bounds(1e-6)
+    assert bounds.adaptive < ClonedReports([group]).epsilon(1e-6)
+    assert bounds.attained is not None
+    assert 0.3 / linked * bounds.adaptive < bounds.attained <= bounds.adaptive
+    unlike = behind_shuffler([group, replace(group, rounds=2, cohort=300)])
+    assert unlike is not None
+    assert bounds.adaptive < unlike.epsilon(1e-6)
+
+
 def test_a_single_bit_costs_little_more_than_its_count() -> None:
-    assert single_delta(0.1, 500, 0.01) <= linked_delta(0.1, 1, 500, 0.01) <= 1.2 * single_delta(0.1, 500, 0.01)
+    assert single_delta(0.1, 500, 0.01) <= Bits(0.1, 1).delta(500, 0.01) <= 1.2 * single_delta(0.1, 500, 0.01)
     counted = certified_epsilon([ShuffledRounds(0.1, 2000, 64, 10)], 1e-5)[1]
-    linked = linked_epsilon([LinkedRecords(0.1, 1, 2000, 640)], 1e-5)
+    linked = blanket_epsilon([Hidden(Bits(0.1, 1), 2000, 640)], 1e-5)
     assert counted <= linked <= 1.05 * counted
 
 
@@ -138,19 +243,19 @@ def test_a_sampled_coordinate_costs_what_a_known_one_costs_to_a_blanket() -> Non
 @pytest.mark.slow
 def test_rounds_of_different_sizes_add_up_and_fewer_clients_hide_less() -> None:
     def epsilon(*sizes: int) -> float:
-        return linked_epsilon([LinkedRecords(0.2, 4, size, 50) for size in sizes], 1e-5)
+        return blanket_epsilon([Hidden(Bits(0.2, 4), size, 50) for size in sizes], 1e-5)
 
     assert epsilon(900) < epsilon(900, 1000) < epsilon(900, 900)
-    many = [LinkedRecords(0.2, 4, size, 10) for size in range(900, 1000, 9)]
-    assert linked_epsilon(many, 1e-5) >= linked_epsilon([LinkedRecords(0.2, 4, 1000, 120)], 1e-5)
+    many = [Hidden(Bits(0.2, 4), size, 10) for size in range(900, 1000, 9)]
+    assert blanket_epsilon(many, 1e-5) >= blanket_epsilon([Hidden(Bits(0.2, 4), 1000, 120)], 1e-5)
 
 
 def test_where_nothing_is_hidden_the_local_figures_hold() -> None:
-    assert linked_epsilon([LinkedRecords(1.0, 2, 5, 3)], 0.0) == pytest.approx(6.0)
-    assert linked_epsilon([LinkedRecords(0.5, 100, 10**6, 1)], 1e-5) <= 50.0
-    assert linked_epsilon([], 1e-5) == 0.0
-    assert linked_delta(0.5, 2, 100, 1.0) == 0.0
-    assert linked_delta(0.5, 2, 1, 0.5) > 0.0
+    assert blanket_epsilon([Hidden(Bits(1.0, 2), 5, 3)], 0.0) == pytest.approx(6.0)
+    assert blanket_epsilon([Hidden(Bits(0.5, 100), 10**6, 1)], 1e-5) <= 50.0
+    assert blanket_epsilon([], 1e-5) == 0.0
+    assert Bits(0.5, 2).delta(100, 1.0) == 0.0
+    assert Bits(0.5, 2).delta(1, 0.5) > 0.0
 
 
 @pytest.mark.parametrize("sampled", [0, -1, 10**13])
@@ -160,4 +265,4 @@ def test_a_bit_about_no_coordinate_is_refused(sampled: int) -> None:
 
 
 def test_the_budget_of_a_bit_may_be_huge() -> None:
-    assert linked_epsilon([LinkedRecords(20.0, 2, 100, 1)], 1e-5) < inf
+    assert blanket_epsilon([Hidden(Bits(20.0, 2), 100, 1)], 1e-5) < inf

@@ -9,15 +9,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, sqrt
+from math import ceil, inf, log, sqrt
 
 from ldpfl.privacy.accountants.base import Accountant
-from ldpfl.privacy.accountants.blanket import LinkedRecords, linked_epsilon
+from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.local import epsilon_of
 from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.privacy.statement import RoundGroup
 
 
@@ -124,8 +124,27 @@ class LinkedBits(ShuffledAccountant):
         return all(_are_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        found = min(self.local(delta), linked_epsilon([_records(group) for group in self.groups], delta))
+        found = min(self.local(delta), blanket_epsilon([_linked(group) for group in self.groups], delta))
         return Bounds(found, found)
+
+
+class BlanketedReports(ShuffledAccountant):
+    """Pure reports of which a known part says nothing, also of several units that travel together."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return all(_blanket(group) is not None and group.channel == "ideal-shuffler" for group in groups)
+
+    def epsilon(self, delta: float) -> float:
+        return min(self.local(delta), blanket_epsilon([_reports(group) for group in self.groups], delta))
+
+    def bounds(self, delta: float) -> Bounds:
+        found = self.epsilon(delta)
+        if not all(group.release.unit == "weight" for group in self.groups):
+            return Bounds(found, found)
+        # A weight's report shows on which side of the middle its input lies: a bit, wrong with half of the blanket's probability.
+        signs = [replace(_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
+        return Bounds(found, found, min(attained_epsilon(signs, delta), found))
 
 
 class ClonedReports(ShuffledAccountant):
@@ -143,7 +162,7 @@ class ClonedReports(ShuffledAccountant):
         return Bounds(found, found)
 
 
-ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, LinkedBits, ClonedReports)
+ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, LinkedBits, BlanketedReports, ClonedReports)
 """In the order in which they are asked whether they support what is to be composed: a line for each."""
 
 
@@ -151,6 +170,9 @@ def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
     """Return what composes rounds like ``groups``; None where nothing does."""
     return next((kind(groups) for kind in ACCOUNTANTS if kind.supports(groups)), None)
 
+
+_DIGITS = 1e-4
+"""Part by which the budget of a sign is taken to be smaller, where something is to be attained: reports lie on a lattice."""
 
 _COUNTING = ("ideal-shuffler", "secure-sum")
 """Channels that show of bits how many were 1: a sum of bits says no more than a shuffler."""
@@ -178,9 +200,19 @@ def _of_a_sum(group: RoundGroup) -> GaussianRelease:
     return replace(group.release, mu=group.release.mu / sqrt(group.cohort))
 
 
-def _records(group: RoundGroup) -> LinkedRecords:
+def _linked(group: RoundGroup) -> Hidden:
     bits = _bits_in_a_record(group)
-    return LinkedRecords(group.release.parameter, bits, group.cohort, ceil(group.release.units / bits) * group.rounds)
+    return Hidden(Bits(group.release.parameter, bits), group.cohort, ceil(group.release.units / bits) * group.rounds)
+
+
+def _blanket(group: RoundGroup) -> float | None:
+    return group.release.blanket if isinstance(group.release, PureRelease) else None
+
+
+def _reports(group: RoundGroup) -> Hidden:
+    linked = min(group.linked, group.release.units)
+    record = Report(group.release.parameter * linked, (_blanket(group) or 0.0) ** linked)
+    return Hidden(record, group.cohort, ceil(group.release.units / linked) * group.rounds)
 
 
 def _rounds(group: RoundGroup) -> ShuffledRounds:
