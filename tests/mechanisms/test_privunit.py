@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -504,7 +505,7 @@ def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> N
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "vector", 1)
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions == ("ranges and norm are public", "random bits are uniform and secret")
-    assert mechanism.release(ranges) == PureRelease("privunit-g", 1.5, 1, "vector")
+    assert replace(mechanism.release(ranges), blanket=None) == PureRelease("privunit-g", 1.5, 1, "vector")
     assert mechanism._length_epsilon + mechanism._direction_epsilon == 1.5
 
 

@@ -8,10 +8,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ SMALL_EIGHT = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
 
 BITS = BinaryRelease("duchi", 1.0, 500)
 VECTOR = PureRelease("privunit-g", 4.0, 1, "vector")
+LAPLACE = PureRelease("laplace", 1.0, 30, "weight", blanket=exp(-0.5))
 NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record")
 
 
@@ -52,6 +55,11 @@ RUNS: dict[str, Ledger] = {
     "cohorts of two sizes": mixed(ledger(BITS, 2, sampling="visible"), ledger(BITS, 2, 60, population=100, sampling="visible")),
     "two budgets": mixed(ledger(BITS, 2), ledger(replace(BITS, epsilon=0.5), 1)),
     "vectors behind a shuffler": ledger(VECTOR, 4, 5000),
+    "vectors with something in common": ledger(replace(VECTOR, blanket=0.2), 4, 5000),
+    "one of them in all": ledger(replace(VECTOR, epsilon=8.0, blanket=0.1), 3, 1000, population=3000, joined=1, sampling="once"),
+    "noise on weights": ledger(LAPLACE, 4),
+    "noise on linked weights": ledger(replace(LAPLACE, epsilon=0.1, blanket=exp(-0.05)), 4, linked=3),
+    "noise of two budgets": mixed(ledger(LAPLACE, 2), ledger(replace(LAPLACE, epsilon=0.5, blanket=exp(-0.25)), 2)),
     "a vector once": ledger(VECTOR, 3, 1000, population=3000, joined=1, sampling="once"),
     "a bit once": ledger(BinaryRelease("duchi", 2.0, 1), 3, 1000, population=3000, joined=1, sampling="once"),
     "records": ledger(NOISE, channel="direct"),
@@ -265,6 +273,10 @@ def test_a_record_s_guarantee_is_none_of_its_client() -> None:
         {"release": {"parameter": 1e9}},
         {"cohort": 10**12, "population": 10**12},
         {"cohort": 1},
+        {"release": {"kind": "pure", "blanket": 0.999}, "cohort": 10**6, "population": 10**6},
+        {"release": {"kind": "pure", "blanket": 1e-300}, "cohort": 10**6, "population": 10**6},
+        {"release": {"kind": "pure", "blanket": 0.7, "units": 10**12}, "linked": 10**12},
+        {"release": {"kind": "pure", "blanket": 0.9, "parameter": 0.2, "units": 10**9}, "cohort": 10**6, "population": 10**6},
     ],
 )
 def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
@@ -274,6 +286,22 @@ def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
     for line in tree["statement"]["guarantees"]:
         line["epsilon"] = 1e-3
     assert not verify(Certificate.model_validate(tree)).holds
+
+
+def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path) -> None:
+    """A field that is not there is not in what was signed; nor in the chain of a ledger."""
+    made = certified(RUNS["vectors behind a shuffler"].to_json(), "run", 1e-5, {})
+    assert "blanket" not in Certificate(statement=made).to_json()
+    assert "blanket" not in RUNS["vectors behind a shuffler"].to_json()
+    key = Ed25519PrivateKey.generate()
+    file = tmp_path / "certificate.json"
+    for name in ("vectors behind a shuffler", "noise on weights"):
+        text = RUNS[name].to_json()
+        assert Ledger.from_json(text) == RUNS[name]
+        file.write_text(signed(certified(text, "run", 1e-5, {}), key).to_json())
+        assert read(file).statement.ledger == hashlib.sha256(text.encode()).hexdigest()
+    with pytest.raises(ConfigError, match=r"no report at 1 has a blanket of 0\.3"):
+        ledger(replace(LAPLACE, blanket=0.3))
 
 
 def test_another_ledger_is_refused(tmp_path: Path) -> None:

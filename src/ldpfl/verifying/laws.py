@@ -31,7 +31,7 @@ _ROUNDING = 4e-16
 _STATED = 2e-9
 """Part by which the ends of an interval of densities may be rounded."""
 
-_LARGEST_TABLE, _MOST_ENTRIES, _FEWEST_TABLES = 10**6, 5 * 10**7, 16
+_LARGEST_TABLE, _MOST_ENTRIES, _FEWEST_TABLES = 10**6, 2 * 10**8, 16
 """Numbers of two kinds of reports that are looked at for one number of others, and in all."""
 
 _TAIL = 1e-28

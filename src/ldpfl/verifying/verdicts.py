@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from math import ceil, exp, inf, sqrt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -179,13 +179,13 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta * (1 - 1e-9)), "in closed form, to 150 digits"
     if len(charged) > _MOST_KINDS:
         return None, f"more than {_MOST_KINDS} kinds of rounds behind a shuffler take too long here"
-    if any(_parameter(one) > _HIDES_NOTHING for one in charged if one.release.kind != "gaussian"):
+    if any(_parameter(one) * _in_a_message(one) > _HIDES_NOTHING for one in charged if one.release.kind != "gaussian"):
         return None, "nobody hides what has so large a budget"
     if max(one.cohort for one in charged) > _LARGEST_CROWD:
         return None, f"more than {_LARGEST_CROWD:,} clients take too long here"
     if all(map(_is_counted, charged)):
         return _counted(charged, delta, stated)
-    if all(one.channel == "ideal-shuffler" and one.release.kind == "pure" and one.release.blanket for one in charged):
+    if all(one.channel == "ideal-shuffler" and _in_common(one) for one in charged):
         return _blanketed(charged, delta, stated)
     one = charged[0]
     at_random = one.sampling == "once" and one.release.units == 1
@@ -216,13 +216,24 @@ def _counted(charged: Sequence[Charged], delta: float, stated: float) -> Opinion
 def _blanketed(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     kinds: list[tuple[Release, int]] = []
     for one in charged:
-        report = BlanketedReport(_parameter(one) * one.linked, (one.release.blanket or 0.0) ** one.linked, one.cohort)
+        report = BlanketedReport(_parameter(one) * one.linked, _in_common(one), one.cohort)
         if report.takes_long:
             return None, f"reports of {one.cohort:,} clients that tell so little take too long here"
         kinds.append((report, ceil(one.release.units / one.linked) * one.rounds))
     if sum(times for _, times in kinds) == 1:
         return _at_most(stated, lambda epsilon: _single(kinds[0][0], epsilon), delta), "by what reports have in common, number by number"
     return composed_epsilon(kinds, delta, stated), "by what reports have in common, and convolution"
+
+
+def _in_a_message(one: Charged) -> int:
+    return one.linked if one.release.kind == "pure" else 1
+
+
+def _in_common(one: Charged) -> float:
+    """Return the share that all messages have in common; 0 where none is stated that messages at this budget can have."""
+    if one.release.kind != "pure" or not one.release.blanket:
+        return 0.0
+    return one.release.blanket**one.linked if one.release.blanket >= exp(-_parameter(one)) else 0.0
 
 
 def _single(release: Release, epsilon: float) -> float:

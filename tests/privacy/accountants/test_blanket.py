@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ldpfl import ConfigError
 from ldpfl.privacy.accountants.behind_shuffler import BlanketedReports, ClonedReports, behind_shuffler
@@ -118,32 +119,32 @@ class Reporting:
     share: float
     random: np.random.Generator
     outcomes: int = 3
-    known: dict[tuple[str, View], Law] = field(default_factory=dict)
+    known: dict[tuple[str, tuple[int, ...]], list[float]] = field(default_factory=dict)
 
-    def law(self, client: str, before: View) -> Law:
+    def law(self, client: str, before: tuple[int, ...]) -> list[float]:
         """Return densities between ``share`` and ``share`` e^epsilon0 times those of a law that clients have in common."""
-        common = self.known.setdefault(("", before), dict(enumerate(self.random.dirichlet(np.ones(self.outcomes)))))  # type: ignore[arg-type]
+        common = self.known.setdefault(("", before), self.random.dirichlet(np.ones(self.outcomes)).tolist())
         if (client, before) not in self.known:
-            self.known[client, before] = self._tilted(common)
+            self.known[client, before] = self._tilted(np.array(common))
         return self.known[client, before]
 
-    def _tilted(self, common: Law) -> Law:
-        chances = np.array(list(common.values()))
+    def _tilted(self, common: NDArray[np.float64]) -> list[float]:
         while True:
             tilt = self.random.integers(0, 2, self.outcomes) * self.random.choice([1.0, self.random.random()])
-            most = float(chances @ tilt) * self.share * (exp(self.epsilon0) - 1)
+            most = float(common @ tilt) * self.share * (exp(self.epsilon0) - 1)
             if most >= 1 - self.share:
-                densities = self.share + (1 - self.share) * tilt * self.share * (exp(self.epsilon0) - 1) / most
-                return dict(enumerate(chances * densities))  # type: ignore[arg-type]
+                return list(common * (self.share + (1 - self.share) * tilt * self.share * (exp(self.epsilon0) - 1) / most))
 
-    def views(self, own: str, others: tuple[str, ...]) -> dict[View, float]:
+    def views(self, own: str, others: tuple[str, ...]) -> dict[tuple[int, ...], float]:
         """Return the law of what is seen of clients in a secret random order."""
-        seen: dict[View, float] = {}
+        seen: dict[tuple[int, ...], float] = {}
         orders = list(permutations((own, *others)))
         for order in orders:
             for view in product(range(self.outcomes), repeat=len(order)):
-                chance = prod(self.law(client, view[:place])[view[place]] for place, client in enumerate(order))  # type: ignore[index,arg-type]
-                seen[view] = seen.get(view, 0.0) + chance / len(orders)  # type: ignore[index,arg-type]
+                chance = 1.0
+                for place, client in enumerate(order):
+                    chance *= self.law(client, view[:place])[view[place]]
+                seen[view] = seen.get(view, 0.0) + chance / len(orders)
         return seen
 
 
@@ -174,11 +175,8 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_of_three_kinds(epsilon0: fl
         for a, b, c in product(range(clients + 1), repeat=3):
             if a + b + c <= clients:
                 ways = factorial(clients) / prod(map(factorial, (a, b, c, clients - a - b - c)))
-                chance = (
-                    prod(q**k for q, k in zip(chances, (a, b, c), strict=True))
-                    * share ** (a + b + c)
-                    * (1 - share) ** (clients - a - b - c)
-                )
+                drawn = a + b + c
+                chance = share**drawn * (1 - share) ** (clients - drawn) * prod(q**k for q, k in zip(chances, (a, b, c), strict=True))
                 expected += ways * chance * max(0.0, a * gains[0] + b * gains[1] + c * gains[2])
         found = Report(epsilon0, share).delta(clients, epsilon)
         assert expected / (share * clients) <= found + 1e-13
