@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ldpfl import DataError
+from ldpfl.data.encoding import words_of
 from ldpfl.data.tables import Table, read_table, table_of
 
 
@@ -70,7 +71,10 @@ def test_one_cell_decides_nothing_about_others_in_a_frame(cells: list[Any], data
     assert all(table.is_numeric("a") for table in tables)
     for table in tables:
         others = np.delete(table.columns["a"], place)
+        assert others.size == len(cells) - 1
         assert [float(cell) for cell in others] == [float(cell) for cell in cells[:place] + cells[place + 1 :]]
+    words = [np.delete(np.array(words_of(table, "a"), dtype=object), place).tolist() for table in tables]
+    assert words[0] == words[1]
 
 
 def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:
@@ -143,7 +147,9 @@ def test_a_frame_keeps_its_numbers_and_gaps() -> None:
     assert table.columns["c"].tolist() == ["x", "", "z"]
     assert table.columns["d"].tolist() == ["u", "v", "u"]
     assert table.digest != table_of(frame.assign(a=[1, None, 4])).digest
-    for column, said in ((pd.to_datetime(["2020-01-01"] * 3), "holds dates"), ([1.0, np.inf, 2.0], "row 2: inf"), ([1j, 2, 3], "complex")):
+    dated = table_of(frame.assign(e=pd.to_datetime(["2020-01-01", None, "2020-01-03"])))
+    assert dated.columns["e"].tolist() == ["2020-01-01T00:00:00", "", "2020-01-03T00:00:00"]
+    for column, said in (([1.0, np.inf, 2.0], "row 2: inf"), ([1j, 2, 3], "complex")):
         with pytest.raises(DataError, match=said):
             table_of(frame.assign(e=column))
     with pytest.raises(DataError, match="no row"):
@@ -173,7 +179,7 @@ def test_decimal_commas_are_numbers_where_they_separate_no_cells(tmp_path: Path)
     assert table.columns["b"].tolist() == ["1,5", "x,5", "y"]
 
 
-@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, b"x", pd.Timestamp("2020-01-01").date()])
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, b"x", pd.Timedelta("1 day")])
 def test_values_that_are_neither_numbers_nor_words_are_refused(value: object) -> None:
     frame = pd.DataFrame({"a": [1, 2]})
     frame["b"] = pd.Series([value, value], dtype=object)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from flower_parts import instruction, terms_of
@@ -288,6 +289,37 @@ def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
         read = read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train
         assert len(read) == 30
         assert torch.equal(read.tensor[others], before[0])
+
+
+def _cells(kind: pyarrow.DataType, values: list[int], width: type) -> pyarrow.Array:
+    """Return an array whose bytes are those of ``values``, whether the type allows them or not."""
+    return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(np.array(values, dtype=width).tobytes())])
+
+
+UNREADABLE: dict[str, Callable[[bool], pyarrow.Array]] = {
+    "a date beyond the year 9999": lambda odd: _cells(pyarrow.date32(), [1, 2**31 - 1 if odd else 3, 2], np.int32),
+    "a long date beyond it": lambda odd: _cells(pyarrow.date64(), [0, 86_400_000 * (2**31 - 8 if odd else 3), 0], np.int64),
+    "a time beyond it": lambda odd: _cells(pyarrow.timestamp("us"), [1, 2**63 - 1 if odd else 3, 2], np.int64),
+    "an hour beyond the day": lambda odd: _cells(pyarrow.time64("us"), [1, 2**60 if odd else 3, 2], np.int64),
+    "a text that is none": lambda odd: pyarrow.array([b"a", b"\xff\xfe" if odd else b"b", b"c"]).view(pyarrow.string()),
+    "a long text that is none": lambda odd: pyarrow.array([b"a", b"\xff" if odd else b"b", b"c"], pyarrow.large_binary()).view(
+        pyarrow.large_string()
+    ),
+    "a list": lambda odd: pyarrow.array([[1], None if odd else [2], [3]]),
+    "a whole number among gaps": lambda odd: pyarrow.array([1, None if odd else 7, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_cell_of_a_parquet_file_that_cannot_be_read_is_without_a_value(kind: str, tmp_path: Path) -> None:
+    config, read = config_of(), []
+    for odd in (False, True):
+        columns = {"age": pyarrow.array([50.0, 51.0, 52.0]), "ward": ["icu"] * 3, "town": UNREADABLE[kind](odd), "outcome": ["alive"] * 3}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows.parquet").train)
+    others = torch.tensor([0, 2])
+    assert torch.equal(read[0].tensor[others], read[1].tensor[others])
+    assert torch.equal(read[0].targets, read[1].targets)
 
 
 def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, is_absent
+from ldpfl.data.tables import Table, as_text, is_absent
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import NO_TOKEN, Targets
 
@@ -186,7 +186,7 @@ def words_of(table: Table, name: str, *, numeric: bool = False) -> list[str]:
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
         column = table.numbers(name)
-        return ["" if np.isnan(value) else f"{value:.15g}" for value in column]
+        return ["" if np.isnan(value) else as_text(value) for value in column]
     return ["" if is_absent(text) else text.strip() for text in column]
 
 

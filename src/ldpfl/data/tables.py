@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
-_MOST_CELLS = 10**8
-"""Of a Parquet file, which may be small and hold very many: some gigabytes of memory."""
 _DELIMITERS = ",;\t|"
 _ABSENT = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "."})
 """What stands in a cell, in any case, where there is no value."""
@@ -152,13 +151,13 @@ def _files(path: Path) -> list[Path]:
 def _csv(path: Path, only: Collection[str] | None) -> Table:
     try:
         data = path.read_bytes()
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig", errors="strict" if only is None else "replace")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
-    if "\0" in text:
+    if "\0" in text and only is None:
         raise DataError(f"{path} is no CSV file: it holds bytes of zero")
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
     first = text.partition("\n")[0]
@@ -221,19 +220,13 @@ def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
 
 
 def _parquet(path: Path, only: Collection[str] | None) -> Table:
-    import pyarrow
-    from pyarrow import parquet
+    from ldpfl.data.parquet import read_parquet  # slow to import
 
     try:
         data = path.read_bytes()
-        holds = parquet.read_metadata(io.BytesIO(data))
-        if holds.num_rows * holds.num_columns > _MOST_CELLS:
-            raise DataError(f"{path} has {holds.num_rows:,} rows of {holds.num_columns:,} columns, more than {_MOST_CELLS:,} cells")
-        texts = [field.name for field in parquet.read_schema(io.BytesIO(data)) if pyarrow.types.is_string(field.type)]
-        # Texts that are equal stay one: a small file may hold very many times the same long one.
-        frame = parquet.read_table(io.BytesIO(data), read_dictionary=texts, columns=None if only is None else sorted(only)).to_pandas()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    frame = read_parquet(path, data, only)
     return _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest(), strict=only is None)
 
 
@@ -280,32 +273,32 @@ def _plain(series: Any, name: str, where: Callable[[int], str], *, strict: bool)
         if infinite.size:
             raise DataError(f"{where(int(infinite[0]))}: {numbers[infinite[0]]} in the column {name!r} is no number that can be used")
         return np.asarray(numbers)
-    if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series):
-        raise DataError(f"the column {name!r} holds dates: turn it into numbers, such as days since some day")
     return np.array(list(_texts(series, where, strict=strict)), dtype=object)
 
 
 def _texts(series: Any, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
     values, absent = series.to_numpy(dtype=object), series.isna().to_numpy()
-    # Where one is missing, pandas has truth values as objects: the others are to be read as they are where none is.
-    truths = 2 * sum(isinstance(value, bool | np.bool_) for value in values) > len(values) - absent.sum()
     for row, (value, missing) in enumerate(zip(values, absent, strict=True)):
-        if isinstance(value, bytes) and not strict:  # as which a file may hold a whole column of texts, for one cell of it
-            value = value.decode(errors="replace")
-        known = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal)
+        known = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal | date)
         if not missing and not known and strict:
             kind = type(value).__name__
             raise DataError(f"{where(row)}: the column {series.name!r} holds values of the type {kind}: turn them into numbers or words")
-        yield "" if missing or not known else _text(value, truths=truths)
+        yield "" if missing or not known else as_text(value)
 
 
-def _text(value: Any, *, truths: bool = False) -> str:
-    """Return what stands in a cell as text: numbers as Python writes them, so that the same ones come back; whole ones without a point."""
-    if truths and isinstance(value, bool | np.bool_):
-        return str(int(value))
-    if isinstance(value, float | np.floating):
+def as_text(value: Any) -> str:
+    """Return what stands in a cell as text: numbers as Python writes floats, so that the same ones come back; whole ones without a point.
+
+    A number is the same text whatever else stands in its column, of which pandas makes floats where all are numbers.
+    """
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value
+    try:
         return repr(float(value)).removesuffix(".0")
-    return str(value)
+    except OverflowError:  # a whole number beyond all floats
+        return str(value)
 
 
 def _joined(parts: Sequence[Table]) -> Table:
@@ -326,4 +319,4 @@ def _concatenated(columns: Sequence[Column]) -> Column:
 
 
 def _written(numbers: Column) -> Column:
-    return np.array(["" if np.isnan(value) else _text(value) for value in numbers], dtype=object)
+    return np.array(["" if np.isnan(value) else as_text(value) for value in numbers], dtype=object)
