@@ -376,10 +376,31 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     assert more["privacy"]["local"] > first.to_dict()["privacy"]["local"]
     with pytest.raises(ConfigError, match="at least one round"):
         api.run(folder=folder, resume=True, more_rounds=-1)
+    assert "goes on for more rounds as it was" in ldpfl.refused(
+        "run", "--resume", "--more-rounds", "2", "--out", folder, "--set", "training.server_momentum=0.1"
+    )
     fixed = {**FEW, "training.server_schedule": "linear"}
     api.run(data=table, target="outcome", client="hospital", settings=fixed, folder=tmp_path / "fixed", progress=False)
     assert "depended on its number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
     assert "for a finished run" in ldpfl.refused("run", "--more-rounds", "2")
+
+
+def test_a_run_that_cannot_go_on_stays_as_it_was(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """Whatever is wrong with its data by now; and a baseline that was left out is not made up for."""
+    folder, frame = tmp_path / "run", pd.read_csv(table)
+    api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=folder, baseline=False, progress=False)
+    files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    more = ("run", "--resume", "--more-rounds", "2", "--out", folder)
+    with table.open("a") as rows:
+        rows.write("one,cell,too,few\n")
+    assert "cells, and the header has" in ldpfl.refused(*more)
+    frame.iloc[:-1].to_csv(table, index=False)
+    assert "cannot be resumed" in ldpfl.refused(*more)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
+    frame.to_csv(table, index=False)
+    assert json.loads(ldpfl("run", "--resume", "--out", folder, "--json").out)["noise_free_score"] is None
+    done = json.loads(ldpfl(*more, "--json").out)
+    assert (done["rounds"], done["noise_free_score"]) == (5, None)
 
 
 def test_layers_that_are_clamped_are_told_of(ldpfl: CommandLine, table: Path) -> None:

@@ -19,7 +19,7 @@ from ldpfl.experiments.checking import Checked
 from ldpfl.experiments.checking import check as look_over
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
-from ldpfl.experiments.extending import extend
+from ldpfl.experiments.extending import extended
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN
@@ -83,18 +83,20 @@ def run(
     if more_rounds:
         if path is None or what is not None or not resume:
             raise ConfigError("more_rounds is for a finished run: give its folder and resume, and nothing to run")
-        extend(RunFolder(path), more_rounds)
+        what = longer = extended(RunFolder(path), more_rounds)
     if resume and what is None and path is not None:
         RunFolder(path).config()  # which names what is missing or damaged there
         what = RunFolder(path).config_path
     named, given = brought(data, model)
     default = OWN if data is not None else DEFAULT
     config = settled(configure(default if what is None else what, [*listed(settings), *listed(named)], **overrides), given)
+    if more_rounds and (changes := longer.differences(config)):
+        raise ConfigError(f"a run goes on for more rounds as it was: {'; '.join(changes)}")
     with displayed(progress) as display:
         runner = runner_for(data_dir, device, display if on_round is None else _OnRound(display, on_round), given)
         if path is None:
             return RunResult.of(runner.in_memory(config, baseline=baseline), None)
-        return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline), path)
+        return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
 
 
 def check(

@@ -9,8 +9,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.server import has_stopped
 
 
-def extend(folder: RunFolder, more: int) -> RunConfig:
-    """Let the run in ``folder`` go on for ``more`` rounds than its config says, and return its new config.
+def extended(folder: RunFolder, more: int) -> RunConfig:
+    """Return the config under which the run in ``folder`` goes on for ``more`` rounds than it says. Nothing is written.
 
     The model and all that was released stay. A target for the guarantee was for the rounds before: it is left out, and the ledger
     says what holds after all of them.
@@ -37,5 +37,4 @@ def extend(folder: RunFolder, more: int) -> RunConfig:
     fixed = [name for name, depends in told.items() if depends]
     if fixed:
         raise ConfigError(f"{', '.join(fixed)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
-    folder.reopen(changed)
     return changed

@@ -129,9 +129,8 @@ class RunFolder:
 
     def reopen(self, config: RunConfig) -> None:
         """Let the run that stands here go on under ``config``; its result is no longer one. A crash leaves the run as it was, or that."""
-        with self.locked():
-            self.result_path.unlink(missing_ok=True)  # first: without one, the old config just ends the run anew
-            write_text(self.config_path, config.to_toml())
+        self.result_path.unlink(missing_ok=True)  # first: without one, the old config just ends the run anew
+        write_text(self.config_path, config.to_toml())
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Do what :meth:`open` checks, and touch nothing."""

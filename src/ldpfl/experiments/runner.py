@@ -72,12 +72,14 @@ class Runner:
         figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
         return Finished(config, federation, last, figures)
 
-    def run(self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True) -> Finished:
+    def run(
+        self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True, more_rounds: bool = False
+    ) -> Finished:
         """Run ``config`` in ``folder``.
 
-        A finished run is returned as it is, with its baseline added if that is wanted and missing. After each round the
-        folder can be resumed from; a resumed run ends in the same model, metrics and config as one that was never
-        interrupted.
+        A finished run is returned as it is, with its baseline added if that is wanted and missing; but not on a user's own data, from which
+        it may have been left out for good. After each round the folder can be resumed from; a resumed run ends in the same model, metrics
+        and config as one that was never interrupted. With ``more_rounds`` the finished run there goes on under ``config``.
 
         Raises:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
@@ -87,8 +89,15 @@ class Runner:
         federation, start = self._build(config, task)
         private = config.mechanism.protects
         wants_baseline = baseline and private
-        folder.check(config, resume=resume, kind=Kind.SIMULATION)
+        if not more_rounds:
+            folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
+            before = folder.result() if resume else None
+            if before is not None and before["noise_free_score"] is None and config.data.brought:
+                wants_baseline = False
+            if more_rounds:  # all that may be refused has been by now, and the run still stands as it was
+                folder.checkpoint_or(start)
+                folder.reopen(config)
             folder.open(config, resume=resume, kind=Kind.SIMULATION)
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
