@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,8 +27,10 @@ def test_chunks_cover_everyone_once_and_are_even(count: int, largest: int) -> No
     assert [index for piece in pieces for index in range(count)[piece]] == list(range(count))
     sizes = [piece.stop - piece.start for piece in pieces]
     assert 1 <= min(sizes) <= max(sizes) <= largest
-    assert max(sizes) - min(sizes) <= 1
-    assert len(pieces) == -(-count // largest)
+    unit = 16 if largest >= 16 else 1
+    assert all(piece.start % unit == 0 for piece in pieces)
+    assert max(sizes) - min(sizes) <= 2 * unit - 1
+    assert len(pieces) == ceil(ceil(count / unit) / (largest // unit))
 
 
 class Recorder:

@@ -30,14 +30,13 @@ SIZES = (1, 7, 3)
 SUMMED = "summed_grad"  # where Opacus keeps what it adds up
 
 
-def task_of(model: str, shape: tuple[int, ...]) -> tuple[LocalTask, nn.Module, torch.Tensor]:
+def task_of(model: str, shape: tuple[int, ...], count: int = sum(SIZES), outputs: int = 10) -> tuple[LocalTask, nn.Module, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    count = sum(SIZES)
     inputs = (
         torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8) if len(shape) == 3 else torch.randn(count, *shape)
     )
-    samples = Samples(inputs, torch.randint(0, 10, (count,), generator=generator))
-    module = models.create(model, shape, 10, seed=3)
+    samples = Samples(inputs, torch.randint(0, outputs, (count,), generator=generator))
+    module = models.create(model, shape, outputs, seed=3)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
     return LocalTask(module, layout, samples, (0.5,), (0.5,), LocalOptimiser(1.0)), module, weights
@@ -203,3 +202,25 @@ def test_a_record_without_an_answer_adds_nothing(name: str) -> None:
     everything, rest = np.arange(8), np.array([0, 1, 2, 4, 5, 6, 7])
     assert torch.equal(summed(absent, everything), summed(targets, rest))
     assert not torch.equal(summed(absent, everything), summed(targets, everything))
+
+
+@pytest.mark.parametrize("width", [30, 519])
+def test_a_client_s_sum_is_the_same_whoever_is_there_as_well(width: int) -> None:
+    """To the last lattice point: noise that follows from what it hides would be another one. Rows of 519 floats begin anywhere."""
+    task, _, weights = task_of("linear", (width,), 900, 2)
+    weights = weights + 0.1 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(2))
+    trainer = RecordGradientTrainer(task, RecordClip(0.5))
+    sizes, nobody = (7, 33, 1, 300, 16, 41, 2, 250, 5), 6
+
+    def sums(first: int, last: int) -> torch.Tensor:
+        schedule = full_batch(parts[first:last], max(sizes))
+        if first <= nobody < last:  # none of whose records were drawn
+            schedule.mask[nobody - first] = 0
+        return trainer.train(weights, schedule)
+
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    together = sums(0, len(parts))
+    for first in range(len(parts) - 2):
+        assert torch.equal(sums(first, first + 3), together[first : first + 3])
+    assert int(together[nobody].abs().sum()) == 0
+    assert int(together.abs().sum(dim=1).gt(0).sum()) == len(parts) - 1

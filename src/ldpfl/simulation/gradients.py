@@ -18,6 +18,9 @@ from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.schedule import BatchSchedule
 
+_ALIGNED = 16
+"""Records after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
+
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
 
@@ -51,14 +54,33 @@ class RecordGradientTrainer:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = max(2, _AT_ONCE // weights.numel())
-        places = mask.nonzero()  # by client, so that neighbours belong to the same one
+        together = min(at_once, _ALIGNED)
+        at_once -= at_once % together
+        places, counts = _apart(mask, together)
         for start in range(0, len(places), at_once):
-            some = places[start : start + at_once]
+            some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
             records = index[some[:, 0], some[:, 1]]
             every = torch.ones(len(records), 1, device=records.device)
             found = _descents(self.task, weights, records[:, None], every, at_once=self.at_once).cpu()
-            sums.index_add_(0, some[:, 0].cpu(), self.clip.points(found))
+            sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real]))
         return sums.to(torch.int64)
+
+
+def _apart(mask: Tensor, together: int) -> tuple[Tensor, Tensor]:
+    """Return places (N, 2) of records in ``mask`` (K, B), client by client, and which of them count (N,).
+
+    Each client begins at a multiple of ``together``, and what lies between are copies of some record: how a product is rounded depends on
+    where its factors lie in memory, and it must not depend on who else is there, or on how many.
+    """
+    places = mask.nonzero()
+    sizes = (mask > 0).sum(dim=1)
+    rooms = (sizes + together - 1) // together * together
+    shift = (rooms - sizes).cumsum(0) - (rooms - sizes)  # of those before
+    spread = places[:1].expand(int(rooms.sum()), 2).clone()
+    counts = torch.zeros(len(spread), dtype=torch.bool, device=mask.device)
+    at = torch.arange(len(places), device=mask.device) + shift[places[:, 0]]
+    spread[at], counts[at] = places, True
+    return spread, counts
 
 
 def _step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
