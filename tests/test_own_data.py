@@ -252,6 +252,80 @@ def test_samples_of_several_tensors_go_to_a_model_by_their_names(mechanism: dict
         api.run(data=(changed, targets), model=Both(), settings=own, folder=tmp_path / "run", resume=True, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        ({"a": {"b": torch.zeros(30, 2)}}, torch.zeros(30)),
+        ([[1.0], [1.0, 2.0]] * 15, [0, 1] * 15),
+        (["one", "two"] * 15, [0, 1] * 15),
+        (torch.zeros(30, 2), ["yes", "no"] * 15),
+        (torch.zeros(30, 2), None),
+        (torch.tensor(1.0), torch.tensor(1)),
+        (torch.zeros(30, 2, dtype=torch.complex64), torch.zeros(30)),
+        (np.array(["2020-01-01"] * 30, dtype="datetime64[D]"), [0, 1] * 15),
+        (pd.DataFrame({"a": ["x"] * 30}), pd.Series([0, 1] * 15)),
+    ],
+)
+def test_pairs_that_are_no_numbers_are_one_clear_line(inputs: object, targets: object) -> None:
+    with pytest.raises(DataError, match=r"^(inputs|targets) are (no numbers of one shape|one number|complex)[^\n]*$"):
+        api.run(data=(inputs, targets), settings={**FEW, "clients.count": 4}, progress=False)
+
+
+def test_columns_of_a_frame_are_a_pair() -> None:
+    frame = patients()
+    pair = (frame[["age", "marker"]], (frame["outcome"] == "died").astype(int))
+    settings = {**FEW, "clients.count": 4}
+    assert api.run(data=pair, settings=settings, baseline=False, progress=False).accuracy > 0
+
+
+@pytest.mark.parametrize("bounds", [{}, {"age": [20.0, 100.0], "days": [0.0, 60.0]}])
+def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path: Path, ldpfl: CommandLine) -> None:
+    """As it was measured on rows of the test split: by the run in hand, and by its files alone."""
+    frame = patients(1200)
+    held, folder = held_out(len(frame), 5), tmp_path / "run"
+    own = {"data.bounds": bounds, "training.rounds": 10}
+    told = api.run(
+        data=frame,
+        target="days",
+        client="hospital",
+        task="regression",
+        target_epsilon=50.0,
+        settings=own,
+        seed=3,
+        baseline=False,
+        progress=False,
+    )
+    guessed = told.predict(frame[held].drop(columns="days"))["days"].to_numpy()
+    real = frame["days"].to_numpy()[held]
+    assert 1 - ((guessed - real) ** 2).sum() / ((real - real.mean()) ** 2).sum() == pytest.approx(told.score, abs=1e-4)
+    own["data.bounds"] = {name: own_bounds for name, own_bounds in bounds.items() if name == "age"}
+    classes = api.run(
+        data=frame,
+        target="outcome",
+        client="hospital",
+        target_epsilon=50.0,
+        settings=own,
+        seed=3,
+        baseline=False,
+        progress=False,
+        folder=folder,
+    )
+    found = classes.predict(frame[held].drop(columns=["outcome", "hospital"]))
+    assert float((found["outcome"].to_numpy() == frame["outcome"].to_numpy()[held]).mean()) == pytest.approx(classes.accuracy)
+    np.testing.assert_allclose(found[["alive", "died"]].sum(axis=1), 1.0)
+    frame[held].drop(columns="outcome").to_csv(tmp_path / "new.csv", index=False)
+    ldpfl("predict", folder, tmp_path / "new.csv", "--out", tmp_path / "said.csv")
+    again = pd.read_csv(tmp_path / "said.csv")
+    assert again["outcome"].tolist() == found["outcome"].tolist()
+    np.testing.assert_allclose(again["died"], found["died"], rtol=1e-6)
+    frame[held].drop(columns="age").to_csv(tmp_path / "new.csv", index=False)
+    assert "no column 'age'" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    (folder / "encoding.json").write_text("{}")
+    assert "is damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    (folder / "encoding.json").unlink()
+    assert "something else than a table" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+
+
 def parameters_of(module: nn.Module) -> torch.Tensor:
     return torch.cat([weights.detach().flatten() for weights in module.parameters()])
 
@@ -302,6 +376,7 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
         (["--target", "outcome", "--client", "hospitl"], "did you mean 'hospital'"),
         (["--target", "4"], "--target-epsilon 4"),
         (["--target", "age"], "set task.name to 'regression'"),
+        (["--target", "outcome", "--client", "outcome"], "both name 'outcome'"),
         (["--target", "ward", "--task", "regression"], "in the column 'ward' is no number"),
         (["--target", "outcome", "--model", "gru"], "is for texts"),
         (["--target", "outcome", "--set", "clients.count=5000"], "need at least 5000 samples"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ldpfl.api import load_run as load_run
     from ldpfl.api import plan as plan
     from ldpfl.api import plan_regime as plan_regime
+    from ldpfl.api import predict as predict
     from ldpfl.api import reproduce as reproduce
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
@@ -65,6 +66,7 @@ __getattr__, __dir__ = lazy.exports(
         "mechanisms": "ldpfl.mechanisms",
         "plan": "ldpfl.api",
         "plan_regime": "ldpfl.api",
+        "predict": "ldpfl.api",
         "reproduce": "ldpfl.api",
         "run": "ldpfl.api",
         "sweep": "ldpfl.api",

@@ -6,6 +6,7 @@ The command line parses, calls these functions and prints; notebooks call them t
 from ldpfl.api.accounting import account, plan, released, warned_of_seeds
 from ldpfl.api.auditing import audit, audit_run
 from ldpfl.api.configuring import Settings, configure, named_data
+from ldpfl.api.predicting import predict
 from ldpfl.api.reproducing import reproduce
 from ldpfl.api.running import OnRound, check, load_run, run
 from ldpfl.api.sweeping import NOISE_PLOT, SCORE_PLOT, sweep
@@ -27,6 +28,7 @@ __all__ = [
     "named_data",
     "plan",
     "plan_regime",
+    "predict",
     "released",
     "reproduce",
     "run",

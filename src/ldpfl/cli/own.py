@@ -34,6 +34,20 @@ TaskOption = Annotated[str | None, typer.Option(help="classification, multilabel
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
 
 
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run on a table.")],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A CSV or Parquet file, or a folder: the run's columns, the target aside.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="printed")] = None,
+) -> None:
+    """Say what a finished run's model makes of new rows of a table: a line each, as CSV."""
+    text = api.predict(run, rows).to_csv(index=False)
+    if out is None:
+        print(text, end="")
+        return
+    write_text(out, text)
+    Console().print(Text(f"{out}: {text.count(chr(10)) - 1:,} rows"), soft_wrap=True)
+
+
 def overrides_of(
     data: str | None,
     target: str | None,

@@ -113,12 +113,26 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
     if isinstance(given, Sequence) and len(given) == 2:
         inputs, told = given
-        own = {name: torch.as_tensor(part) for name, part in inputs.items()} if isinstance(inputs, Mapping) else torch.as_tensor(inputs)
-        return _of_tensors(own, torch.as_tensor(told), targets)
+        own = (
+            {name: _numbers(part, "inputs") for name, part in inputs.items()} if isinstance(inputs, Mapping) else _numbers(inputs, "inputs")
+        )
+        return _of_tensors(own, _numbers(told, "targets"), targets)
     raise ConfigError(
         f"data of the type {type(given).__name__} cannot be used: give a data frame, a pair of inputs and targets, a PyTorch data set of "
         "such pairs, or an ldpfl.data.Dataset"
     )
+
+
+def _numbers(values: object, what: str) -> Tensor:
+    """Return numbers as a tensor; they may come as an array, a list, or a data frame's columns."""
+    try:
+        found = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
+        raise DataError(f"{what} are no numbers of one shape ({first_line(error)}): {advice}") from None
+    if found.dim() == 0 or found.is_complex():
+        raise DataError(f"{what} are {'complex' if found.is_complex() else 'one number'}: give a real number or more for each sample")
+    return found
 
 
 def _given_test(config: DataConfig) -> Any:

@@ -8,18 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.encoder import Encoder
 from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, as_text, is_absent
+from ldpfl.data.tables import Table, as_text, is_absent, read_table, table_of
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import NO_TOKEN, Targets
+
+if TYPE_CHECKING:
+    import pandas
 
 TEST_SHARE = 5
 """One in so many rows is a test row, where none are given."""
@@ -61,10 +67,12 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     learnt, outputs, notes = _targets(tables, config, targets)
     unscaled: tuple[int, ...] = ()
     unscaled_names: tuple[str, ...] = ()
+    said = config
     if config.text:
         inputs = [_texts(one, config, targets) for one in tables]
     else:
-        features = [_features(one, table, config) for one in tables]
+        said = _said_of_all(table, config)
+        features = [_features(one, said) for one in tables]
         inputs, unscaled = [torch.from_numpy(own.values) for own in features], features[0].unscaled
         unscaled_names, notes = features[0].names, (features[0].said, *notes)
     made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
@@ -89,6 +97,54 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         target_unscaled=target_unscaled,
         unit=_unit(config, targets),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
+        encoder=_encoder(tables, said, targets, unscaled, inputs[0].shape[1], outputs),
+    )
+
+
+def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
+    """Return what a model takes (N, ...) for ``rows``: a data frame, or a file or folder; the target's column need not be there.
+
+    Raises:
+        DataError: a column is missing, or a value does not fit; its place is named.
+    """
+    table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
+    if encoder.data.text:
+        return _texts(table, encoder.data, encoder.targets)
+    return encoder.scaled(torch.from_numpy(_features(table, encoder.data).values))
+
+
+def _encoder(
+    tables: Sequence[Table], config: DataConfig, targets: Targets, unscaled: tuple[int, ...], width: int, outputs: int
+) -> Encoder | None:
+    if targets == "tokens":
+        return None
+    bounds = _bounds(config, _target_names(config)[0]) if targets == "number" else None
+    center, spread = ((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2) if bounds else (0.0, 1.0)
+    return Encoder(
+        data=config.model_copy(update={"client": "", "path": "", "test_path": ""}),
+        targets=targets,
+        classes=tuple(_class_names(tables, config)) if targets == "class" else (),
+        unscaled=unscaled,
+        target_center=center,
+        target_spread=spread,
+        width=width,
+        outputs=outputs,
+    )
+
+
+def _said_of_all(table: Table, config: DataConfig) -> DataConfig:
+    """Return ``config`` with a word about each column that is used: what is not said is what most of the cells in ``table`` are."""
+    names = _inputs(table, config)
+    of_words = {name for name in names if _is_of_words(table, name, config)}
+    target = _target_names(config)[0]
+    return config.model_copy(
+        update={
+            "columns": names,
+            "words": [name for name in names if name in of_words and name not in config.categories],
+            "numbers": [name for name in names if name not in of_words and name not in config.bounds],
+            "bounds": {name: own for name, own in config.bounds.items() if name in (*names, target)},
+            "categories": {name: own for name, own in config.categories.items() if name in names},
+        }
     )
 
 
@@ -136,12 +192,21 @@ def _label(table: Table, name: str) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> tuple[list[Tensor], int, tuple[str, ...]]:
+def _class_words(tables: Sequence[Table], config: DataConfig) -> list[list[str]]:
+    name = _target_names(config)[0]
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
-    words = [words_of(table, name, numeric=numeric) for table in tables]
+    return [words_of(table, name, numeric=numeric) for table in tables]
+
+
+def _class_names(tables: Sequence[Table], config: DataConfig) -> list[str]:
+    return list(config.classes) or _found_classes(tables[0], _target_names(config)[0], _class_words(tables, config)[0])
+
+
+def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> tuple[list[Tensor], int, tuple[str, ...]]:
+    words = _class_words(tables, config)
     for table, own in zip(tables, words, strict=True):
         _require_all(table, name, np.array([not word for word in own]))
-    known = list(config.classes) or _found_classes(tables[0], name, words[0])
+    known = _class_names(tables, config)
     numbers = {word: place for place, word in enumerate(known)}
     found = []
     for table, own in zip(tables, words, strict=True):
@@ -190,14 +255,15 @@ def words_of(table: Table, name: str, *, numeric: bool = False) -> list[str]:
     return ["" if is_absent(text) else text.strip() for text in column]
 
 
-def _features(table: Table, train: Table, config: DataConfig) -> _Features:
-    """Return the inputs of ``table``; what kind a column is of is told by ``train``."""
+def _features(table: Table, config: DataConfig) -> _Features:
+    """Return the inputs of ``table``; which columns there are, and of what kind each is, ``config`` says."""
     parts: list[NDArray[np.float32]] = []
     unscaled: dict[int, str] = {}
     kinds: dict[str, list[str]] = {}
     width = 0
-    for name in _inputs(table, train, config):
-        if _is_of_words(train, name, config):
+    for name in config.columns:
+        table.column(name, "the training rows")
+        if name in config.words or name in config.categories:
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:
             values = table.numbers(name)
@@ -221,8 +287,12 @@ def _is_of_words(train: Table, name: str, config: DataConfig) -> bool:
     return any(of_words) if said else not train.is_numeric(name)
 
 
-def _inputs(table: Table, train: Table, config: DataConfig) -> list[str]:
+def _inputs(train: Table, config: DataConfig) -> list[str]:
     apart = {*_target_names(config), config.client}
+    if config.client in _target_names(config):
+        raise ConfigError(
+            f"data.client and data.target both name {config.client!r}: who the clients are is public, and so would be what is told"
+        )
     for setting, names in (
         ("columns", config.columns),
         ("numbers", config.numbers),
@@ -236,7 +306,6 @@ def _inputs(table: Table, train: Table, config: DataConfig) -> list[str]:
     for name in names:
         if name in apart:
             raise ConfigError(f"data.columns names {name!r}, which is the target or the client: nothing is to be told from it")
-        table.column(name, "the training rows")
     if not names:
         raise DataError("the table has no column beside the target's and the client's: there is nothing to tell it from")
     return names

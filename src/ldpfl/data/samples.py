@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from ldpfl.data.encoder import Encoder
 
 Inputs = Tensor | Mapping[str, Tensor]
 """What a model is given: one tensor, or several by the names of the arguments of its ``forward``."""
@@ -90,6 +94,7 @@ class Dataset:
         target_unscaled: whether the targets are as well.
         unit: of the targets, in their own units.
         notes: what is assumed of the data, for the guarantee to hold.
+        encoder: makes inputs of other rows, where samples are rows of a table.
     """
 
     name: str
@@ -106,6 +111,7 @@ class Dataset:
     target_unscaled: bool = False
     unit: float = 1.0
     notes: tuple[str, ...] = ()
+    encoder: Encoder | None = None
 
     def tokens(self, name: str = "") -> int | None:
         """Return how many tokens the inputs called ``name`` know, or the only ones; None where they hold none."""

@@ -12,8 +12,8 @@ from math import inf, isfinite
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from ldpfl.data.encoder import REACH, moved
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import DataError
 
@@ -27,8 +27,6 @@ _SURE = 4.5
 """Standard deviations of noise above which a bin is not empty: in a thousand columns, one bin or so that is empty seems not to be."""
 _BESIDE = 2
 """Bins on each side of one that is not empty whose counts are believed as well."""
-_REACH = 6.0
-"""Spreads beyond which a number counts as if it lay there."""
 STAGES = 4
 """Histograms that are taken, one after another."""
 
@@ -99,18 +97,15 @@ def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
     places = torch.tensor(dataset.unscaled, dtype=torch.int64)
     middles, units = (torch.from_numpy(figures).float() for figures in (center, spread))
 
-    def changed(samples: Samples, reach: float) -> Samples:
+    def changed(samples: Samples, reach: float = REACH) -> Samples:
         inputs, targets = samples.tensor.clone(), samples.targets
         count = len(places)
-        inputs[:, places] = _moved(inputs[:, places], middles[:count], units[:count], _REACH)
-        return Samples(inputs, _moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)
+        inputs[:, places] = moved(inputs[:, places], middles[:count], units[:count])
+        return Samples(inputs, moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)
 
     if dataset.target_unscaled and not isfinite(spread[-1]):
         raise DataError("the target was not seen above the noise of measuring: give data.bounds for it")
     unit = float(spread[-1]) if dataset.target_unscaled else dataset.unit
-    train, test = changed(dataset.train, _REACH), changed(dataset.test, inf)  # what is measured on is told as it is
-    return replace(dataset, train=train, test=test, unscaled=(), unscaled_names=(), target_unscaled=False, unit=unit)
-
-
-def _moved(values: Tensor, center: Tensor, spread: Tensor, reach: float) -> Tensor:
-    return ((values - center) / spread).clamp(-reach, reach).nan_to_num(0.0)
+    train, test = changed(dataset.train), changed(dataset.test, inf)  # what is measured on is told as it is
+    encoder = None if dataset.encoder is None else dataset.encoder.measured(center, spread)
+    return replace(dataset, train=train, test=test, unscaled=(), unscaled_names=(), target_unscaled=False, unit=unit, encoder=encoder)

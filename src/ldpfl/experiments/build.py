@@ -107,6 +107,7 @@ def build(
         once_over=config.training.rounds if config.clients.once else None,
         measured=len(ledger.events),
         notes=task.notes,
+        encoder=task.encoder,
         validation=None if validation is None else validation.to(device),
         patience=config.training.patience,
         full_weight=_full_weight(config, mechanism),

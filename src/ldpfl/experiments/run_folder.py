@@ -12,9 +12,11 @@ from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from ldpfl.errors import ConfigError, DataError, LdpflError, printable
+from ldpfl.data.encoder import Encoder
+from ldpfl.errors import ConfigError, DataError, LdpflError, first_line, printable
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
@@ -86,6 +88,10 @@ class RunFolder:
     @property
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def encoding_path(self) -> Path:
+        return self.path / "encoding.json"
 
     @property
     def result_path(self) -> Path:
@@ -252,6 +258,24 @@ class RunFolder:
         figures: dict[str, Any] = _printable(result)
         return figures
 
+    def encoder(self) -> Encoder:
+        """Return how rows become inputs of the model of the finished run.
+
+        Raises:
+            ConfigError: it is not finished, or was not trained on rows of a table.
+            DataError: the file is damaged.
+        """
+        if self.result() is None:
+            raise ConfigError(f"{self.path} holds a run that is not finished: it has no model yet")
+        try:
+            text = read_text(self.encoding_path)
+        except OSError:
+            raise ConfigError(f"{self.path} holds a run on something else than a table: give its module inputs yourself") from None
+        try:
+            return Encoder.model_validate_json(text)
+        except ValidationError as error:
+            raise DataError(f"{self.encoding_path} is damaged: {first_line(error)}") from None
+
     def stopped(self) -> str | None:
         """Return why a sweep gave the run up, if it did.
 
@@ -292,7 +316,7 @@ class RunFolder:
         for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
             with writing(path):
                 path.unlink(missing_ok=True)
-        for path in (self.model_path, self.curve_path):
+        for path in (self.model_path, self.curve_path, self.encoding_path):
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -306,7 +330,7 @@ class RunFolder:
         """Record charges ahead of the checkpoint that they belong to."""
         ledger.save(self.ledger_path)
 
-    def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any]) -> None:
+    def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], encoder: Encoder | None = None) -> None:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
@@ -315,6 +339,8 @@ class RunFolder:
         tensors = {name: value.detach().clone() for name, value in whole.items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
+        if encoder is not None:
+            write_text(self.encoding_path, encoder.model_dump_json(indent=1) + "\n")
         write_text(self.result_path, to_json(result, indent=2) + "\n")
 
     def _save_metrics(self, checkpoint: Checkpoint) -> None:

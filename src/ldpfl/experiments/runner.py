@@ -111,7 +111,7 @@ class Runner:
             reference = self._baseline_or_none(config, task) if wants_baseline else None
             figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
             self.draw_curve(folder.curve_path, figures)
-            folder.save_result(last, federation.task, figures)
+            folder.save_result(last, federation.task, figures, federation.encoder)
         return Finished(config, federation, last, figures)
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:

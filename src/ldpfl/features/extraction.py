@@ -58,7 +58,7 @@ def extracted(
         if path:
             write_cached(path, tensors, "features", warn)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
-    return replace(dataset, train=train, test=test, fingerprint=fingerprint)
+    return replace(dataset, train=train, test=test, fingerprint=fingerprint, encoder=None)
 
 
 def _check_apart(name: str, chosen: FeatureMap, dataset: Dataset) -> None:

@@ -115,7 +115,7 @@ def _keep_result(strategy: LdpStrategy, prepared: _Prepared, folder: RunFolder |
     federation = prepared.federation
     if folder is not None:
         result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
-        folder.save_result(strategy.checkpoint, federation.task, result)
+        folder.save_result(strategy.checkpoint, federation.task, result, federation.encoder)
 
 
 def _data_dir(context: Context) -> Path | None:

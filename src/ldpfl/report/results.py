@@ -12,11 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from ldpfl.data.encoder import Encoder
+from ldpfl.data.encoding import encoded
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
@@ -35,6 +39,12 @@ from ldpfl.tasks import ACCURACY
 
 if TYPE_CHECKING:
     import pandas
+
+
+def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+    """Return what ``module`` says of ``rows``, in words."""
+    with torch.no_grad():
+        return encoder.answers(module.eval()(encoded(encoder, rows)))
 
 
 class _Shown:
@@ -56,6 +66,7 @@ class RunResult(_Shown):
         ledger: what each round released.
         baseline: score of the same training without noise, after each round; None if it was not asked for.
         folder: where its files are; None if there are none.
+        encoder: makes what :meth:`module` takes of rows of a table; None where the data were none.
     """
 
     config: RunConfig
@@ -65,14 +76,15 @@ class RunResult(_Shown):
     folder: Path | None
     _trained: Callable[[], nn.Module] = field(repr=False)
     _figures: Mapping[str, Any] = field(repr=False)
+    encoder: Encoder | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, finished: Finished, folder: Path | None) -> RunResult:
         """Return the result of a run whose files, if it has any, are in ``folder``."""
         last, baseline = finished.last, finished.figures["noise_free_score_per_round"]
         scores = None if baseline is None else tuple(baseline)
-        trained = finished.federation.task.module_with
-        return cls(finished.config, last.history, last.ledger, scores, folder, lambda: trained(last.state.model), finished.figures)
+        trained, encoder = finished.federation.task.module_with, finished.federation.encoder
+        return cls(finished.config, last.history, last.ledger, scores, folder, lambda: trained(last.state.model), finished.figures, encoder)
 
     def __repr__(self) -> str:
         """Return a line; what else there is may hold a seed from which the noise on a user's own data follows."""
@@ -111,6 +123,17 @@ class RunResult(_Shown):
     def module(self) -> nn.Module:
         """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
         return self._trained()
+
+    def predict(self, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+        """Return what the model says of ``rows``, a line each; see :func:`ldpfl.predict`.
+
+        Raises:
+            ConfigError: it was trained on something else than a table.
+            DataError: a column is missing, or a value does not fit.
+        """
+        if self.encoder is None:
+            raise ConfigError("this run was on something else than a table: give module() its inputs yourself")
+        return answered(self.encoder, self.module(), rows)
 
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.encoder import Encoder
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
@@ -45,6 +46,7 @@ class Federation:
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
         measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
         notes: what is to be said of the data beside the guarantee.
+        encoder: makes inputs of other rows, where the data are a table.
         validation: samples by whose loss the run stops, once it has not fallen for ``patience`` rounds; None where it does not.
         full_weight: records from which on a client counts in full; None where all count the same.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
@@ -70,6 +72,7 @@ class Federation:
     own_data: bool = False
     measured: int = 0
     notes: tuple[str, ...] = ()
+    encoder: Encoder | None = None
     validation: Samples | None = None
     patience: int = 0
     full_weight: int | None = None

@@ -1,0 +1,45 @@
+"""What a finished run's model says of rows that it was not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.experiments.build import model_of
+from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.importing import GIVEN
+from ldpfl.report.results import answered
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def predict(folder: str | Path, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+    """Return a line for each of ``rows``: the likeliest class and the probability of each, or of each label, or a number in its own unit.
+
+    Of the run in ``folder`` it takes the files alone, and none of the rows that it was trained on.
+
+    Args:
+        rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told.
+
+    Raises:
+        ConfigError: there is no finished run, or one on something else than a table, or of a model that was handed over.
+        DataError: a file is damaged; or a column is missing, or a value does not fit.
+    """
+    kept = RunFolder(Path(folder))
+    config, encoder = kept.config(), kept.encoder()
+    if config.model.name == GIVEN:
+        raise ConfigError("the model of this run was handed over: ldpfl.load_run(..., data=..., model=...).predict(rows) has it")
+    tokens = encoder.data.vocabulary if encoder.data.text else None
+    described = Description((encoder.width,), encoder.outputs, tokens)
+    module = model_of(config, described, config.seed, None)
+    try:
+        module.load_state_dict(load_file(kept.model_path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise DataError(f"{kept.model_path} is damaged, or of another model: {first_line(error)}") from error
+    return answered(encoder, module, rows)

@@ -1,0 +1,95 @@
+"""How rows of a table become what a model takes, and its outputs words again: for rows that it was not trained on."""
+
+from __future__ import annotations
+
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from ldpfl.data.settings import DataConfig
+from ldpfl.errors import ConfigError
+from ldpfl.tasks import Targets
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Encoder(BaseModel):
+    """What is known of a table's columns, all of it public or measured with noise.
+
+    Attributes:
+        data: the settings, in which each column is one of numbers or of words.
+        targets: what is told of a row.
+        classes: in the order of a classifier's outputs.
+        unscaled: places of the inputs that were measured, and their ``centers`` and ``spreads``; None where noise hid a column.
+        target_center, target_spread: a number that is told, in its own unit, is the center and so many spreads.
+        width: inputs of a row.
+        outputs: of the model.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data: DataConfig
+    targets: Targets
+    classes: tuple[str, ...] = ()
+    unscaled: tuple[int, ...] = ()
+    centers: tuple[float | None, ...] = ()
+    spreads: tuple[float | None, ...] = ()
+    target_center: float = 0.0
+    target_spread: float = 1.0
+    width: int
+    outputs: int
+
+    def measured(self, center: NDArray[np.float64], spread: NDArray[np.float64]) -> Encoder:
+        """Return the same with the middles and spreads of ``unscaled`` columns, then of the target where it was measured too."""
+        count = len(self.unscaled)
+        known = {"centers": tuple(map(_known, center[:count])), "spreads": tuple(map(_known, spread[:count]))}
+        if len(center) == count:
+            return self.model_copy(update=known)
+        return self.model_copy(update={**known, "target_center": float(center[-1]), "target_spread": float(spread[-1])})
+
+    def scaled(self, inputs: Tensor) -> Tensor:
+        """Return ``inputs`` (N, width) with what stood on its own scale measured by the centers and spreads."""
+        if not self.unscaled:
+            return inputs
+        places, found = torch.tensor(self.unscaled), inputs.clone()
+        center, spread = (torch.tensor([nan if value is None else value for value in own]) for own in (self.centers, self.spreads))
+        found[:, places] = moved(found[:, places], center, spread)
+        return found
+
+    def answers(self, outputs: Tensor) -> pandas.DataFrame:
+        """Return in words what ``outputs`` (N, outputs) of the model say: probabilities and the likeliest class, or a number.
+
+        Raises:
+            ConfigError: a language model tells no row anything.
+        """
+        import pandas
+
+        if self.targets == "number":
+            values = outputs.reshape(len(outputs)).double() * self.target_spread + self.target_center
+            return pandas.DataFrame({str(self.data.target): values.numpy()})
+        if self.targets == "class":
+            chances = outputs.double().softmax(dim=1).numpy()
+            said = np.array(self.classes, dtype=object)[chances.argmax(axis=1)]
+            return pandas.DataFrame({str(self.data.target): said, **{name: chances[:, place] for place, name in enumerate(self.classes)}})
+        if self.targets == "classes":
+            return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=list(self.data.target))
+        raise ConfigError("a language model says how texts go on, and nothing of a row")
+
+
+REACH = 6.0
+"""Spreads beyond which a number counts as if it lay there."""
+
+
+def moved(values: Tensor, center: Tensor, spread: Tensor, reach: float = REACH) -> Tensor:
+    """Return ``values`` (N, columns) less their ``center`` in units of ``spread``, and 0 for what is not known."""
+    return ((values - center) / spread).clamp(-reach, reach).nan_to_num(0.0)
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if isfinite(value) else None
