@@ -566,7 +566,8 @@ def test_a_run_of_records_is_audited(tiny_data: Path, ldpfl: CommandLine, tmp_pa
 
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
     ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", "--set=training.rounds=1", "--no-baseline", "--out", "run")
-    assert "that are no images" in ldpfl.refused("attack", "gan", "run", "--label", "1")
+    assert "for built-in data" in ldpfl.refused("attack", "gan", "run", "--label", "1")
+    assert "holds a run" in ldpfl.refused("sweep", "sound-heads", "--out", "run")
 
 
 @pytest.mark.parametrize(

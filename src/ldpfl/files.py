@@ -178,12 +178,24 @@ def from_json(text: str) -> Any:
     """Read JSON; the bare NaN and infinities that earlier versions wrote read as None.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: it is not JSON, nested too deeply, or says something twice.
     """
     try:
-        return json.loads(text, parse_constant=lambda name: None)
+        return json.loads(text, parse_constant=lambda name: None, object_pairs_hook=unique_fields)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of JSON, and refuse one that says the same thing twice: some readers take the first, and some the last.
+
+    Raises:
+        ValueError: it does.
+    """
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field is given twice")
+    return fields
 
 
 def _umask() -> int:

@@ -304,6 +304,30 @@ def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path
         ledger(replace(LAPLACE, blanket=0.3))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"delta"', '"delta": 0.5, "delta"', "given twice"),
+        ('"parameter": 1.0', '"parameter": null', "has a parameter"),
+    ],
+)
+def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_path: Path, ldpfl: CommandLine) -> None:
+    file = tmp_path / "certificate.json"
+    text = certificate_of(RUNS["one bit"]).to_json()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    assert said in ldpfl.refused("verify", file)
+
+
+@pytest.mark.parametrize(("number", "epsilon0"), [(10**7, 29.9), (10**7, 1e-4), (10**5, 0.5), (10**6, 29.9)])
+@pytest.mark.parametrize("stated", [1e-6, 1e300])
+def test_a_figure_far_from_the_truth_takes_no_sum_of_all_terms(number: int, epsilon0: float, stated: float) -> None:
+    made = certificate_of(ledger(PureRelease("laplace", epsilon0, number, "weight"), 1, channel="direct"))
+    lines = [line.model_copy(update={"epsilon": stated, "delta": 1e-5}) for line in made.statement.guarantees[:1]]
+    (found,) = verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).lines
+    assert found.status == ("not confirmed" if stated < 1e300 else "confirmed") or found.second is None
+
+
 def test_another_ledger_is_refused(tmp_path: Path) -> None:
     file, other = (write(tmp_path / f"{name}.json", RUNS[name]) for name in ("one round", "records"))
     with pytest.raises(DataError, match="is not the ledger that was certified"):

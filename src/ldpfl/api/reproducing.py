@@ -112,6 +112,8 @@ def _about(result: ReproductionResult, overrides: list[str], said: list[str]) ->
 def _commit() -> str | None:
     """Return the commit that this code is of, with ``+`` if it was changed since; None where it is no checkout."""
     here = str(Path(ldpfl.__file__).parent)
+    if not (Path(here).parents[1] / ".git").exists():  # installed, maybe within somebody else's checkout
+        return None
     try:
         head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run(["git", "-C", here, "status", "--porcelain", "."], capture_output=True, text=True, check=True).stdout

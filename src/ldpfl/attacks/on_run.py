@@ -165,6 +165,11 @@ class Attacker:
             DataError: the data cannot be read, or the splits hold too few images of the class.
         """
         config, weights, accuracy = finished_run(folder)
+        if config.data.brought:
+            raise ConfigError(
+                f"{folder.path} was run on data of one's own: this attack trains models on them without noise, and keeps those; "
+                "it is for built-in data"
+            )
         task = load_dataset(config, self.data_dir)
         if len(task.shape) != 3 or task.train.tensor.dtype != torch.uint8:
             raise ConfigError(f"{folder.path} was run on samples that are no images: this attack draws images of a class")

@@ -27,10 +27,7 @@ COMMANDS = {
         "reports:report",
         "Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script.",
     ),
-    "predict": (
-        "own:predict",
-        "Say what a finished run's model makes of the rows of a table that it was not trained on: a line each, as CSV.",
-    ),
+    "predict": ("own:predict", "Say what a finished run's model makes of new rows of a table: a line each, as CSV."),
     "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
     "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
     "certify": (

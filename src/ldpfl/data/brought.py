@@ -126,7 +126,7 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
 def _numbers(values: object, what: str) -> Tensor:
     """Return numbers as a tensor; they may come as an array, a list, or a data frame's columns."""
     try:
-        found = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+        found = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
     except (TypeError, ValueError, RuntimeError) as error:
         advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
         raise DataError(f"{what} are no numbers of one shape ({first_line(error)}): {advice}") from None

@@ -42,7 +42,8 @@ NOTHING = Given()
 
 _OF_SIMULATIONS = (
     "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise; here all noise follows from "
-    "the seed, which config.toml and result.json hold beside a fingerprint of the rows: they protect nobody from who has them",
+    "the seed, which config.toml and result.json hold beside a fingerprint of the rows, and the config file that it was taken from, if it "
+    "was: they protect nobody from who has them",
     "test rows are not protected: scores are exact figures of them",
 )
 """Said of a user's own data, which may be in need of protection."""

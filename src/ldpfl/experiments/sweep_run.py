@@ -45,9 +45,7 @@ def run_sweep(
     """
     todo = cells(sweep, overrides)
     check_cells(todo)
-    open_folder(sweep, overrides, out)
-    if any(cell.config.data.brought for cell in todo):
-        out.chmod(0o700)  # it holds the seeds that the noise on somebody's own rows follows from
+    open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in todo))
     ahead(todo, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
     for number, cell in enumerate(todo, start=1):
@@ -97,14 +95,19 @@ def _folder_of(cell: Cell, out: Path) -> RunFolder:
     return RunFolder(out / "runs" / cell.folder_name)
 
 
-def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> None:
-    """Make ``out`` ready for ``sweep`` with ``overrides``, both of which are written down there.
+def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secret: bool = False) -> None:
+    """Make ``out`` ready for ``sweep`` with ``overrides``, both of which are written down there; for this user alone if it is ``secret``.
 
     Raises:
-        ConfigError: it holds another sweep, or the same one with other overrides.
+        ConfigError: it holds a run, another sweep, or the same one with other overrides.
         WriteError: it cannot be written.
     """
     path, text = out / SWEEP, json.dumps({**sweep.model_dump(), _OVERRIDES: list(overrides)}, indent=1)
+    if RunFolder(out).config_path.exists():
+        raise ConfigError(f"{out} holds a run: give another --out")
+    if secret:  # before anything stands in it: the seeds that the noise on somebody's own rows follows from
+        make_folder(out, 0o700)
+        out.chmod(0o700)
     if not path.exists():
         make_folder(out)
         write_text(path, text)

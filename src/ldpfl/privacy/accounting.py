@@ -112,7 +112,7 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
     found = added_epsilon(spent.rounds, delta)
-    return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {found:.4g} against who sees senders"]
+    return [f"one record added or removed, not replaced, as Opacus and others count: epsilon about {found:.4g} against who sees senders"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import read_text, write_text
+from ldpfl.files import read_text, unique_fields, write_text
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
@@ -83,7 +83,7 @@ class Ledger:
             DataError: not a ledger, of another version, or with an event that is unknown or contradicts itself; one line.
         """
         try:
-            tree = json.loads(text, object_pairs_hook=_fields)
+            tree = json.loads(text, object_pairs_hook=unique_fields)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{origin} is not valid JSON: {error}") from None
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
@@ -170,14 +170,6 @@ def _impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> 
     if not joined <= event.joined <= joined + event.round - last:
         return f"a client cannot have joined {joined} rounds before and {event.joined} now"
     return ""
-
-
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object, and refuse one that says the same thing twice: JSON would let the last one win."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("a field is given twice")
-    return fields
 
 
 def _short(value: Any) -> str:

@@ -142,7 +142,8 @@ def regime_table(plan: dict[str, Any]) -> Table:
     by_record = plan["regime"].startswith("records")
     table.add_row("clients", f"{plan['clients']:,}" + (f", {plan['records']:,} records each" if by_record else ""))
     table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")
-    table.add_row("mechanism", f"{plan['mechanism']}, {plan['parameter']} {plan['value']:.4g}")
+    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
+    table.add_row("mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}")
     times = plan["noise"] / plan["trusted_noise"]
     table.add_row("noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's")
     what = "records a client" if by_record else "clients"
@@ -200,7 +201,7 @@ def _solutions(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"clients for {target}", f"{needed:,} are enough; with fewer than {necessary:,} some data exceed it"
     if answer["epsilon_allowed"] is not None:
         allowed = answer["epsilon_allowed"]
-        yield f"epsilon a report for {target}", f"{allowed:.4g}" + (" or more" if allowed >= LARGEST_EPSILON else "")
+        yield f"epsilon a report for {target}", number(allowed, ROUND_FLOOR) + (" or more" if allowed >= LARGEST_EPSILON else "")
 
 
 def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -20,6 +20,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 
 from ldpfl.errors import DataError, printable
@@ -58,6 +59,12 @@ class Released(_Part):
     sampled: Count = 1
     rate: Share = 1.0
     blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_parameter_if_protected(self) -> Self:
+        if (self.parameter is None) != (self.kind == "unprotected"):
+            raise ValueError("what is protected has a parameter, and nothing else")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_stated(self, made: SerializerFunctionWrapHandler) -> dict[str, Any]:

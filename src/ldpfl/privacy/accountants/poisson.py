@@ -55,13 +55,17 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     return min(whole, composed_curves(curves, delta), two)
 
 
+_LARGEST_SUM = 50.0
+"""Epsilon beyond which two steps are not looked at: what is left of delta is lost to rounding."""
+
+
 def _in_two_steps(rounds: tuple[Sampled, ...], delta: float) -> float:
     accountant = _added_or_removed(rounds)
     low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
-    while (1 + exp(high)) * accountant.get_delta(high) > delta:
-        if high > 50:
-            return inf
+    while high <= _LARGEST_SUM and (1 + exp(high)) * accountant.get_delta(high) > delta:
         high *= 1.5
+    if high > _LARGEST_SUM:
+        return inf
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if (1 + exp(middle)) * accountant.get_delta(middle) <= delta else (middle, high)
