@@ -85,7 +85,8 @@ def create(
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
-            raise ConfigError(f"model {name!r} is not for texts: take one of {', '.join(_OF_TEXTS)}")
+            texts = ", ".join(_OF_TEXTS)
+            raise ConfigError(f"model {name!r} is not for texts: take one of {texts}; whole numbers that are no tokens are given as floats")
         return _made(name, _REGISTRY[name], own, shape, outputs)
 
 

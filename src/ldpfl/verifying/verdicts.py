@@ -253,7 +253,12 @@ def _in_a_message(one: Charged) -> int:
 
 
 def _in_common(one: Charged) -> float:
-    """Return the share that all messages have in common; 0 where none is stated that messages at this budget can have."""
+    """Return the share that all messages have in common; 0 where none is stated that messages at this budget can have.
+
+    A bit about a coordinate that its client drew in secret has its place, which is uniform, and as much as its rarer value in common.
+    """
+    if one.release.kind == "binary" and one.release.sampled > 1 and min(one.linked, one.release.units) == 1:
+        return 2 / (1 + exp(_parameter(one))) if one.sampling != "secret" or one.rate == 1 else 0.0
     if one.release.kind != "pure" or not one.release.blanket:
         return 0.0
     return one.release.blanket**one.linked if one.release.blanket >= exp(-_parameter(one)) else 0.0
