@@ -57,9 +57,7 @@ RUNS: dict[str, Ledger] = {
     "vectors behind a shuffler": ledger(VECTOR, 4, 5000),
     "vectors with something in common": ledger(replace(VECTOR, blanket=0.2), 4, 5000),
     "one of them in all": ledger(replace(VECTOR, epsilon=8.0, blanket=0.1), 3, 1000, population=3000, joined=1, sampling="once"),
-    "bits about drawn coordinates": ledger(
-        BinaryRelease("harmony", 1.0, 8, "layer", sampled=1000), 5, 147, population=200, joined=4, sampling="visible"
-    ),
+    "bits about drawn coordinates": ledger(BinaryRelease("harmony", 1.0, 8, "layer", sampled=1000), 5, 147),
     "noise on weights": ledger(LAPLACE, 4),
     "noise on linked weights": ledger(replace(LAPLACE, epsilon=0.1, blanket=exp(-0.05)), 4, linked=3),
     "noise of two budgets": mixed(ledger(LAPLACE, 2), ledger(replace(LAPLACE, epsilon=0.5, blanket=exp(-0.25)), 2)),
