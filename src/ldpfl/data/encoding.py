@@ -32,6 +32,8 @@ TEST_SHARE = 5
 
 MOST_CLASSES = 1000
 """What has more is no classification."""
+_LONG_WORD = 100
+"""Characters: a text is cut after so many for each word that is kept of it."""
 _MOST_NUMBERS = 20
 """Different numbers beyond which a target is none of classes."""
 _BYTES = 257
@@ -377,7 +379,8 @@ def _texts(table: Table, config: DataConfig, targets: Targets) -> Tensor:
         return _bytes(texts, config.length)[:, :-1]
     found = torch.zeros(len(texts), config.length, dtype=torch.int64)
     for row, text in enumerate(texts):
-        words = re.findall(r"\w+", text.lower())[: config.length]
+        # Cut before it is looked through: how long that takes is not to tell of one long text among others.
+        words = re.findall(r"\w+", text[: _LONG_WORD * config.length].lower())[: config.length]
         found[row, : len(words)] = torch.tensor([1 + _place(word, config.vocabulary - 1) for word in words], dtype=torch.int64)
     return found
 
