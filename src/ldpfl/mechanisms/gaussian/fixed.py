@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import exp, fsum, log, sqrt
 from typing import Annotated, ClassVar, Literal
 
@@ -241,8 +242,14 @@ class GeometricSchedule(UniformSchedule):
             raise ConfigError(f"round {round_number} was not planned for: {self.name} shares its noise over {self.rounds} rounds")
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
-        costliest = sqrt(fsum(_power(self.decay, 2 * j) for j in range(self.participations or self.rounds)))
+        costliest = _length_of_series(self.decay, self.participations or self.rounds)
         return self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * costliest * _power(self.decay, round_number - self.rounds)
+
+
+@lru_cache(maxsize=64)
+def _length_of_series(ratio: float, count: int) -> float:
+    """Return the Euclidean length of (1, ratio, ratio^2, ...); every round asks for the same."""
+    return sqrt(fsum(_power(ratio, 2 * j) for j in range(count)))
 
 
 def _power(base: float, exponent: int) -> float:
