@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -634,6 +636,32 @@ def test_columns_say_of_what_kind_they_are(table: Path) -> None:
         api.run(**usual, words=["code"], numbers=["code"])
     with pytest.raises(DataError, match=r"'cardio' in the column 'ward' is no number|'icu' in|'surgery' in"):
         api.run(**usual, numbers=["ward"])
+
+
+def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine) -> None:
+    """As people have them, and as data sets of the hub are laid out: Parquet files with an image column."""
+    random_ = np.random.default_rng(0)
+    pictures = [random_.integers(0, 256, (8, 8, 3), dtype=np.uint8) // (1 + place % 2) for place in range(60)]
+    for place, pixels in enumerate(pictures):
+        folder = tmp_path / "scans" / "train" / ("bright", "dark")[place % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{place:02}.png")
+    settings = {**FEW, "clients.count": 3, "model.name": "linear", "training.rounds": 8}
+    own: dict[str, Any] = {"target_epsilon": 50.0, "settings": settings, "baseline": False, "progress": False, "seed": 1}
+    by_class = api.run(data=tmp_path / "scans", **own)
+    assert by_class.accuracy > 0.7
+    assert by_class.module()(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
+    assert any("as if it were public" in note for note in by_class.to_dict()["caveats"])
+    rows = {"image": [Image.fromarray(pixels) for pixels in pictures], "kind": ["bright", "dark"] * 30}
+    (tmp_path / "hub").mkdir()
+    datasets.Dataset.from_dict(rows, datasets.Features({"image": datasets.Image(), "kind": datasets.Value("string")})).to_parquet(
+        tmp_path / "hub" / "train-00000-of-00001.parquet"
+    )
+    assert api.run(data=tmp_path / "hub", target="kind", **own).accuracy > 0.7
+    short = ("run", "--data", tmp_path / "hub", "--no-baseline", "--set", "clients.count=3")
+    assert "has no column 'label'" in ldpfl.refused(*short)
+    (tmp_path / "scans" / "train" / "dark" / "odd.png").write_bytes(b"no picture")
+    assert "cannot be" in ldpfl.refused("run", "--data", tmp_path / "scans", "--no-baseline", "--set", "clients.count=3")
 
 
 def test_features_of_own_data_are_not_kept(cache: Path) -> None:

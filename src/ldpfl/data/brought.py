@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ldpfl.data.loading import quiet
 from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.tables import SUFFIXES, read_table, table_of
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import Targets
@@ -40,7 +41,7 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
         paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
         return _from_files(config.model_dump_json(), targets, paths, tuple(map(_stamp, paths)))
     if config.name != GIVEN:
-        given = called("data", config.name) if is_code(config.name) else _fetched(config)
+        given = called("data", config.name) if is_code(config.name) else _fetched(config.name, config)
     if given is None:
         raise ConfigError("these are data that a caller handed over: hand them over again, with data=...")
     return _as_dataset(given, config, targets)
@@ -50,6 +51,8 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
 def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
     """Read tables and encode them; kept for the next time, for a run looks at its data before it begins and when it does."""
     config = DataConfig.model_validate_json(text)
+    if holds_images(paths[0]):
+        return _as_dataset(_fetched(config.path, config), config, targets)
     tables = [read_table(path) for path in paths]
     return dataset_of(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
 
@@ -63,40 +66,73 @@ def _stamp(path: Path) -> object:
         return ()
 
 
-def _fetched(config: DataConfig) -> object:
-    """Return the splits of a data set of the hub as data frames, or as images with their labels."""
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+def holds_images(path: Path) -> bool:
+    """Tell whether ``path`` is a folder of images, by class, or of Parquet files that hold some, as data sets of the hub do."""
+    import pyarrow
+    from pyarrow import parquet
+
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    if path.is_dir() and any(file.suffix.lower() in _IMAGES for file in files):
+        return not any(file.suffix.lower() in SUFFIXES for file in files)
+    first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
+    try:
+        schema = [] if first is None else parquet.read_schema(first)
+    except (OSError, pyarrow.ArrowException):
+        return False  # which is told where it is read
+    return any(pyarrow.types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type} for field in schema)
+
+
+def _fetched(name: str, config: DataConfig) -> object:
+    """Return the splits of a data set of the hub, or of such a folder, as data frames, or as images with their labels."""
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
     try:
         with quiet("datasets", "huggingface_hub"):
-            loaded = datasets.load_dataset(config.name, download_config=datasets.DownloadConfig(max_retries=0))
+            once = datasets.DownloadConfig(max_retries=0)
+            with TemporaryDirectory() as folder:  # of a folder of one's own nothing is kept in the library's cache
+                cache = folder if config.path else None
+                loaded = datasets.load_dataset(name, download_config=once, cache_dir=cache, keep_in_memory=bool(config.path) or None)
     except Exception as error:  # the library raises many kinds
-        raise DataError(f"data set {config.name!r} cannot be had from the hub: {first_line(error)}") from error
+        where = "be read" if config.path else "be had from the hub"
+        raise DataError(f"data set {name!r} cannot {where}: {first_line(error)}") from error
     if "train" not in loaded:
-        raise DataError(f"data set {config.name!r} has no split train: it has {', '.join(loaded)}")
-    image = next((name for name, kind in loaded["train"].features.items() if isinstance(kind, datasets.Image)), None)
+        raise DataError(f"data set {name!r} has no split train: it has {', '.join(loaded)}")
+    image = next((column for column, kind in loaded["train"].features.items() if isinstance(kind, datasets.Image)), None)
     if image is not None:
-        return _images(loaded, image, config)
+        return _images(name, loaded, image, config)
     return tuple(loaded[split].to_pandas() for split in ("train", "test") if split in loaded)
 
 
-def _images(loaded: Any, image: str, config: DataConfig) -> Dataset:
+def _images(origin: str, loaded: Any, image: str, config: DataConfig) -> Dataset:
     names = [name for name in loaded["train"].column_names if name != image]
     named = config.target if isinstance(config.target, str) else ""
     label = named or next((name for name in names if "label" in name), "")
     if label not in names:
         known = ", ".join(names)
-        raise DataError(f"data set {config.name!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
-    parts = []
+        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
+    parts, classes = [], {word: place for place, word in enumerate(config.classes)}
     for split in (name for name in ("train", "test") if name in loaded):
-        arrays = [np.asarray(picture.convert("RGB")) for picture in loaded[split][image]]
+        try:
+            arrays = [np.asarray(picture.convert("RGB")) for picture in loaded[split][image]]
+        except Exception as error:  # Pillow and the library raise many kinds
+            raise DataError(f"an image of {origin!r} cannot be decoded: {first_line(error)}") from error
         shapes = {array.shape for array in arrays}
         if len(shapes) != 1:
-            raise DataError(f"images of {config.name!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
+            raise DataError(f"images of {origin!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
         pixels = torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
-        parts.append(Samples(pixels, torch.tensor(loaded[split][label], dtype=torch.int64)))
-    return _split(config.name, parts, ())
+        told = list(loaded[split][label])
+        if not all(isinstance(one, int) for one in told):
+            classes = classes or {word: place for place, word in enumerate(sorted({str(one) for one in told}))}
+            odd = next((str(one) for one in told if str(one) not in classes), None)
+            if odd is not None:
+                raise DataError(f"the class {odd[:40]!r} of {origin!r} is not among {', '.join(list(classes)[:10])}")
+            told = [classes[str(one)] for one in told]
+        parts.append(Samples(pixels, torch.tensor(told, dtype=torch.int64)))
+    return _split(Path(origin).name if config.path else origin, parts, (_COUNTED,))
 
 
 def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
