@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import exp
 from typing import Any
 
 import pytest
@@ -571,3 +572,17 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
     found = figures(ledger)
     assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(0.5, 1000, 1, DELTA, any_report(0.5))
     assert found["shuffled_lower"] is None
+
+
+@pytest.mark.parametrize("common", [None, exp(-6.0) * 1.01])
+def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: float | None) -> None:
+    """Whichever came first: at the same epsilon, what is known of one round says nothing of another."""
+    hiding = PureRelease("piecewise", 6.0, 1, "vector", blanket=exp(-3.0))
+    other = PureRelease("other", 6.0, 1, "vector", blanket=common)
+    alone = account(ledger_of(other, cohort=1000)).find("shuffled", "round")
+    assert alone is not None
+    for order in ((hiding, other), (other, hiding)):
+        found = account(ledger_of(*order, cohort=1000)).find("shuffled", "round")
+        assert found is not None
+        assert found.epsilon == pytest.approx(alone.epsilon)
+    assert alone.epsilon > 1.2 * account(ledger_of(hiding, cohort=1000)).find("shuffled", "round").epsilon  # type: ignore[union-attr]

@@ -12,14 +12,14 @@ from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.experiments.build import model_of
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.importing import GIVEN
+from ldpfl.importing import GIVEN, is_code
 from ldpfl.report.results import answered
 
 if TYPE_CHECKING:
     import pandas
 
 
-def predict(folder: str | Path, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: str | None = None) -> pandas.DataFrame:
     """Return a line for each of ``rows``: the likeliest class and the probability of each, or of each label, or a number in its own unit.
 
     Of the run in ``folder`` it takes the files alone, and none of the rows that it was trained on.
@@ -27,14 +27,18 @@ def predict(folder: str | Path, rows: pandas.DataFrame | str | Path) -> pandas.D
     Args:
         rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told.
 
+        model: name of the run's model, where that is code: a folder may be somebody else's, and what it names is run for who names it too.
+
     Raises:
-        ConfigError: there is no finished run, or one on something else than a table, or of a model that was handed over.
+        ConfigError: there is no finished run on a table; or its model was handed over, or is code and is not named.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
     kept = RunFolder(Path(folder))
     config, encoder = kept.config(), kept.encoder()
     if config.model.name == GIVEN:
         raise ConfigError("the model of this run was handed over: ldpfl.load_run(..., data=..., model=...).predict(rows) has it")
+    if is_code(config.model.name) and model != config.model.name:
+        raise ConfigError(f"the model of this run is code, which would be run: if that is yours, give --model {config.model.name}")
     tokens = encoder.data.vocabulary if encoder.data.text else None
     described = Description((encoder.width,), encoder.outputs, tokens)
     module = model_of(config, described, config.seed, None)

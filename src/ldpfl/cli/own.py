@@ -37,10 +37,11 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run on a table.")],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A CSV or Parquet file, or a folder: the run's columns, the target aside.")],
+    model: Annotated[str | None, typer.Option(help="The run's model, where that is code of yours (package.module:Class).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="printed")] = None,
 ) -> None:
     """Say what a finished run's model makes of new rows of a table: a line each, as CSV."""
-    text = api.predict(run, rows).to_csv(index=False)
+    text = api.predict(run, rows, model=model).to_csv(index=False)
     if out is None:
         print(text, end="")
         return

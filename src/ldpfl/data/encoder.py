@@ -76,7 +76,8 @@ class Encoder(BaseModel):
         if self.targets == "class":
             chances = outputs.double().softmax(dim=1).numpy()
             said = np.array(self.classes, dtype=object)[chances.argmax(axis=1)]
-            return pandas.DataFrame({str(self.data.target): said, **{name: chances[:, place] for place, name in enumerate(self.classes)}})
+            by_class = {f"probability of {name}": chances[:, place] for place, name in enumerate(self.classes)}
+            return pandas.DataFrame({str(self.data.target): said, **by_class})
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=list(self.data.target))
         raise ConfigError("a language model says how texts go on, and nothing of a row")

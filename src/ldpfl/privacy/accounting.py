@@ -15,7 +15,7 @@ from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant, accountant
 from ldpfl.privacy.claims import paper_claim
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, RoundEvent
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import RoundGroup, Statement
@@ -228,8 +228,9 @@ def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
         sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
         return type(group.release), group.release.unit, sampled, _rate(group), group.sampling, group.rate, group.channel, group.linked
 
-    def size(group: RoundGroup) -> tuple[float, int, int, int]:
-        return group.release.parameter, group.release.units, -group.cohort, -group.population
+    def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
+        common = group.release.blanket if isinstance(group.release, PureRelease) else None
+        return group.release.parameter, group.release.units, -group.cohort, -group.population, -(common or 0.0)
 
     return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
 

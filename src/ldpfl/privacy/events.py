@@ -250,7 +250,9 @@ class RoundEvent:
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
                 raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
-            case PureRelease(epsilon=epsilon, blanket=float(share)) if not exp(-min(epsilon, 700.0)) <= share < 1:
+            case PureRelease(epsilon=epsilon, blanket=share) if share is not None and not (
+                isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
+            ):
                 raise ConfigError(f"round {self.round}: no report at {epsilon:g} has a blanket of {share}")
             case GaussianRelease(rate=rate, unit=unit) if not (0 < rate <= 1 and (rate == 1 or unit == "record")):
                 raise ConfigError(f"round {self.round}: records, and nothing else, take part with a probability in (0, 1], got {rate}")

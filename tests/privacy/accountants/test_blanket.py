@@ -264,3 +264,10 @@ def test_a_bit_about_no_coordinate_is_refused(sampled: int) -> None:
 
 def test_the_budget_of_a_bit_may_be_huge() -> None:
     assert blanket_epsilon([Hidden(Bits(20.0, 2), 100, 1)], 1e-5) < inf
+
+
+def test_what_is_attained_is_not_said_of_clients_that_decide_in_secret() -> None:
+    release = PureRelease("piecewise", 2.0, 100, "weight", blanket=exp(-1.0))
+    secret = behind_shuffler([RoundGroup(release, 90, 10_000, 20, sampling="secret", rate=0.01)])
+    assert secret is not None
+    assert secret.bounds(1e-5).attained is None

@@ -140,7 +140,7 @@ class BlanketedReports(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         found = self.epsilon(delta)
-        if not all(group.release.unit == "weight" for group in self.groups):
+        if not all(group.release.unit == "weight" and (group.sampling != "secret" or group.rate == 1) for group in self.groups):
             return Bounds(found, found)
         # A weight's report shows on which side of the middle its input lies: a bit, wrong with half of the blanket's probability.
         signs = [replace(_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
