@@ -28,6 +28,7 @@ _MOST_KINDS, _MOST_BUDGETS = 16, 256
 """Of rounds behind a shuffler, some 70 MB each among a million clients; and of reports that nobody hides."""
 _LARGEST_CROWD = 10**6
 _HUGE, _HIDES_NOTHING = 700.0, 60.0
+_POINTS = 2049
 _FEW, _FAR = 2_000, 1.15
 """Reports whose exact sum is short, wherever it begins; and how far two accountants may be apart for that to be worth its time."""
 
@@ -244,8 +245,23 @@ def _blanketed(charged: Sequence[Charged], delta: float, stated: float) -> Opini
             return None, f"reports of {one.cohort:,} clients that tell so little take too long here"
         kinds.append((report, ceil(one.release.units / one.linked) * one.rounds))
     if sum(times for _, times in kinds) == 1:
-        return _at_most(stated, lambda epsilon: _single(kinds[0][0], epsilon), delta), "by what reports have in common, number by number"
+        return _least(kinds[0][0], delta, stated), "by what reports have in common, number by number"
     return composed_epsilon(kinds, delta, stated), "by what reports have in common, and convolution"
+
+
+def _least(release: Release, delta: float, stated: float) -> float:
+    """Return ``stated`` where it holds, and else what does: by a curve of many points at once, and another between two of them."""
+    if _single(release, stated) <= delta * _SAME:
+        return stated
+    low, high = 0.0, release.limit
+    for _ in range(2):
+        places = np.linspace(low, high, _POINTS, dtype=np.longdouble)
+        enough = np.flatnonzero(release.delta(places) <= delta)
+        if not enough.size:
+            return high  # the pure sum
+        first = int(enough[0])
+        low, high = float(places[max(first - 1, 0)]), float(places[first])
+    return high
 
 
 def _in_a_message(one: Charged) -> int:
