@@ -34,6 +34,7 @@ def federation_of(
     federation = Federation(
         seed=seed,
         secret_seed=seed,
+        coin_seed=seed,
         task=task,
         trainer=VectorizedTrainer(task),
         samples=samples,

@@ -25,6 +25,7 @@ from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.partition import held_out
+from ldpfl.experiments import build as build_module
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_value
 from ldpfl.experiments.dataset import load_dataset
@@ -33,6 +34,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings import commented
 from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.server import RoundMetrics
+from ldpfl.simulation import BatchSchedule, RecordGradientTrainer
 
 FEW = {"training.rounds": 3}
 
@@ -484,6 +486,16 @@ def test_a_run_that_cannot_go_on_stays_as_it_was(table: Path, ldpfl: CommandLine
     assert (done["rounds"], done["noise_free_score"]) == (5, None)
 
 
+def test_a_run_goes_on_with_what_was_measured_or_not_at_all(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that comes out otherwise, as that of a later version may, would be a second release that nobody charged."""
+    folder = tmp_path / "run"
+    api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=folder, progress=False, baseline=False)
+    seed = build_module.secret_seed
+    monkeypatch.setattr(build_module, "secret_seed", lambda config, task: seed(config, task) + 1)
+    with pytest.raises(ConfigError, match="cannot be resumed"):
+        api.run(folder=folder, resume=True, more_rounds=1, progress=False)
+
+
 def test_layers_that_are_clamped_are_told_of(ldpfl: CommandLine, table: Path) -> None:
     """Before the first round from the public model, and after it from what a simulation sees."""
     settings = {"mechanism.name": "duchi", "mechanism.epsilon": 5.0, "mechanism.perturbed": "weights", "ranges.radius": 0.02}
@@ -722,6 +734,37 @@ def test_two_models_of_one_seed_have_no_noise_in_common(channel: str) -> None:
     free = step(0.0, 1e-3) - step(2.0, 1e-3)
     apart = step(0.0, 100.0) - step(2.0, 100.0)
     assert float((apart - free).norm()) > float(free.norm())
+
+
+@pytest.mark.parametrize("begin", [0.0, 1.0])
+def test_records_take_part_by_other_coins_in_runs_of_other_models(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one seed, on the same rows: what the same coins decide in two runs costs more than their guarantees add up to."""
+    drawn: list[torch.Tensor] = []
+    train = RecordGradientTrainer.train
+
+    def seen(trainer: RecordGradientTrainer, weights: torch.Tensor, schedule: BatchSchedule, round_number: int = 1) -> torch.Tensor:
+        drawn.append(schedule.mask.clone())
+        return train(trainer, weights, schedule, round_number)
+
+    monkeypatch.setattr(RecordGradientTrainer, "train", seen)
+    data = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 2
+    own = {"clients.count": 1, "training.rounds": 1, "mechanism.sample_rate": 0.1, "mechanism.noise_multiplier": 1.0}
+
+    def coins(model: nn.Module) -> torch.Tensor:
+        drawn.clear()
+        api.run(data=data, model=model, settings={**own, "privacy.target_epsilon": "off"}, seed=5, baseline=False, progress=False)
+        return drawn[-1]
+
+    def linear(weight: float) -> nn.Module:
+        model = nn.Linear(6, 2)
+        nn.init.constant_(model.weight, weight)
+        nn.init.zeros_(model.bias)
+        return model
+
+    first = coins(linear(begin))
+    assert torch.equal(first, coins(linear(begin)))
+    assert not torch.equal(first, coins(linear(begin + 0.5)))
+    assert not torch.equal(first, coins(nn.Sequential(linear(begin), nn.Identity())))
 
 
 def test_noise_of_another_size_is_another_noise(tmp_path: Path) -> None:

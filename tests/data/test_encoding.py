@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ldpfl.data import Dataset
 from ldpfl.data.encoding import dataset_of
 from ldpfl.data.partition import held_out
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import table_of
+from ldpfl.data.tables import read_table, table_of
 from ldpfl.tasks import NO_TOKEN, Targets
 
 
@@ -154,3 +155,16 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows(4))
     with pytest.raises(DataError, match="nothing to tell it from"):
         made(rows()[["ill"]])
+
+
+def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None:
+    """Truth values, days and long numbers, which pandas knows as what they are and a CSV file as text: also where categories are named."""
+    seen = pd.to_datetime(["2020-01-01", "2021-02-03"] * 10)
+    frame = pd.DataFrame({"smokes": [True, False] * 10, "seen": seen, "number": [12345678901234567, 5] * 10})
+    frame = frame.assign(outcome=["alive", "died"] * 10)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    for categories in ({}, {"smokes": ["True", "False"]}):
+        words = [name for name in ("smokes", "seen", "number") if name not in categories]
+        how = DataConfig(target="outcome", columns=["smokes", "seen", "number"], words=words, categories=categories, buckets=64)
+        tables = table_of(frame), read_table(tmp_path / "rows.csv")
+        assert torch.equal(*(dataset_of("rows", table, None, how, "class").train.tensor for table in tables))

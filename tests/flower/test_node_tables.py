@@ -322,6 +322,25 @@ def test_a_cell_of_a_parquet_file_that_cannot_be_read_is_without_a_value(kind: s
     assert torch.equal(read[0].targets, read[1].targets)
 
 
+@pytest.mark.parametrize(
+    "rule", [{"data.words": ["town"]}, {"data.text": "town", "data.columns": [], "data.words": [], "model.name": "embedding-bag"}]
+)
+def test_a_file_without_any_value_changes_no_other_file_s_rows(rule: dict[str, object], tmp_path: Path) -> None:
+    """A table may be a folder of files: where one of them has nothing in a column, its type is another than in the others."""
+    if "data.text" in rule:
+        rule = {**rule, "data.categories": {}, "data.bounds": {}}
+    config, read = config_of(**rule), []
+    for odd in (False, True):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        several: list[list[float | None]] = [[1234567890123456789.0, 0.1 + 0.2, 7.0], [None if odd else 5.0]]
+        for number, towns in enumerate(several):
+            columns = {"age": pyarrow.array([50.0] * len(towns)), "ward": ["icu"] * len(towns), "outcome": ["alive"] * len(towns)}
+            table = pyarrow.table({**columns, "town": pyarrow.array(towns, pyarrow.null() if towns == [None] else pyarrow.float64())})
+            pyarrow.parquet.write_table(table, tmp_path / "rows" / f"{number}.parquet")
+        read.append(read_at_node(config.data, targets_of(config), tmp_path / "rows").train.tensor[:3])
+    assert torch.equal(*read)
+
+
 def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tmp_path: Path) -> None:
     config = config_of(
         **{

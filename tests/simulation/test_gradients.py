@@ -154,7 +154,7 @@ def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:
         assert mechanism.deployable == (rate == 1)
         drawn = []
         for seed in range(400 if rate < 1 else 1):
-            sums = train_clients(replace(federation, secret_seed=seed), start.state, np.array([0]))
+            sums = train_clients(replace(federation, secret_seed=seed, coin_seed=seed), start.state, np.array([0]))
             drawn.append(mechanism.decode(mechanism.encode(sums, ranges, SeededStreams.for_clients(seed, 1, [0])), ranges)[0])
         reports[rate] = torch.stack(drawn).double()
     error = reports[0.25].std(dim=0) / 20

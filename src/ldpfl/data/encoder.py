@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
 from ldpfl.data.settings import DataConfig
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.tasks import Targets
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ class Encoder(BaseModel):
     width: int
     outputs: int
 
+    @model_validator(mode="after")
+    def _has_a_class_an_output(self) -> Self:
+        if self.targets == "class" and len(self.classes) != self.outputs:
+            raise ValueError("there are as many classes as outputs")
+        return self
+
     def measured(self, center: NDArray[np.float64], spread: NDArray[np.float64]) -> Encoder:
         """Return the same with the middles and spreads of ``unscaled`` columns, then of the target where it was measured too."""
         count = len(self.unscaled)
@@ -75,8 +81,8 @@ class Encoder(BaseModel):
             return pandas.DataFrame({str(self.data.target): values.numpy()})
         if self.targets == "class":
             chances = outputs.double().softmax(dim=1).numpy()
-            said = np.array(self.classes, dtype=object)[chances.argmax(axis=1)]
-            by_class = {f"probability of {name}": chances[:, place] for place, name in enumerate(self.classes)}
+            said = np.array([printable(name) for name in self.classes], dtype=object)[chances.argmax(axis=1)]
+            by_class = {f"probability of {printable(name)}": chances[:, place] for place, name in enumerate(self.classes)}
             return pandas.DataFrame({str(self.data.target): said, **by_class})
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=list(self.data.target))

@@ -257,6 +257,17 @@ def words_of(table: Table, name: str, *, numeric: bool = False) -> list[str]:
     return ["" if is_absent(text) else text.strip() for text in column]
 
 
+def same_word(word: str) -> str:
+    """Return ``word`` as it is wherever it comes from: of truth values and long numbers, data frames and Parquet files make floats."""
+    if word.isdecimal() and len(word) > _DIGITS:
+        return as_text(int(word))
+    return {"true": "1", "false": "0"}.get(word.lower(), word)
+
+
+_DIGITS = 15
+"""Of a whole number beyond which a float has another."""
+
+
 def _features(table: Table, config: DataConfig) -> _Features:
     """Return the inputs of ``table``; which columns there are, and of what kind each is, ``config`` says."""
     parts: list[NDArray[np.float32]] = []
@@ -344,11 +355,11 @@ def _unit(config: DataConfig, targets: Targets) -> float:
 
 
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
-    words, known = words_of(table, name), config.categories.get(name)
+    words, known = [same_word(word) for word in words_of(table, name)], config.categories.get(name)
     if known is None:
         places = [_place(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:
-        places = _listed(table, name, words, {word: place for place, word in enumerate(known)})
+        places = _listed(table, name, words, {same_word(word): place for place, word in enumerate(known)})
     found = np.zeros((len(words), config.buckets if known is None else len(known)), dtype=np.float32)
     for row, place in enumerate(places):
         if place is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.encoding import dataset_of, words_of
+from ldpfl.data.encoding import dataset_of, same_word, words_of
 from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Column, Table, is_absent, read_table
@@ -83,8 +83,8 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
             columns[name] = cells if cells.dtype == object else np.array(words_of(table, name), dtype=object)
             fits = kept
         elif name in config.categories:
-            listed = set(config.categories[name])
-            columns[name] = np.array([word if word in listed else "" for word in words_of(table, name)], dtype=object)
+            listed = set(map(same_word, config.categories[name]))
+            columns[name] = np.array([word if same_word(word) in listed else "" for word in words_of(table, name)], dtype=object)
             fits = kept
         else:
             fits = kept

@@ -6,6 +6,7 @@ that a bin holds enough to be seen above the noise. What comes out are a middle 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -108,4 +109,16 @@ def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
     unit = float(spread[-1]) if dataset.target_unscaled else dataset.unit
     train, test = changed(dataset.train), changed(dataset.test, inf)  # what is measured on is told as it is
     encoder = None if dataset.encoder is None else dataset.encoder.measured(center, spread)
-    return replace(dataset, train=train, test=test, unscaled=(), unscaled_names=(), target_unscaled=False, unit=unit, encoder=encoder)
+    # What was measured is a part of what is trained on: a run goes on with it, or not at all, for to measure anew would cost anew.
+    content = f"{dataset.fingerprint} {center.tolist()} {spread.tolist()}"
+    return replace(
+        dataset,
+        train=train,
+        test=test,
+        unscaled=(),
+        unscaled_names=(),
+        target_unscaled=False,
+        unit=unit,
+        encoder=encoder,
+        fingerprint=hashlib.sha256(content.encode()).hexdigest()[:16],
+    )

@@ -291,8 +291,8 @@ def as_text(value: Any) -> str:
 
     A number is the same text whatever else stands in its column, of which pandas makes floats where all are numbers.
     """
-    if isinstance(value, date):
-        return value.isoformat()
+    if isinstance(value, date):  # a day is written as one, also where it is a moment's
+        return value.isoformat().removesuffix("T00:00:00")
     if isinstance(value, str):
         return value
     try:

@@ -20,7 +20,7 @@ from ldpfl.data.partition import LABEL_BLIND
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.trainers import tried
+from ldpfl.experiments.trainers import told_of, tried
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
 from ldpfl.models.mending import mended
@@ -90,6 +90,7 @@ def build(
     federation = Federation(
         seed=config.seed,
         secret_seed=secret_seed(config, task),
+        coin_seed=_coin_seed(config, task, module, weights),
         own_data=config.data.brought,
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn),
@@ -206,6 +207,20 @@ def secret_seed(config: RunConfig, task: Dataset) -> int:
     digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
     for content in task.train.content():
         digest.update(content)
+    return int.from_bytes(digest.digest())
+
+
+def _coin_seed(config: RunConfig, task: Dataset, module: nn.Module, weights: Tensor) -> int:
+    """Return the seed of who takes part where that is a secret; with a user's own data, that of no other model either.
+
+    Noise follows from what it hides, so that two models of one seed share none. Who takes part is drawn before there is anything to hide:
+    what a config does not tell of a model that was handed over, or lies in a file, is told by how it begins and by what it consists of.
+    """
+    secret = secret_seed(config, task)
+    if not config.data.brought:
+        return secret
+    digest = hashlib.sha256(f"{secret} {told_of(module)}".encode())
+    digest.update(weights.numpy().tobytes())
     return int.from_bytes(digest.digest())
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import pickle
+import re
+import sys
 from dataclasses import replace
 
 import torch
@@ -116,6 +120,25 @@ def _made_up(samples: Samples, data: Dataset) -> Samples:
     inputs = like(own, data.tokens()) if isinstance(own, Tensor) else {name: like(part, data.tokens(name)) for name, part in own.items()}
     targets = torch.zeros(4, *samples.targets.shape[1:], dtype=samples.targets.dtype)
     return Samples(inputs, targets).to(samples.device)
+
+
+def told_of(module: nn.Module) -> str:
+    """Return what can be told of ``module``: what it consists of and keeps, and the text of the files that its classes come from."""
+    texts = []
+    for name in sorted({type(part).__module__ for part in module.modules()}):
+        if not name.startswith("torch."):
+            try:
+                texts.append(inspect.getsource(sys.modules[name]))
+            except (KeyError, OSError, TypeError):  # of a notebook, say
+                texts.append(name)
+    tensors = {name: hashlib.sha256(value.numpy(force=True).tobytes()).hexdigest() for name, value in module.state_dict().items()}
+    others = [
+        (prefix, key, value)
+        for prefix, part in module.named_modules()
+        for key, value in part.__dict__.items()
+        if key not in _PARTS | _VIEWS and not isinstance(value, Tensor)
+    ]
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{module!r} {tensors!r} {others!r}") + "".join(texts)
 
 
 def _kept(module: nn.Module) -> dict[str, object]:

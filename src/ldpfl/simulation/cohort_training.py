@@ -78,7 +78,7 @@ def _gradient_batch(
     whole, rate = full_batch(samples, federation.batch_width), federation.mechanism.record_rate
     if rate == 1:
         return whole
-    return poisson_batch(whole, rate, [stream(federation.secret_seed, Purpose.RECORDS, state.round + 1, int(client)) for client in clients])
+    return poisson_batch(whole, rate, [stream(federation.coin_seed, Purpose.RECORDS, state.round + 1, int(client)) for client in clients])
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:

@@ -29,7 +29,8 @@ class Federation:
 
     Attributes:
         seed: all random streams derive from it that may be known: divisions, batches, whom a server asks.
-        secret_seed: of all others: noise, records that take part by chance, clients that decide for themselves or are in a secret order.
+        secret_seed: of noise.
+        coin_seed: of records that take part by chance, clients that decide for themselves or are in a secret order.
         own_data: whether the data are a user's own: then noise follows from what it hides as well, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
@@ -54,6 +55,7 @@ class Federation:
 
     seed: int
     secret_seed: int
+    coin_seed: int
     task: LocalTask
     trainer: Trainer
     samples: tuple[NDArray[np.int64], ...]
@@ -86,8 +88,8 @@ class Federation:
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
         if self.once_over is not None:
-            return once_cohort(self.secret_seed, round_number, len(self.samples), self.once_over)
-        seed = self.seed if self.self_sampling is None else self.secret_seed
+            return once_cohort(self.coin_seed, round_number, len(self.samples), self.once_over)
+        seed = self.seed if self.self_sampling is None else self.coin_seed
         return round_cohort(seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:

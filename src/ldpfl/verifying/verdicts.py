@@ -29,8 +29,8 @@ _MOST_KINDS, _MOST_BUDGETS = 16, 256
 _LARGEST_CROWD = 10**6
 _HUGE, _HIDES_NOTHING = 700.0, 60.0
 _POINTS = 2049
-_FEW, _FAR = 2_000, 1.15
-"""Reports whose exact sum is short, wherever it begins; and how far two accountants may be apart for that to be worth its time."""
+_FEW, _FAR, _MANY = 2_000, 1.15, 10**5
+"""Reports whose exact sum is short, wherever it begins; how far two accountants may be apart for more than so many terms to be added."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,9 @@ def _alike(epsilon0: float, number: int, delta: float, stated: float) -> Opinion
     found = composed_epsilon([(PureReport(epsilon0), number)], delta, min(stated, epsilon0 * number))
     if found <= stated * _SAME:
         return found, "by convolution and Renyi divergences"
-    if found > stated * _FAR:
+    share = 1 / (1 + exp(-epsilon0))
+    terms = number * (share - 0.5) - stated / epsilon0 / 2 + 40 * sqrt(number * share * (1 - share))
+    if found > stated * _FAR and terms > _MANY:
         return found, "by convolution and Renyi divergences: it is far from what is stated"
     if exact(stated) <= delta * _SAME:
         return stated, "exactly, in intervals"

@@ -54,6 +54,9 @@ _SIZES = 4
 _SPREADS = 12.0
 """Standard deviations on each side of 0 that the lattice covers: what lies beyond has less than 1e-30."""
 
+_FAR = 3.0
+"""Standard deviations below 0 beyond which the middle of the sum makes the lattice wider."""
+
 _FEWEST, _MOST = 1 << 16, 1 << 20
 
 _NOTHING = -80.0
@@ -210,6 +213,9 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     spread = sqrt(clients * share * float(np.dot(chances, values**2)))
     # A sum of bounded terms: by Bernstein's inequality what lies beyond this has less than e^(-_SPREADS^2 / 2) / 2.
     reach = _SPREADS * spread + _SPREADS**2 / 3 * float(np.abs(values).max())
+    middle = clients * share * abs(float(np.dot(chances, values)))
+    if middle > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
+        reach += middle
     size = int(min(_MOST, max(_FEWEST, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
     below = np.floor(values / step)
