@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import SUFFIXES, read_table, table_of
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.importing import GIVEN, called, is_code
+from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets
 
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
@@ -114,7 +116,8 @@ def _images(origin: str, loaded: Any, image: str, config: DataConfig) -> Dataset
     if label not in names:
         known = ", ".join(names)
         raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
-    parts, classes = [], {word: place for place, word in enumerate(config.classes)}
+    parts: list[Samples] = []
+    classes: Mapping[str, int] = {word: place for place, word in enumerate(config.classes)}
     for split in (name for name in ("train", "test") if name in loaded):
         try:
             arrays = [np.asarray(picture.convert("RGB")) for picture in loaded[split][image]]
@@ -124,15 +127,27 @@ def _images(origin: str, loaded: Any, image: str, config: DataConfig) -> Dataset
         if len(shapes) != 1:
             raise DataError(f"images of {origin!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
         pixels = torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
-        told = list(loaded[split][label])
-        if not all(isinstance(one, int) for one in told):
-            classes = classes or {word: place for place, word in enumerate(sorted({str(one) for one in told}))}
-            odd = next((str(one) for one in told if str(one) not in classes), None)
-            if odd is not None:
-                raise DataError(f"the class {odd[:40]!r} of {origin!r} is not among {', '.join(list(classes)[:10])}")
-            told = [classes[str(one)] for one in told]
+        told, classes = _numbered(list(loaded[split][label]), classes, origin)
         parts.append(Samples(pixels, torch.tensor(told, dtype=torch.int64)))
-    return _split(Path(origin).name if config.path else origin, parts, (_COUNTED,))
+    found = _split(Path(origin).name if config.path else origin, parts, (_COUNTED,))
+    if not config.client:
+        return found
+    if config.client not in names:
+        raise DataError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
+    owners = np.array([str(owner) for owner in loaded["train"][config.client]])
+    kept = owners if len(parts) > 1 else owners[~held_out(len(owners), TEST_SHARE)]
+    return replace(found, clients=np.unique(kept, return_inverse=True)[1].astype(np.int64))
+
+
+def _numbered(told: list[Any], classes: Mapping[str, int], origin: str) -> tuple[list[int], Mapping[str, int]]:
+    """Return classes as numbers, and which word each stands for; a data set of the hub has numbers, or words."""
+    if all(isinstance(one, int) for one in told):
+        return told, classes
+    classes = classes or {word: place for place, word in enumerate(sorted({str(one) for one in told}))}
+    odd = next((str(one) for one in told if str(one) not in classes), None)
+    if odd is not None:
+        raise DataError(f"the class {odd[:40]!r} of {origin!r} is not among {', '.join(list(classes)[:10])}")
+    return [classes[str(one)] for one in told], classes
 
 
 def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
