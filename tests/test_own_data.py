@@ -288,32 +288,13 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     frame = patients(1200)
     held, folder = held_out(len(frame), 5), tmp_path / "run"
     own = {"data.bounds": bounds, "training.rounds": 10}
-    told = api.run(
-        data=frame,
-        target="days",
-        client="hospital",
-        task="regression",
-        target_epsilon=50.0,
-        settings=own,
-        seed=3,
-        baseline=False,
-        progress=False,
-    )
+    how: dict[str, Any] = {"client": "hospital", "target_epsilon": 50.0, "seed": 3, "baseline": False, "progress": False}
+    told = api.run(data=frame, target="days", task="regression", settings=own, **how)
     guessed = told.predict(frame[held].drop(columns="days"))["days"].to_numpy()
     real = frame["days"].to_numpy()[held]
     assert 1 - ((guessed - real) ** 2).sum() / ((real - real.mean()) ** 2).sum() == pytest.approx(told.score, abs=1e-4)
     own["data.bounds"] = {name: own_bounds for name, own_bounds in bounds.items() if name == "age"}
-    classes = api.run(
-        data=frame,
-        target="outcome",
-        client="hospital",
-        target_epsilon=50.0,
-        settings=own,
-        seed=3,
-        baseline=False,
-        progress=False,
-        folder=folder,
-    )
+    classes = api.run(data=frame, target="outcome", settings=own, folder=folder, **how)
     found = classes.predict(frame[held].drop(columns=["outcome", "hospital"]))
     assert float((found["outcome"].to_numpy() == frame["outcome"].to_numpy()[held]).mean()) == pytest.approx(classes.accuracy)
     np.testing.assert_allclose(found[["probability of alive", "probability of died"]].sum(axis=1), 1.0)

@@ -26,7 +26,6 @@ def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: s
 
     Args:
         rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told.
-
         model: name of the run's model, where that is code: a folder may be somebody else's, and what it names is run for who names it too.
 
     Raises:

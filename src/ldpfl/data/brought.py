@@ -53,7 +53,7 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
 def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
     """Read tables and encode them; kept for the next time, for a run looks at its data before it begins and when it does."""
     config = DataConfig.model_validate_json(text)
-    if holds_images(paths[0]):
+    if _holds_images(paths[0]):
         return _as_dataset(_fetched(config.path, config), config, targets)
     tables = [read_table(path) for path in paths]
     return dataset_of(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
@@ -71,7 +71,7 @@ def _stamp(path: Path) -> object:
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
-def holds_images(path: Path) -> bool:
+def _holds_images(path: Path) -> bool:
     """Tell whether ``path`` is a folder of images, by class, or of Parquet files that hold some, as data sets of the hub do."""
     import pyarrow
     from pyarrow import parquet

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     is_test = held_out(len(table), TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
     if test is None and not is_test.any():
         raise DataError(f"{name} has {len(table)} rows, too few to keep a fifth of them to measure on: give data.test_path")
-    learnt, outputs, notes = _targets(tables, config, targets)
+    learnt, outputs, notes, classes = _targets(tables, config, targets)
     unscaled: tuple[int, ...] = ()
     unscaled_names: tuple[str, ...] = ()
     said = config
@@ -99,7 +99,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         target_unscaled=target_unscaled,
         unit=_unit(config, targets),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
-        encoder=_encoder(tables, said, targets, unscaled, inputs[0].shape[1], outputs),
+        encoder=_encoder(said, targets, classes, unscaled, inputs[0].shape[1], outputs),
     )
 
 
@@ -116,7 +116,7 @@ def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
 
 
 def _encoder(
-    tables: Sequence[Table], config: DataConfig, targets: Targets, unscaled: tuple[int, ...], width: int, outputs: int
+    config: DataConfig, targets: Targets, classes: tuple[str, ...], unscaled: tuple[int, ...], width: int, outputs: int
 ) -> Encoder | None:
     if targets == "tokens":
         return None
@@ -125,7 +125,7 @@ def _encoder(
     return Encoder(
         data=config.model_copy(update={"client": "", "path": "", "test_path": ""}),
         targets=targets,
-        classes=tuple(_class_names(tables, config)) if targets == "class" else (),
+        classes=classes,
         unscaled=unscaled,
         target_center=center,
         target_spread=spread,
@@ -158,8 +158,16 @@ def _target_names(config: DataConfig) -> tuple[str, ...]:
     return (config.target,) if isinstance(config.target, str) else tuple(config.target)
 
 
-def _targets(tables: Sequence[Table], config: DataConfig, targets: Targets) -> tuple[list[Tensor], int, tuple[str, ...]]:
-    """Return the targets of each table, how many outputs a model needs for them, and what the guarantee assumes of them."""
+class _Told(NamedTuple):
+    """The targets of each table, how many outputs a model needs for them, what the guarantee assumes of them, and the names of classes."""
+
+    values: list[Tensor]
+    outputs: int
+    notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+
+
+def _targets(tables: Sequence[Table], config: DataConfig, targets: Targets) -> _Told:
     names = _target_names(config)
     for table in tables:
         for name in names:
@@ -171,11 +179,11 @@ def _targets(tables: Sequence[Table], config: DataConfig, targets: Targets) -> t
     if targets == "classes" and len(names) < 2:
         raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")
     if targets == "tokens":
-        return [_tokens_to_tell(table, config) for table in tables], _BYTES, ()
+        return _Told([_tokens_to_tell(table, config) for table in tables], _BYTES)
     if targets == "number":
-        return [_numbers_to_tell(table, names[0], config) for table in tables], 1, ()
+        return _Told([_numbers_to_tell(table, names[0], config) for table in tables], 1)
     if targets == "classes":
-        return [torch.stack([_label(table, name) for name in names], dim=1) for table in tables], len(names), ()
+        return _Told([torch.stack([_label(table, name) for name in names], dim=1) for table in tables], len(names))
     return _classes_to_tell(tables, names[0], config)
 
 
@@ -194,21 +202,12 @@ def _label(table: Table, name: str) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _class_words(tables: Sequence[Table], config: DataConfig) -> list[list[str]]:
-    name = _target_names(config)[0]
+def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> _Told:
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
-    return [words_of(table, name, numeric=numeric) for table in tables]
-
-
-def _class_names(tables: Sequence[Table], config: DataConfig) -> list[str]:
-    return list(config.classes) or _found_classes(tables[0], _target_names(config)[0], _class_words(tables, config)[0])
-
-
-def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> tuple[list[Tensor], int, tuple[str, ...]]:
-    words = _class_words(tables, config)
+    words = [words_of(table, name, numeric=numeric) for table in tables]
     for table, own in zip(tables, words, strict=True):
         _require_all(table, name, np.array([not word for word in own]))
-    known = _class_names(tables, config)
+    known = list(config.classes) or _found_classes(tables[0], name, words[0])
     numbers = {word: place for place, word in enumerate(known)}
     found = []
     for table, own in zip(tables, words, strict=True):
@@ -216,7 +215,8 @@ def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> 
             if word not in numbers:
                 raise DataError(f"{table.where(row)}: the class {word[:40]!r} of {name!r} is not among {', '.join(known[:10])}")
         found.append(torch.tensor([numbers[word] for word in own]))
-    return found, len(known), () if config.classes else (_CLASSES_SEEN.format(name=name, some=", ".join(known[:5])),)
+    notes = () if config.classes else (_CLASSES_SEEN.format(name=name, some=", ".join(known[:5])),)
+    return _Told(found, len(known), notes, tuple(known))
 
 
 _CLASSES_SEEN = (

@@ -43,11 +43,9 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None) -> panda
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     columns = {field.name: _cells(table.column(field.name)) if field.name in flat else [None] * holds.num_rows for field in named}
-    return pandas.DataFrame({name: pandas.Series(cells, dtype=_kind(cells)) for name, cells in columns.items()})
-
-
-def _kind(cells: Any) -> str | None:
-    return "object" if isinstance(cells, list) else None
+    return pandas.DataFrame(
+        {name: pandas.Series(cells, dtype="object" if isinstance(cells, list) else None) for name, cells in columns.items()}
+    )
 
 
 def _cells(column: Any) -> Any:

@@ -87,10 +87,11 @@ def build(
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, task.outputs, scale=task.unit),
     )
+    secret = secret_seed(config, task)
     federation = Federation(
         seed=config.seed,
-        secret_seed=secret_seed(config, task),
-        coin_seed=_coin_seed(config, task, module, weights),
+        secret_seed=secret,
+        coin_seed=_coin_seed(secret, module, weights) if config.data.brought else secret,
         own_data=config.data.brought,
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn),
@@ -210,15 +211,12 @@ def secret_seed(config: RunConfig, task: Dataset) -> int:
     return int.from_bytes(digest.digest())
 
 
-def _coin_seed(config: RunConfig, task: Dataset, module: nn.Module, weights: Tensor) -> int:
-    """Return the seed of who takes part where that is a secret; with a user's own data, that of no other model either.
+def _coin_seed(secret: int, module: nn.Module, weights: Tensor) -> int:
+    """Return the seed of who takes part where that is a secret, with a user's own data: ``secret``, and that of no other model.
 
     Noise follows from what it hides, so that two models of one seed share none. Who takes part is drawn before there is anything to hide:
     what a config does not tell of a model that was handed over, or lies in a file, is told by how it begins and by what it consists of.
     """
-    secret = secret_seed(config, task)
-    if not config.data.brought:
-        return secret
     digest = hashlib.sha256(f"{secret} {told_of(module)}".encode())
     digest.update(weights.numpy().tobytes())
     return int.from_bytes(digest.digest())

@@ -16,7 +16,8 @@ from ldpfl.simulation.schedule import BatchSchedule
 MEMORY_SHARE = 0.5
 """Part of the free memory that training may take."""
 
-_ALIGNED = 16
+ALIGNED = 16
+"""Rows after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
 _PROBED_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _SLOWER = 1.1
 
@@ -24,10 +25,10 @@ _SLOWER = 1.1
 def split_evenly(count: int, largest: int) -> Iterator[slice]:
     """Cut ``count`` clients into runs of nearly equal length, none above ``largest``; as far as that goes, of 16 times some number.
 
-    How products are rounded depends on where a client's rows lie in memory, which after 16 clients is as at the start, however long rows of
-    float32 are: so a client's weights do not depend on how many are trained together, where that is at least 16.
+    How products are rounded depends on where a client's rows lie in memory, which after 16 clients is as at the start: so a client's
+    weights do not depend on how many are trained together, where that is at least 16.
     """
-    unit = _ALIGNED if largest >= _ALIGNED else 1
+    unit = ALIGNED if largest >= ALIGNED else 1
     units = -(-count // unit)
     pieces = -(-units // (largest // unit))
     bounds = [min(count, unit * (units * piece // pieces)) for piece in range(pieces + 1)]

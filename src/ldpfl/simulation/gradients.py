@@ -14,12 +14,10 @@ from torch.func import vmap
 from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.records import RecordClip
 from ldpfl.models import CenteredLinear
+from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.schedule import BatchSchedule
-
-_ALIGNED = 16
-"""Records after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
 
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
@@ -54,7 +52,7 @@ class RecordGradientTrainer:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = max(2, _AT_ONCE // weights.numel())
-        together = min(at_once, _ALIGNED)
+        together = min(at_once, ALIGNED)
         at_once -= at_once % together
         places, counts = _apart(mask, together)
         for start in range(0, len(places), at_once):
