@@ -10,12 +10,13 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from ldpfl.figures import number
 from ldpfl.planning.planner import Setting, Solution, plan
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
 from ldpfl.privacy.statement import Statement
-from ldpfl.report.privacy import guarantee_table, interval, number, plan_table, print_guarantees
+from ldpfl.report.privacy import guarantee_table, interval, plan_table, print_guarantees
 
 
 def printed(*things: Table) -> str:

@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.errors import printable
+from ldpfl.figures import number
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.guarantee import json_number
-from ldpfl.report.privacy import number
 
 _HOLDS = (
     "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort, "

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from ldpfl.deploy.demo import DemoOutcome
 from ldpfl.deploy.trial import LINKED
+from ldpfl.figures import number
 from ldpfl.report.console import result_table
-from ldpfl.report.privacy import number, print_guarantees
+from ldpfl.report.privacy import print_guarantees
 
 
 class Display:

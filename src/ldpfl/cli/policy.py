@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ldpfl.errors import ConfigError, printable
+from ldpfl.figures import number
 from ldpfl.files import write_text
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
-from ldpfl.report.privacy import number
 
 app = typer.Typer(no_args_is_help=True, help="What a client's operator allows to leave.")
 

@@ -159,9 +159,11 @@ def _channel(name: str) -> Channel:
 
 def audit(
     what: Annotated[str, typer.Argument(metavar="MECHANISM|RUN", help="A mechanism's name, or a run's folder.")],
-    epsilon: Annotated[float, typer.Option(help="Budget of one report, for a mechanism.")] = 1.0,
+    epsilon: Annotated[float | None, typer.Option(help="Budget of one report, for a mechanism.", show_default="1")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Trials for each input.", show_default="by what is audited")] = None,
-    error_rate: Annotated[float, typer.Option(help="Probability that a sound mechanism fails.")] = ERROR_RATE,
+    error_rate: Annotated[
+        float | None, typer.Option(help="Probability that a sound mechanism fails.", show_default=f"{ERROR_RATE:g}")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Repeatable bits instead of the operating system's.")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets, for a run.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, for a run.")] = "auto",
@@ -169,11 +171,15 @@ def audit(
 ) -> None:
     """Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails."""
     if Path(what).is_dir():
+        unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
+        if unused:
+            raise ConfigError(f"{' and '.join(unused)} is for a mechanism: a run is audited as its config says, so leave that out")
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
     if what not in mechanisms.names(alone=True):
         raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names(alone=True))}")
-    result = api.audit(what, epsilon=epsilon, trials=trials, error_rate=error_rate, seed=seed)
+    rate = ERROR_RATE if error_rate is None else error_rate
+    result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:

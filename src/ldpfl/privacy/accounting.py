@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, floor, inf, log10
+from math import ceil, inf
 from typing import Any
 
 from ldpfl.errors import ConfigError
+from ldpfl.figures import number
 from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant, behind_shuffler
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
@@ -112,9 +113,7 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
     found = added_epsilon(spent.rounds, delta)
-    return [
-        f"one record added or removed, not replaced, as Opacus and others count: epsilon {_outward(found):.4g} against who sees senders"
-    ]
+    return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
 
 
 @dataclass(frozen=True)
@@ -369,11 +368,3 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
         both = "" if all(summed) else f"{shows}; and in other rounds, "
         shows = f"{both}nobody learns more than the sum over all clients"
     return (*_PUBLIC, shows, others)
-
-
-def _outward(value: float) -> float:
-    """Return ``value`` with four digits, rounded up."""
-    if not 0 < value < inf:
-        return value
-    unit = 10.0 ** (floor(log10(value)) - 3)
-    return ceil(value / unit - 1e-9) * unit

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
-from ldpfl.report.privacy import number
+from ldpfl.figures import number
 from ldpfl.report.scores import cost, factor, heading, shown
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY

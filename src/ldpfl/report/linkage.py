@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ldpfl.attacks.linkage import Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
 from ldpfl.attacks.posterior import CONFIDENCE
+from ldpfl.figures import number
 from ldpfl.report.plots import figure_file, require_plot
-from ldpfl.report.privacy import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ldpfl.figures import number
 from ldpfl.report.plots import figure_file, require_plot
-from ldpfl.report.privacy import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

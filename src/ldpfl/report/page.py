@@ -19,12 +19,13 @@ import ldpfl
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.figures import number
 from ldpfl.files import from_json, read_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import account, run_epsilon
 from ldpfl.privacy.statement import Statement
 from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
-from ldpfl.report.privacy import CLAIM, guarantee_rows, number
+from ldpfl.report.privacy import CLAIM, guarantee_rows
 from ldpfl.report.scores import cost, shown
 
 _POINTS = 8

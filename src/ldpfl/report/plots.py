@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
+from ldpfl.figures import number as figure
 from ldpfl.files import replace_atomically, write_text
-from ldpfl.report.privacy import number as figure
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR
 from math import isfinite
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.text import Text
 from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.experiments.canary import RunAudit
+from ldpfl.figures import number
 from ldpfl.planning.planner import LARGEST_EPSILON
 from ldpfl.verifying.verdicts import Verdict
 
@@ -234,18 +235,3 @@ def interval(lower: float | None, upper: float | str) -> str:
     """Return ``lower .. upper``, or one number where both read the same."""
     below = number(lower, ROUND_FLOOR) if lower is not None else ""
     return f"{below} .. {number(upper)}" if below and below != number(upper) else number(upper)
-
-
-def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
-    """Return a figure with four digits or so, and thousands apart; rounded up, as befits a bound from above, unless told otherwise.
-
-    What binary fractions add to a figure of few digits, less than a part in 1e12 of it, is not rounded up.
-    """
-    if isinstance(value, str):
-        return value
-    if value == 0 or not isfinite(value):
-        return f"{value:g}"
-    exact = Decimal(f"{value:.12e}")
-    digits = 3 - exact.adjusted() if exact < 100 or exact >= 10**9 else 1 if exact < Decimal("9999.9") else 0
-    shown = exact.quantize(Decimal(1).scaleb(-digits), rounding)
-    return f"{float(shown):.4g}" if exact < 100 or exact >= 10**9 else f"{shown:,}"

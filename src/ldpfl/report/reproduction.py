@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
 from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.figures import number
 from ldpfl.report.plots import figure_file
-from ldpfl.report.privacy import number
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
