@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ldpfl import mechanisms
 from ldpfl.cli.commands import COMMANDS, command
-from ldpfl.experiments.settings import sections, settings
+from ldpfl.experiments.settings_listed import sections, settings
 
 _DECISIONS = Path(__file__).parent / "decisions"
 _PLAIN = {"COLUMNS": "110", "TERMINAL_WIDTH": "110", "NO_COLOR": "1", "LDPFL_DATA_DIR": ""}

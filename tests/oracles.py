@@ -9,8 +9,8 @@ import numpy as np
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.binomial import Array, sigmoid
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
+from ldpfl.privacy.accountants.participation import cohort_sizes, unamplified_epsilon
 from ldpfl.privacy.accountants.randomized_response import log_moment
-from ldpfl.privacy.accountants.sampling import cohort_sizes, unamplified_epsilon
 from ldpfl.privacy.accountants.shuffled import single_delta
 
 _ENUMERABLE = 64

@@ -52,7 +52,7 @@ FLOORS = (
     ("simulation",),
     ("experiments",),
     ("attacks", "flower"),
-    ("certificates", "report"),
+    ("report",),
     ("api", "deploy"),
     ("cli",),
     ("__main__",),

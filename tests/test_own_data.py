@@ -31,7 +31,7 @@ from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.settings import commented
+from ldpfl.experiments.settings_listed import commented
 from ldpfl.experiments.sweep import SweepConfig
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, RecordGradientTrainer

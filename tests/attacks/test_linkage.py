@@ -27,7 +27,7 @@ from ldpfl.attacks.linkage import (
     uniform_mixing,
     window_starts,
 )
-from ldpfl.attacks.posterior import CONFIDENCE, Array, arrival_density, scaled
+from ldpfl.attacks.linkage_posterior import CONFIDENCE, Array, arrival_density, scaled
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, api
-from ldpfl.experiments import parallel, read_config
+from ldpfl.experiments import read_config, sweep_parallel
 from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep import SweepConfig, cells
@@ -173,9 +173,9 @@ def test_the_spread_is_that_of_the_figure_that_is_compared(shows: Shows, ours: f
 
 def test_as_many_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert parallel.cores() == 3
+    assert sweep_parallel.cores() == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert parallel.cores() >= 1
+    assert sweep_parallel.cores() >= 1
 
 
 def kept() -> list[Path]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.directions import direction_law
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector
 from ldpfl.mechanisms.privunit import PrivUnitG
+from ldpfl.mechanisms.privunit_law import direction_law
 from ldpfl.mechanisms.scalar import Hybrid, Laplace, Piecewise
 from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw
 from ldpfl.privacy import PureRelease

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError
 from ldpfl.mechanisms.dp_sgd import DpSgd
-from ldpfl.mechanisms.records import STEPS, RecordClip
+from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.mechanisms.vector_reports import VectorReports
 from ldpfl.randomness import SecureSource, SeededStreams

@@ -22,11 +22,11 @@ from ldpfl.auditing import audit_mechanism
 from ldpfl.auditing.bench import RADII
 from ldpfl.auditing.statistics import epsilon_lower_bound
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import directions
+from ldpfl.mechanisms import privunit_law
 from ldpfl.mechanisms.base import read_valid
-from ldpfl.mechanisms.directions import DirectionLaw, direction_law
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.privunit import PrivUnitG
+from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law
 from ldpfl.mechanisms.vector_reports import VectorReports
 from ldpfl.privacy import PureRelease
 from ldpfl.randomness import RandomSource, as_source
@@ -87,7 +87,7 @@ def test_law_spends_exactly_epsilon_and_follows_the_definitions(epsilon: float) 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_law_is_the_best_on_a_grid_of_p(epsilon: float) -> None:
     logits = np.linspace(0, epsilon, 2001)
-    scales = np.array([directions._scale(epsilon, logit) for logit in logits])
+    scales = np.array([privunit_law._scale(epsilon, logit) for logit in logits])
     best = direction_law(epsilon).scale
     assert best >= scales.max() * (1 - 1e-12)
     assert best == pytest.approx(scales.max(), rel=0.02)

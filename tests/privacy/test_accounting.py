@@ -20,8 +20,8 @@ from ldpfl.privacy.accountants.blanket import Bits, Hidden, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
+from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds
 from ldpfl.privacy.accounting import account

@@ -38,11 +38,11 @@ from relay_support import (
 from sqlalchemy import event, text
 
 from ldpfl import ConfigError
-from ldpfl.relay.ending import Leftovers
 from ldpfl.relay.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.mixing import scatter
 from ldpfl.relay.schema import open_engine, parts, uploads
 from ldpfl.relay.store import Store

@@ -18,7 +18,7 @@ from ldpfl.data.partition import LABEL_BLIND, Scheme, partition
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
-from ldpfl.mechanisms.records import STEPS, RecordClip
+from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy import GaussianRelease
 from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import GradientTrainer, LocalTask, RecordGradientTrainer

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.scaling import coarse_edges
 from ldpfl.mechanisms.dp_sgd import DpSgd
-from ldpfl.mechanisms.records import STEPS, RecordClip
+from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, certify, verify
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.certifying import certified
+from ldpfl.privacy.certified_lines import certified
 from ldpfl.verifying.certificate import Certificate, read, signed
 
 SMALL_EIGHT = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"

@@ -5,12 +5,12 @@ The command line parses, calls these functions and prints; notebooks call them t
 
 from ldpfl.api.accounting import account, plan, released, warned_of_seeds
 from ldpfl.api.auditing import audit, audit_run
+from ldpfl.api.certifying import certify, verify
 from ldpfl.api.configuring import Settings, configure, named_data
 from ldpfl.api.predicting import predict
 from ldpfl.api.reproducing import reproduce
 from ldpfl.api.running import OnRound, check, load_run, run
 from ldpfl.api.sweeping import NOISE_PLOT, SCORE_PLOT, sweep
-from ldpfl.certificates import certify, verify
 from ldpfl.planning.regimes import plan_regime
 
 __all__ = [

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.attacks.posterior import (
+from ldpfl.attacks.linkage_posterior import (
     CONFIDENCE,
     PASSES,
     Array,

@@ -19,8 +19,8 @@ from ldpfl.api.configuring import configured
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.data.tables import reads_as_number
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.settings import commented, sections
-from ldpfl.experiments.settings import settings as settings_in
+from ldpfl.experiments.settings_listed import commented, sections
+from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
 

@@ -21,10 +21,10 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
-from ldpfl.experiments.parallel import cores
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import WriteError, to_json
 from ldpfl.privacy.accounting import account

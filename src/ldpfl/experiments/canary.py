@@ -24,7 +24,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.records import STEPS
+from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges

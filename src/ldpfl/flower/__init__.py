@@ -12,7 +12,7 @@ from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
 from ldpfl.flower.course import AllDeclined, Waiting
 from ldpfl.flower.grid import InProcessGrid
-from ldpfl.flower.node import OperatorNode, operator_node
+from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.relayed import RelayCollector, operator_relay
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.flower.terms import RoundTerms

@@ -15,7 +15,7 @@ are the same for all.
 Where ``data.name`` is ``node``, each client trains on the table that its operator names in the node's environment, ``LDPFL_DATA``, read by
 what the terms say of its columns; the server's own rows to measure on are ``data.test_path``. Built-in data come from the folder
 ``LDPFL_DATA_DIR`` there, or in a simulation in its config, ``data-dir``; of them, a client takes its part by ``partition-id``. What a node
-allows is its operator's to say: see ``ldpfl.flower.node``.
+allows is its operator's to say: see ``ldpfl.flower.operator_node``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.course import AllDeclined, Waiting
-from ldpfl.flower.node import named
+from ldpfl.flower.operator_node import named
 from ldpfl.flower.policy_init import as_sent, for_nodes
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.flower.collecting import OpenRound, Received
-from ldpfl.flower.node import read_token
+from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import Answer, agreement_of
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms

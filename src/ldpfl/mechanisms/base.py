@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError, ProtocolError
-from ldpfl.mechanisms.records import RecordClip
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports import Reports
 from ldpfl.mechanisms.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_RECORD, Guarantee, Release

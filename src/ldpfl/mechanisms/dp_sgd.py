@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_shape_of
-from ldpfl.mechanisms.lattice import MOST_STEPS, NORMAL, rounded
-from ldpfl.mechanisms.records import STEPS, RecordClip
+from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
+from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports

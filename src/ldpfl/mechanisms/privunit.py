@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
-from ldpfl.mechanisms.directions import DirectionLaw, direction_law, randomised_direction
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_direction
 from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports

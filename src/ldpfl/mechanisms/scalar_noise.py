@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.mechanisms.duchi import BITS, thresholds
-from ldpfl.mechanisms.lattice import LAPLACE, MOST_STEPS, below, happens, largest_probability, rounded
+from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, below, happens, largest_probability, rounded
 from ldpfl.randomness import RandomSource, draw
 
 SMALLEST_EPSILON = 1e-9

@@ -12,7 +12,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.privunit import PrivUnitG
-from ldpfl.mechanisms.records import RecordClip
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.behind_shuffler import behind_shuffler

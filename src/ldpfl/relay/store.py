@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, cast
 from sqlalchemy import Connection, Engine, Row, func, insert, select, text, update
 
 from ldpfl.entropy import Words, secure_words
-from ldpfl.relay.ending import Leftovers
 from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
+from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.mixing import part_count, scatter
 from ldpfl.relay.operations import log_fault, log_round
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms

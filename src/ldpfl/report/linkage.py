@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.attacks.linkage import Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
-from ldpfl.attacks.posterior import CONFIDENCE
+from ldpfl.attacks.linkage_posterior import CONFIDENCE
 from ldpfl.figures import number
 from ldpfl.report.plots import figure_file, require_plot
 

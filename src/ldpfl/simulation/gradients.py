@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ldpfl.data.samples import normalise
-from ldpfl.mechanisms.records import RecordClip
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions

@@ -18,7 +18,7 @@ from ldpfl.data import scaling
 from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.records import STEPS
+from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.mechanisms.summed_reports import SummedReports
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel

@@ -19,8 +19,8 @@ from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_de
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import classical_sigma, composed_mu, gaussian_epsilon, gaussian_sigma
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
+from ldpfl.privacy.accountants.participation import self_sampled_round_delta
 from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon, report_delta
-from ldpfl.privacy.accountants.sampling import self_sampled_round_delta
 from ldpfl.privacy.accountants.shuffled import shuffled_losses, single_delta, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, shuffled_epsilon
 from oracles import (

@@ -15,7 +15,7 @@ from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.local import epsilon_of
-from ldpfl.privacy.accountants.sampling import self_sampled_epsilon
+from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.privacy.statement import RoundGroup

@@ -7,7 +7,7 @@ they do. So the lattice point has the law of "real noise, then rounded", and rou
 proved for the real noise, pure or Gaussian, over any number of adaptive rounds, holds for these integers with the same parameter.
 
 What this rests on: logarithms of NumPy to 16 units in the last place, normal quantiles of PyTorch (Cephes, which states 2^-50) to
-2^-46 of themselves, mpmath to 32 bits fewer than it works with, and secret uniform bits. ``tests/mechanisms/test_lattice.py`` measures
+2^-46 of themselves, mpmath to 32 bits fewer than it works with, and secret uniform bits. ``tests/mechanisms/test_exact_noise.py`` measures
 the first two.
 """
 

@@ -12,9 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 from ldpfl import SeededStreams
-from ldpfl.mechanisms import directions
-from ldpfl.mechanisms.directions import direction_law, randomised_direction
-from ldpfl.mechanisms.lattice import LAPLACE, NORMAL, Law, below, happens, largest_probability, rounded
+from ldpfl.mechanisms import privunit_law
+from ldpfl.mechanisms.exact_noise import LAPLACE, NORMAL, Law, below, happens, largest_probability, rounded
+from ldpfl.mechanisms.privunit_law import direction_law, randomised_direction
 
 LAWS = pytest.mark.parametrize("law", [NORMAL, LAPLACE], ids=["normal", "laplace"])
 
@@ -147,7 +147,7 @@ def test_the_largest_probability_keeps_the_odds_and_no_larger_one_does(odds: flo
 # --- directions -----------------------------------------------------------------------------------------------------------
 
 
-def exactly(draws: directions._Draws) -> list[int]:
+def exactly(draws: privunit_law._Draws) -> list[int]:
     return [int(point) for point in draws._exactly(np.arange(draws.direction.size))]
 
 
@@ -157,11 +157,11 @@ def test_points_of_a_direction_are_those_of_many_more_digits(epsilon: float) -> 
     law, generator = direction_law(epsilon), np.random.default_rng(3)
     for trial in range(15):
         u = generator.standard_normal(6) * 10.0 ** generator.uniform(-6, 6)
-        draws = directions._Draws.of(law, u / np.linalg.norm(u), SeededStreams.for_clients(trial, 0, [0]), 0)
+        draws = privunit_law._Draws.of(law, u / np.linalg.norm(u), SeededStreams.for_clients(trial, 0, [0]), 0)
         values, errors = draws._estimate()
         assert float(errors.max()) < 1e-8
         assert draws.points().tolist() == exactly(draws)
-        assert np.abs(values * directions.STEPS - exactly(draws)).max() <= 0.5 + 1e-4
+        assert np.abs(values * privunit_law.STEPS - exactly(draws)).max() <= 0.5 + 1e-4
 
 
 @pytest.mark.parametrize("word", [0, 2**63, 2**64 - 1])
@@ -181,10 +181,10 @@ def test_a_share_of_almost_all_of_its_side_is_as_exact(epsilon: float, distance:
     with mpmath.workprec(200):
         for step in range(8):
             word = 2**64 - int(2 ** (64 - distance)) - step * 12_345
-            draws = directions._Draws(law, u, False, word, np.array([2**62, 2**61]), Scripted(), 0)
+            draws = privunit_law._Draws(law, u, False, word, np.array([2**62, 2**61]), Scripted(), 0)
             share = (mpmath.mpf(word) + 0.5) / 2**64
             below_all = (1 - share) * (1 - mpmath.ncdf(-law.gamma))
             alpha = mpmath.findroot(lambda size, p=below_all: mpmath.log(mpmath.ncdf(size) / p), mpmath.mpf(law.alpha(False, float(share))))
             values, errors = draws._estimate()
             assert not np.isfinite(errors[0]) or abs(values[0] - alpha) < errors[0] / 4
-            assert draws.points()[0] == mpmath.floor(alpha * directions.STEPS + 0.5)
+            assert draws.points()[0] == mpmath.floor(alpha * privunit_law.STEPS + 0.5)

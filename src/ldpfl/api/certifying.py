@@ -17,7 +17,7 @@ from ldpfl.files import read_text
 from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import DELTA
-from ldpfl.privacy.certifying import certified
+from ldpfl.privacy.certified_lines import certified
 from ldpfl.verifying.certificate import Certificate, read, signed
 from ldpfl.verifying.verdicts import SecondOpinion, second_opinion
 

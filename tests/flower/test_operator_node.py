@@ -18,7 +18,7 @@ from brought_package import install
 from ldpfl.errors import ConfigError
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
-from ldpfl.flower.node import read_token
+from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit

@@ -1,4 +1,4 @@
-"""How PrivUnitG randomises a direction: exactly, on a lattice, as in :mod:`ldpfl.mechanisms.lattice`.
+"""How PrivUnitG randomises a direction: exactly, on a lattice, as in :mod:`ldpfl.mechanisms.exact_noise`.
 
 Each entry of alpha u + g is a real number that floating point computes to a known error; where an entry's lattice point is in doubt, once
 in thousands of reports, all is computed again from more random bits.
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
-from ldpfl.mechanisms.lattice import (
+from ldpfl.mechanisms.exact_noise import (
     NORMAL,
     WORD,
     Floats,
