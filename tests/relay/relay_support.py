@@ -33,8 +33,8 @@ from starlette.types import ASGIApp
 
 from ldpfl.entropy import Words, secure_words
 from ldpfl.relay import RoundStatus, Terms
-from ldpfl.relay.connections import Connections
 from ldpfl.relay.errors import Refusal
+from ldpfl.relay.limits import Connections
 from ldpfl.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, uploads
 from ldpfl.relay.serve import Tls, serve
 from ldpfl.relay.store import Store

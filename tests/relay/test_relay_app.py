@@ -19,7 +19,7 @@ from sqlalchemy import event, text
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
-from ldpfl.relay.operations import Limits, RateLimit
+from ldpfl.relay.limits import Limits, RateLimit
 from ldpfl.relay.protocol import BLOCK_BYTES
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens

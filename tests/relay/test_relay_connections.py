@@ -24,7 +24,8 @@ import psutil
 import pytest
 from relay_support import certificate, relay_process
 
-from ldpfl.relay.connections import Connections, Gate
+from ldpfl.relay.connections import Gate
+from ldpfl.relay.limits import Connections
 
 HASTY = Connections(an_address=20, in_all=30, head_s=0.5, handshake_s=0.5, idle_s=1, answer_s=0.5, closing_s=0.5)
 SOON_S = 20.0  # many times the times above, and less than the usual ones of uvicorn and asyncio, 30 s and more

@@ -19,7 +19,7 @@ from sqlalchemy import event
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
-from ldpfl.relay.operations import Limits
+from ldpfl.relay.limits import Limits
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens

@@ -47,7 +47,7 @@ def serve_command(
 ) -> None:
     """Serve the relay until it is stopped; several may share one PostgreSQL store."""
     _check_packages()
-    from ldpfl.relay.connections import Connections
+    from ldpfl.relay.limits import Connections
     from ldpfl.relay.serve import Tls, serve
 
     if (tls_cert is None) != (tls_key is None):

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ldpfl.relay.connections import TASK
 from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
-from ldpfl.relay.operations import CONTENT_TYPE, Limits, Metrics, RateLimit, log_fault
+from ldpfl.relay.limits import Limits, RateLimit
 from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, TERMS_BYTES, RoundStatus, Terms, round_of, run_of, upload_of
 from ldpfl.relay.queries import Progress
 from ldpfl.relay.schema import BUSY_S, busy
 from ldpfl.relay.store import RecordsPart, Store, wrong_offset
+from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
 from ldpfl.relay.tokens import Role, Tokens, hashed, is_token, unknown_token
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one

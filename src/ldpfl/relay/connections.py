@@ -9,11 +9,12 @@ import re
 import socket
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ldpfl.relay.limits import Connections
 
 HEAD_BYTES = 4 * 2**10
 """Longest head of a request. Not much more of one that does not end is in memory."""
@@ -43,31 +44,6 @@ _STRANGERS_TURN, _TURN, _UPLOADS_TURN = 4 * 2**10, 32 * 2**10, 256 * 2**10
 much. A turn of all others may take a tenth of a second where they do nothing but begin."""
 
 _MUCH = 64 * 2**10
-
-
-@dataclass(frozen=True)
-class Connections:
-    """Bounds on connections, and on what each may take its time for, in seconds.
-
-    Attributes:
-        served: requests and connections at once; more are told 503. A block of 256 KiB each is at most 100 MB.
-        in_all: connections at once, those that are told 503 or have no TLS yet included; others are closed when they come.
-        an_address: of these, from one IPv4 address or one /64 of IPv6; 0 is no bound, for a relay behind a proxy.
-        handshake_s: for TLS.
-        head_s: for the head of a request, from the connection's beginning or the first byte of a later request.
-        idle_s: between two requests.
-        answer_s: for a caller to read an answer.
-        closing_s: for a caller to read the rest of what it is sent last, and to end TLS.
-    """
-
-    served: int = 400
-    in_all: int = 480
-    an_address: int = 100
-    handshake_s: float = 10.0
-    head_s: float = 10.0
-    idle_s: int = 30
-    answer_s: float = 120.0
-    closing_s: float = 15.0
 
 
 class Gate(socket.socket):

@@ -19,8 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ldpfl.relay.errors import StoreFull
 from ldpfl.relay.files import Reserve
-from ldpfl.relay.operations import log_fault
 from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, store_errors, uploads
+from ldpfl.relay.telemetry import log_fault
 
 _BATCH_BYTES = 2 * 2**20
 _BATCH_ROWS = 250

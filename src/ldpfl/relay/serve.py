@@ -29,10 +29,11 @@ from ldpfl.errors import ConfigError
 from ldpfl.permissions import check_own
 from ldpfl.relay.app import create_app
 from ldpfl.relay.calling import is_loopback
-from ldpfl.relay.connections import HEAD_BYTES, Connections, Gate, TlsInTime, protocol_within
-from ldpfl.relay.operations import LOGGER, Limits, log_fault, log_listening
+from ldpfl.relay.connections import HEAD_BYTES, Gate, TlsInTime, protocol_within
+from ldpfl.relay.limits import Connections, Limits
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
+from ldpfl.relay.telemetry import LOGGER, log_fault, log_listening
 
 _SHUTDOWN_S = 10
 _TIDY_S = 2.0

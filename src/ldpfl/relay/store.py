@@ -21,7 +21,6 @@ from ldpfl.entropy import Words, secure_words
 from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.mixing import part_count, scatter
-from ldpfl.relay.operations import log_fault, log_round
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
 from ldpfl.relay.queries import (
     Progress,
@@ -39,6 +38,7 @@ from ldpfl.relay.queries import (
     upload_row,
 )
 from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, store_errors, uploads
+from ldpfl.relay.telemetry import log_fault, log_round
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,11 +2,11 @@
 
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import Observed, ServerRules, close_idle_round, close_round
+from ldpfl.server.close import NotFiniteError, Observed, ServerRules, advance, close_idle_round, close_round
 from ldpfl.server.cohort import once_cohort, round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
-from ldpfl.server.state import NotFiniteError, ServerState, advance, client_values
+from ldpfl.server.state import ServerState, client_values
 from ldpfl.server.stopping import has_stopped
 
 __all__ = [
