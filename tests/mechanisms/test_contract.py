@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, mechanisms
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, read_valid
-from ldpfl.mechanisms.reports import BitReports, DenseReports, packed_size
+from ldpfl.mechanisms.reports.base import BitReports, DenseReports, packed_size
 from ldpfl.randomness import SeededStreams
 
 CASES: dict[str, Mechanism] = {

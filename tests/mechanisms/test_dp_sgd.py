@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ldpfl import ConfigError, LayerRanges, PrivacyError
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.mechanisms.summed_reports import SummedReports
-from ldpfl.mechanisms.vector_reports import VectorReports
+from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.mechanisms.reports.vectors import VectorReports
 from ldpfl.randomness import SecureSource, SeededStreams
 
 DIMENSION = 40

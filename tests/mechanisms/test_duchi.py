@@ -22,7 +22,7 @@ import ldpfl
 from ldpfl import ConfigError, LayerRanges, LdpflError, SecureSource, SeededStreams
 from ldpfl.mechanisms import BitReports, Mechanism
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import BinaryRelease
 
 WORDS = 1 << BITS

@@ -21,7 +21,7 @@ from ldpfl.auditing import audit_mechanism
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import PureRelease
 
 Floats = NDArray[np.float64]

@@ -18,8 +18,8 @@ from ldpfl.mechanisms import BitReports
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 
 WORDS = 1 << BITS
 LOWEST = -(WORDS // 2)

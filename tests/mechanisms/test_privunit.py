@@ -27,7 +27,7 @@ from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law
-from ldpfl.mechanisms.vector_reports import VectorReports
+from ldpfl.mechanisms.reports.vectors import VectorReports
 from ldpfl.privacy import PureRelease
 from ldpfl.randomness import RandomSource, as_source
 

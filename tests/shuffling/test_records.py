@@ -19,7 +19,7 @@ from torch import Tensor
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create
 from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.units import SampledUnits, Units
+from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import RoundEvent
 from ldpfl.privacy.ledger import Ledger

@@ -25,7 +25,7 @@ from ldpfl.auditing.statistics import (
     worst_pair,
 )
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))

@@ -6,14 +6,14 @@ from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.gaussian import Gaussian
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.identity import Identity
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.registry import built, create, is_built_in, names, read_settings, settings_of, version_of, with_defaults
-from ldpfl.mechanisms.reports import BitReports, DenseReports, Reports
-from ldpfl.mechanisms.sampled_reports import SampledReports
+from ldpfl.mechanisms.reports.base import BitReports, DenseReports, Reports
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports
+from ldpfl.mechanisms.reports.sampled import SampledReports
+from ldpfl.mechanisms.reports.vectors import VectorReports
 from ldpfl.mechanisms.scalar import Hybrid, Laplace, Piecewise
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Perturbed, Training
-from ldpfl.mechanisms.vector_reports import VectorReports
 
 __all__ = [
     "BitReports",

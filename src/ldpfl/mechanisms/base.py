@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.record_clipping import RecordClip
-from ldpfl.mechanisms.reports import Reports
-from ldpfl.mechanisms.units import SampledUnits, Units
+from ldpfl.mechanisms.reports.base import Reports
+from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_RECORD, Guarantee, Release
 from ldpfl.privacy.accountants.local import unit_epsilon
 from ldpfl.randomness import RandomSource

@@ -15,9 +15,9 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_shape_of
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
+from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
-from ldpfl.mechanisms.summed_reports import SummedReports
-from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease
 from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source

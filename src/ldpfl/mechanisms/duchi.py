@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK, BitReports, count_ones, packed_size
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, BitReports, count_ones, packed_size
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
-from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import total_clients
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.randomness import RandomSource, draw
 from ldpfl.ranges import LayerRanges
 

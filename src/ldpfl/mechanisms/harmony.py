@@ -15,9 +15,9 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.groups import Groups, sample_places
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits, unit_bits
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports, payload_bits, unit_bits
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
-from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit
 from ldpfl.quantities import Count

@@ -16,9 +16,9 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_direction
+from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings
-from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source, draw

@@ -24,11 +24,11 @@ from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports
-from ldpfl.mechanisms.reports import BitReports, packed_size
+from ldpfl.mechanisms.reports.base import BitReports, packed_size
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
 from ldpfl.mechanisms.settings import EpsilonSettings
-from ldpfl.mechanisms.units import Units
 from ldpfl.privacy import BinaryRelease
 from ldpfl.quantities import Count, NotNegative
 from ldpfl.randomness import RandomSource, as_source, draw

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.reports import COORDINATE_BLOCK, DenseReports
-from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, DenseReports
+from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
+from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.mechanisms.scalar_noise import (
     HybridLaw,
     LaplaceLaw,
@@ -25,7 +26,6 @@ from ldpfl.mechanisms.scalar_noise import (
     checked_epsilon,
 )
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
-from ldpfl.mechanisms.units import SampledUnits, Units
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.quantities import Count
 from ldpfl.randomness import RandomSource, as_source, uniform

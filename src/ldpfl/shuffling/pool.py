@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import Mechanism
-from ldpfl.mechanisms.reports import Reports
+from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.ranges import LayerRanges
 
 

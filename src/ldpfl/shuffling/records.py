@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.units import Units
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.fixed_records import FixedRecords

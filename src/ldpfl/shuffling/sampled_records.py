@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.mechanisms import Mechanism, SampledReports
-from ldpfl.mechanisms.reports import packed_size
-from ldpfl.mechanisms.sampled_reports import index_bits
-from ldpfl.mechanisms.units import SampledUnits
+from ldpfl.mechanisms.reports.base import packed_size
+from ldpfl.mechanisms.reports.sampled import index_bits
+from ldpfl.mechanisms.reports.units import SampledUnits
 from ldpfl.randomness import RandomSource, uniform
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, impossible

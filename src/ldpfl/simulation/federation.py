@@ -15,7 +15,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
-from ldpfl.mechanisms.summed_reports import SummedReports
+from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, stream
 from ldpfl.ranges import RangeRule

@@ -19,7 +19,7 @@ from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
-from ldpfl.mechanisms.summed_reports import SummedReports
+from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream

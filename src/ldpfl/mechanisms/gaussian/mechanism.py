@@ -15,7 +15,7 @@ from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
 from ldpfl.mechanisms.gaussian.layers import layer_slices
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
-from ldpfl.mechanisms.vector_reports import VectorMechanism, VectorReports
+from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges

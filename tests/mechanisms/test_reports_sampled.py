@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ldpfl import PrivacyError, ProtocolError
-from ldpfl.mechanisms.sampled_reports import SampledReports, choose_coordinates, index_bits
+from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
 
 
 def reports(index: list[list[int]], dimension: int, values: list[list[float]] | None = None) -> SampledReports:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ldpfl import PrivacyError, ProtocolError
-from ldpfl.mechanisms.indexed_reports import IndexedBitReports, payload_bits
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports, payload_bits
 
 
 def sizes_of(*sizes: int) -> NDArray[np.int64]:
