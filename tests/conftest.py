@@ -15,12 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import settings
 from numpy.typing import NDArray
 from PIL import Image
 from pyarrow import parquet
 
 from ldpfl.cli import main
 from ldpfl.data import Dataset, Samples
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 Pixels = NDArray[np.uint8]
 

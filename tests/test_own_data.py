@@ -24,7 +24,9 @@ import ldpfl
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.brought import load_brought
 from ldpfl.data.partition import held_out
+from ldpfl.data.settings import DataConfig
 from ldpfl.experiments import build as build_module
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_value
@@ -308,6 +310,11 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     config = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(config.replace('name = "logistic-regression"', 'name = "os:abort"'))
     assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    (folder / "config.toml").write_text(config.replace('name = "classification"', 'name = "os:abort"'))
+    assert "os:abort" in (folder / "config.toml").read_text()
+    assert ldpfl("predict", folder, tmp_path / "new.csv").code == 2  # and the process is still there
+    frame[held].to_csv(tmp_path / "new.csv", index=False)
+    assert ldpfl("predict", folder, tmp_path / "new.csv").code == 0
     (folder / "config.toml").write_text(config)
     (folder / "encoding.json").write_text("{}")
     assert "is damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
@@ -662,6 +669,51 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     assert "has no column 'label'" in ldpfl.refused(*short)
     (tmp_path / "scans" / "train" / "dark" / "odd.png").write_bytes(b"no picture")
     assert "cannot be" in ldpfl.refused("run", "--data", tmp_path / "scans", "--no-baseline", "--set", "clients.count=3")
+
+
+def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpfl: CommandLine) -> None:
+    """Classes are told apart by name there too, and no image of the first folder is measured on."""
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    kinds = ["bright", "dark", "grey"] * 20
+    for place, kind in enumerate(kinds):
+        mine = tmp_path / ("own" if place < 40 or kind != "dark" else "public") / kind
+        mine.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[place]).save(mine / f"{place:02}.png")
+    settings: dict[str, Any] = {"target_epsilon": 50.0, "seed": 1, "baseline": False, "progress": False}
+    own: dict[str, Any] = {**FEW, "clients.count": 3, "model.name": "linear", "data.test_path": str(tmp_path / "public")}
+    found = load_brought(DataConfig(name="given", path=str(tmp_path / "own"), test_path=str(tmp_path / "public")), "class")
+    assert (len(found.train), len(found.test), found.outputs) == (53, 7, 3)
+    assert set(found.test.targets.tolist()) == {1}
+    api.run(data=tmp_path / "own", settings=own, **settings)
+    ordered = DataConfig(name="given", path=str(tmp_path / "own"), classes=["grey", "dark", "bright", "odd"])
+    told = load_brought(ordered, "class")
+    assert (told.outputs, told.notes) == (4, ())
+    assert (told.train.targets == 0).sum() + (told.test.targets == 0).sum() == 20
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "rows.csv").write_text("a,b\n1,2\n")
+    short = ("run", "--data", tmp_path / "own", "--no-baseline", "--set", "clients.count=3", "--set")
+    for setting, said in (
+        ("data.test_path=nowhere", "cannot be read"),
+        (f"data.test_path={tmp_path / 'table'}", "holds no images"),
+        ('data.columns=["age"]', "says nothing of images"),
+        ('data.classes=["bright"]', "is not among bright"),
+    ):
+        assert said in ldpfl.refused(*short, setting), setting
+    for given in ((pixels, np.arange(60) % 2), [(pixels[place], place % 2) for place in range(60)]):
+        brought = given if isinstance(given, tuple) else Pairs(given)
+        with pytest.raises(ConfigError, match=r"data\.test_path says nothing of data that were handed over as tensors"):
+            api.run(data=brought, settings=own, **settings)
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    def __init__(self, pairs: list[Any]) -> None:
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._pairs[place]
 
 
 def test_features_of_own_data_are_not_kept(cache: Path) -> None:

@@ -42,7 +42,7 @@ def isolable(draw: st.DrawFn) -> tuple[Labels, int, int, int]:
     return np.array(drawn, dtype=np.int64), private, clients, draw(st.integers(2, len(present)))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(isolable(), st.sampled_from(SCHEMES), st.integers(0, 2**32), st.sampled_from(ALPHAS), st.sampled_from(ALPHAS))
 def test_the_curious_client_lacks_the_private_label_and_all_else_holds_as_ever(
     case: tuple[Labels, int, int, int], scheme: Scheme, seed: int, alpha: float, private_alpha: float
@@ -79,7 +79,7 @@ def test_the_seed_decides_the_division(scheme: Scheme) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(isolable())
 def test_iid_shares_are_equal_and_as_large_as_the_curious_client_can_be_served(case: tuple[Labels, int, int, int]) -> None:
     labels, private, clients, _ = case
@@ -101,7 +101,7 @@ def test_iid_leaves_every_private_sample_to_the_others_at_random() -> None:
     assert np.abs(np.delete(counts[0], PRIVATE) - 500 / 9).max() < 35
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(clients=st.integers(2, 40), held=st.integers(2, 10), seed=st.integers(0, 2**32))
 def test_distribution_one_has_exactly_the_labels_of_the_paper_and_equal_sizes(clients: int, held: int, seed: int) -> None:
     parts = divide(BALANCED, clients, seed, scheme="labels", labels_per_client=held)
@@ -147,7 +147,7 @@ def test_all_labels_each_is_every_label_but_the_private_one_for_the_curious_clie
     assert all(labels_of(part, BALANCED) == set(range(10)) for part in parts[1:])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(isolable(), st.sampled_from(["dirichlet", "quantity"]), st.sampled_from(ALPHAS), st.sampled_from(ALPHAS))
 def test_the_dirichlet_schemes_use_every_sample(case: tuple[Labels, int, int, int], scheme: Scheme, alpha: float, beta: float) -> None:
     labels, private, clients, _ = case

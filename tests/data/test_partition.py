@@ -29,7 +29,7 @@ def divide(labels: Labels, clients: int, seed: int = 0, **settings: Any) -> tupl
     return partition(labels, clients, np.random.default_rng(seed), **settings)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(labelled(), st.sampled_from(SCHEMES), st.integers(0, 2**32), st.sampled_from([1e-300, 1e-3, 0.1, 1.0, 1e6]))
 def test_every_sample_at_most_once_and_no_client_empty(case: tuple[Labels, int], scheme: Scheme, seed: int, alpha: float) -> None:
     labels, clients = case
@@ -43,7 +43,7 @@ def test_every_sample_at_most_once_and_no_client_empty(case: tuple[Labels, int],
     assert used.max() < labels.size
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(labelled(), st.sampled_from(["dirichlet", "quantity"]), st.sampled_from([1e-300, 1e-3, 0.5, 1e6]))
 def test_the_dirichlet_schemes_use_every_sample(case: tuple[Labels, int], scheme: Scheme, alpha: float) -> None:
     labels, clients = case
@@ -51,7 +51,7 @@ def test_the_dirichlet_schemes_use_every_sample(case: tuple[Labels, int], scheme
     assert sorted(np.concatenate(parts)) == list(range(labels.size))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(labelled())
 def test_iid_shares_are_equal_and_leave_less_than_one_each(case: tuple[Labels, int]) -> None:
     labels, clients = case
@@ -59,7 +59,7 @@ def test_iid_shares_are_equal_and_leave_less_than_one_each(case: tuple[Labels, i
     assert sizes == {labels.size // clients}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(clients=st.integers(1, 40), held=st.integers(1, 10), seed=st.integers(0, 2**32))
 def test_a_client_holds_exactly_the_labels_it_was_given(clients: int, held: int, seed: int) -> None:
     """With samples in plenty nobody is left empty, so the number is exact and every label finds a holder if it can."""

@@ -26,7 +26,7 @@ from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
-from ldpfl.privacy.accountants.local import unit_epsilon
+from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import Declined, Request, read_policy
 from ldpfl.relay.schema import open_engine

@@ -163,7 +163,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(configs())
 def test_the_written_config_reads_back_the_same(config: RunConfig) -> None:
     assert parse(config.to_toml()) == config

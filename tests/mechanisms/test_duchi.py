@@ -111,7 +111,7 @@ def test_thresholds_spend_at_most_epsilon_and_waste_nothing(epsilon: float) -> N
 
 
 @given(st.floats(min_value=1e-6, max_value=32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_thresholds_never_exceed_epsilon(epsilon: float) -> None:
     lo, hi = thresholds(epsilon)
     assert 1 <= lo < hi
@@ -201,7 +201,7 @@ def test_probability_of_plus_is_linear_to_one_word_and_within_the_thresholds(eps
     radius=st.floats(min_value=1e-25, max_value=1e25),
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_input_stays_within_the_thresholds_whatever_the_range(
     epsilon: float, center: float, radius: float, values: list[float]
 ) -> None:

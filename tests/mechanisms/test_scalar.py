@@ -450,7 +450,7 @@ def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], eps
     st.lists(st.sampled_from([0, -1]) | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=9),
     st.lists(st.floats(-2, 2, width=32), min_size=5, max_size=5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_is_encoded_is_accepted(
     kind: type[ScalarMechanism], exponent: float, coordinates: Coordinates, words: list[int], values: list[float]
 ) -> None:

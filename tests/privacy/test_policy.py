@@ -16,8 +16,8 @@ from ldpfl.errors import BudgetExhausted, ConfigError, LdpflError, PrivacyError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
-from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_delta
+from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.policy import Declined, Exhausted, Limit, Policy, Request, read_policy
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
@@ -151,7 +151,7 @@ def test_the_server_is_told_one_word() -> None:
 
 
 @given(st.floats(0.01, 8.0), st.integers(1, 40), st.integers(1, 9), st.sampled_from([1e-9, 1e-5, 0.01, 0.3]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_reports_cost_what_they_cost_exactly(epsilon: float, units: int, times: int, delta: float) -> None:
     found = epsilon_of([(BinaryRelease("duchi", epsilon, units), times)], delta)
     assert found <= epsilon * units * times
@@ -222,7 +222,7 @@ GENEROUS = Policy(
     number=st.sampled_from([-1, 0, 1, 2, 3, 4, 5]),
 )
 @example(GENEROUS, "duchi", 1.0, 1e-5, 10, 2, "relay", KEY, 1, 1)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_what_is_accepted_keeps_every_bound(
     policy: Policy,
     name: str,
@@ -348,7 +348,7 @@ def test_without_a_file_nothing_leaves(tmp_path: Path) -> None:
 @given(
     st.dictionaries(st.sampled_from(list(Policy.model_fields)), st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()))
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_policy_is_refused_or_keeps_its_types(tree: dict[str, Any]) -> None:
     try:
         policy = Policy.model_validate(tree)

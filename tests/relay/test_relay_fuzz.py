@@ -174,7 +174,6 @@ ODD_METHODS = st.sampled_from(["OPTIONS", "TRACE", "BREW", "get"])
 
 @settings(
     max_examples=EXAMPLES,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

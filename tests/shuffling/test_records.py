@@ -110,7 +110,7 @@ def test_one_clients_records_make_its_payload_again(name: str, linked: int) -> N
     assert joined.refused == ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     linked=st.integers(1, 30),
@@ -365,7 +365,7 @@ def mean_by_weight(mechanism: Mechanism, reports: Reports, arrived: NDArray[np.b
     return (estimates * kept).sum(dim=0) / counts.clamp_min(1), counts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     name=st.sampled_from([name for name in MECHANISMS if not name.endswith("of-d")]),
     linked=st.sampled_from([1, 2, 3, 8]),
@@ -401,7 +401,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
                 torch.testing.assert_close(told.variance[own], wanted[own], rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from([name for name in MECHANISMS if name.endswith("of-d")]),
     linked=st.sampled_from([1, 2, 3, 8]),
@@ -572,7 +572,7 @@ def test_no_uploads_cannot_have_records() -> None:
         plan_of(DUCHI).join(np.zeros((1, 16), dtype=np.uint8), 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from(list(MECHANISMS)), linked=st.sampled_from(LINKED), rows=st.integers(1, 40), seed=st.integers(0, 2**32))
 def test_noise_in_place_of_records_is_refused_or_averaged_but_breaks_nothing(name: str, linked: int, rows: int, seed: int) -> None:
     mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)

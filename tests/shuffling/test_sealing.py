@@ -135,7 +135,7 @@ def test_a_piece_at_the_end_is_refused_and_the_rest_kept(missing: int) -> None:
     assert list(reasons) == ["cut off: shorter than a record"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=5 * RECORD))
 def test_noise_is_refused(blob: bytes) -> None:
     opened, reasons = refused(blob)

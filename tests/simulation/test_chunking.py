@@ -20,7 +20,7 @@ from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.integers(1, 3000), st.integers(1, 4000))
 def test_chunks_cover_everyone_once_and_are_even(count: int, largest: int) -> None:
     pieces = list(split_evenly(count, largest))

@@ -24,7 +24,7 @@ def batches(schedule: BatchSchedule, client: int) -> list[list[int]]:
     return [index[mask > 0].tolist() for index, mask in rows if bool((mask > 0).any())]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(Sizes, st.integers(1, 3), st.integers(1, 15))
 def test_each_epoch_holds_every_sample_once_in_full_batches(sizes: list[int], epochs: int, batch_size: int) -> None:
     schedule, samples = schedule_of(sizes, epochs=epochs, batch_size=batch_size)
@@ -38,7 +38,7 @@ def test_each_epoch_holds_every_sample_once_in_full_batches(sizes: list[int], ep
             assert {len(batch) for batch in of_epoch[:-1]} <= {batch_size}
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(Sizes, st.integers(1, 3), st.integers(1, 15))
 def test_padding_points_at_the_clients_own_samples_and_counts_nothing(sizes: list[int], epochs: int, batch_size: int) -> None:
     """A blanked-out place still loads an image; it must be one of the client's own."""

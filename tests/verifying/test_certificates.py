@@ -345,7 +345,7 @@ def test_nothing_released_is_nothing_certified(tmp_path: Path) -> None:
         certify(write(tmp_path / "ledger.json", Ledger()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     text = bytearray(certificate_of(RUNS["one bit"]).to_json().encode())

@@ -40,7 +40,7 @@ def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: s
         raise ConfigError(f"the model of this run is code, which would be run: if that is yours, give --model {config.model.name}")
     tokens = encoder.data.vocabulary if encoder.data.text else None
     described = Description((encoder.width,), encoder.outputs, tokens)
-    module = model_of(config, described, config.seed, None)
+    module = model_of(config, described, config.seed, None, encoder.targets)
     try:
         module.load_state_dict(load_file(kept.model_path))
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,13 @@ import torch
 from torch import Tensor
 
 from ldpfl.data.encoding import MOST_CLASSES, TEST_SHARE, dataset_of
-from ldpfl.data.loading import quiet
+from ldpfl.data.hub import Pictures, fetched, holds_images
 from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import SUFFIXES, read_table, table_of
+from ldpfl.data.tables import read_table, table_of
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.importing import GIVEN, called, is_code
-from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets
 
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
@@ -43,7 +41,7 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
         paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
         return _from_files(config.model_dump_json(), targets, paths, tuple(map(_stamp, paths)))
     if config.name != GIVEN:
-        given = called("data", config.name) if is_code(config.name) else _fetched(config.name, config)
+        given = called("data", config.name) if is_code(config.name) else fetched(config)
     if given is None:
         raise ConfigError("these are data that a caller handed over: hand them over again, with data=...")
     return _as_dataset(given, config, targets)
@@ -53,8 +51,8 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
 def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
     """Read tables and encode them; kept for the next time, for a run looks at its data before it begins and when it does."""
     config = DataConfig.model_validate_json(text)
-    if _holds_images(paths[0]):
-        return _as_dataset(_fetched(config.path, config), config, targets)
+    if holds_images(paths[0]):
+        return _as_dataset(fetched(config), config, targets)
     tables = [read_table(path) for path in paths]
     return dataset_of(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
 
@@ -68,100 +66,25 @@ def _stamp(path: Path) -> object:
         return ()
 
 
-_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-
-
-def _holds_images(path: Path) -> bool:
-    """Tell whether ``path`` is a folder of images, by class, or of Parquet files that hold some, as data sets of the hub do."""
-    import pyarrow
-    from pyarrow import parquet
-
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    if path.is_dir() and any(file.suffix.lower() in _IMAGES for file in files):
-        return not any(file.suffix.lower() in SUFFIXES for file in files)
-    first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
-    try:
-        schema = [] if first is None else parquet.read_schema(first)
-    except (OSError, pyarrow.ArrowException):
-        return False  # which is told where it is read
-    return any(pyarrow.types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type} for field in schema)
-
-
-def _fetched(name: str, config: DataConfig) -> object:
-    """Return the splits of a data set of the hub, or of such a folder, as data frames, or as images with their labels."""
-    import datasets  # slow to import
-
-    datasets.disable_progress_bars()
-    try:
-        with quiet("datasets", "huggingface_hub"):
-            once = datasets.DownloadConfig(max_retries=0)
-            with TemporaryDirectory() as folder:  # of a folder of one's own nothing is kept in the library's cache
-                cache = folder if config.path else None
-                loaded = datasets.load_dataset(name, download_config=once, cache_dir=cache, keep_in_memory=bool(config.path) or None)
-    except Exception as error:  # the library raises many kinds
-        where = "be read" if config.path else "be had from the hub"
-        raise DataError(f"data set {name!r} cannot {where}: {first_line(error)}") from error
-    if "train" not in loaded:
-        raise DataError(f"data set {name!r} has no split train: it has {', '.join(loaded)}")
-    image = next((column for column, kind in loaded["train"].features.items() if isinstance(kind, datasets.Image)), None)
-    if image is not None:
-        return _images(name, loaded, image, config)
-    return tuple(loaded[split].to_pandas() for split in ("train", "test") if split in loaded)
-
-
-def _images(origin: str, loaded: Any, image: str, config: DataConfig) -> Dataset:
-    names = [name for name in loaded["train"].column_names if name != image]
-    named = config.target if isinstance(config.target, str) else ""
-    label = named or next((name for name in names if "label" in name), "")
-    if label not in names:
-        known = ", ".join(names)
-        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
-    parts: list[Samples] = []
-    classes: Mapping[str, int] = {word: place for place, word in enumerate(config.classes)}
-    for split in (name for name in ("train", "test") if name in loaded):
-        try:
-            arrays = [np.asarray(picture.convert("RGB")) for picture in loaded[split][image]]
-        except Exception as error:  # Pillow and the library raise many kinds
-            raise DataError(f"an image of {origin!r} cannot be decoded: {first_line(error)}") from error
-        shapes = {array.shape for array in arrays}
-        if len(shapes) != 1:
-            raise DataError(f"images of {origin!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
-        pixels = torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
-        told, classes = _numbered(list(loaded[split][label]), classes, origin)
-        parts.append(Samples(pixels, torch.tensor(told, dtype=torch.int64)))
-    found = _split(Path(origin).name if config.path else origin, parts, (_COUNTED,))
-    if not config.client:
-        return found
-    if config.client not in names:
-        raise DataError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
-    owners = np.array([str(owner) for owner in loaded["train"][config.client]])
-    kept = owners if len(parts) > 1 else owners[~held_out(len(owners), TEST_SHARE)]
-    return replace(found, clients=np.unique(kept, return_inverse=True)[1].astype(np.int64))
-
-
-def _numbered(told: list[Any], classes: Mapping[str, int], origin: str) -> tuple[list[int], Mapping[str, int]]:
-    """Return classes as numbers, and which word each stands for; a data set of the hub has numbers, or words."""
-    if all(isinstance(one, int) for one in told):
-        return told, classes
-    classes = classes or {word: place for place, word in enumerate(sorted({str(one) for one in told}))}
-    odd = next((str(one) for one in told if str(one) not in classes), None)
-    if odd is not None:
-        raise DataError(f"the class {odd[:40]!r} of {origin!r} is not among {', '.join(list(classes)[:10])}")
-    return [classes[str(one)] for one in told], classes
-
-
 def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     import pandas
 
+    if isinstance(given, pandas.DataFrame):
+        given = (given,)
+    if isinstance(given, Sequence) and len(given) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in given):
+        if len(given) > 1 and config.test_path:
+            raise ConfigError("the rows to measure on are there already: leave data.test_path out")
+        named = ("the train rows", "the test rows") if len(given) > 1 else ("the data frame",)
+        train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
+        return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
+    if isinstance(given, Pictures):
+        _check_unused(config, "images", _OF_TABLES)
+        return _of_images(given, config)
+    _check_unused(config, "data that were handed over as tensors", (*_OF_TABLES, *_OF_FILES))
     if isinstance(given, Dataset):
         return given
-    if isinstance(given, pandas.DataFrame):
-        return dataset_of(GIVEN, table_of(given), _given_test(config), config, targets)
     if isinstance(given, torch.utils.data.Dataset):
         return _of_pairs(given, targets)
-    if isinstance(given, Sequence) and len(given) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in given):
-        train, *test = (table_of(part, f"the {split} rows") for split, part in zip(("train", "test"), given, strict=False))
-        return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
     if isinstance(given, Sequence) and len(given) == 2:
         inputs, told = given
         own = (
@@ -184,6 +107,28 @@ def _numbers(values: object, what: str) -> Tensor:
     if found.dim() == 0 or found.is_complex():
         raise DataError(f"{what} are {'complex' if found.is_complex() else 'one number'}: give a real number or more for each sample")
     return found
+
+
+_OF_TABLES = ("columns", "bounds", "numbers", "words", "categories", "missing", "text")
+_OF_FILES = ("target", "client", "classes", "test_path")
+
+
+def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if settings are made that say nothing of such data: somebody would rely on them."""
+    plain = DataConfig()
+    unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(plain, name)]
+    if unused:
+        raise ConfigError(f"{', '.join(unused)} says nothing of {what}: leave that out")
+
+
+def _of_images(given: Pictures, config: DataConfig) -> Dataset:
+    name = Path(config.path).name if config.path else config.name
+    notes = () if config.classes else (_COUNTED,)
+    found = _split(name, list(given.parts), notes, outputs=len(given.classes) or None)
+    if given.owners is None:
+        return found
+    kept = given.owners if len(given.parts) > 1 else given.owners[~held_out(len(given.owners), TEST_SHARE)]
+    return replace(found, clients=np.unique(kept, return_inverse=True)[1].astype(np.int64))
 
 
 def _given_test(config: DataConfig) -> Any:
@@ -253,7 +198,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
     return pixels.permute(0, 3, 1, 2).contiguous() if pixels.shape[1] > 4 >= pixels.shape[3] else pixels
 
 
-def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class") -> Dataset:
+def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
     """Return train and test samples as a data set; without test samples, a fifth of the others are."""
     if len(parts) == 1:
         is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
@@ -265,17 +210,20 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
     for part in parts:
         for content in part.content():
             digest.update(content)
-    outputs = 1
-    if targets in ("class", "tokens"):
-        outputs = 1 + max(int(train.targets.max()), int(test.targets.max()))
-    elif train.targets.dim() > 1:
-        outputs = train.targets.shape[1]
+    if outputs is None:
+        outputs = _outputs(train.targets, test.targets, targets)
     held = by_name(test.inputs)
     largest = {key: 1 + max(int(own.max()), int(held[key].max())) for key, own in by_name(train.inputs).items() if own.dtype == torch.int64}
     vocabulary = largest if isinstance(train.inputs, Mapping) else largest.get("")
     # One figure for all channels: there are as many as an image has, and images of several kinds in one sample.
     mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
+
+
+def _outputs(train: Tensor, test: Tensor, targets: Targets) -> int:
+    if targets in ("class", "tokens"):
+        return 1 + max(int(train.max()), int(test.max()))
+    return train.shape[1] if train.dim() > 1 else 1
 
 
 def _is_image(part: Tensor) -> bool:

@@ -34,6 +34,7 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.measuring import Measuring
 from ldpfl.suggestions import did_you_mean
+from ldpfl.tasks import Targets
 
 _LOG = logging.getLogger(__name__)
 _HOLDOUT = 0.1
@@ -133,9 +134,12 @@ def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges
     return f"before the first round, {found} of the initial model lies outside the range that weights are clamped to: {advice}"
 
 
-def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None) -> nn.Module:
-    """Return the model of ``config`` for data that are ``described``; ``given`` is what a caller handed over."""
-    by_place = tasks.create(config.task.name, data.outputs).targets == "tokens"
+def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None, targets: Targets | None = None) -> nn.Module:
+    """Return the model of ``config`` for data that are ``described``; ``given`` is what a caller handed over.
+
+    ``targets`` of the task, where they are known: then the task is not made, which may be code.
+    """
+    by_place = (targets or tasks.create(config.task.name, data.outputs).targets) == "tokens"
     model = config.model
     made = models.create(
         model.name, data.shape, data.outputs, seed=seed, options=model.options, vocabulary=data.vocabulary, by_place=by_place, given=given

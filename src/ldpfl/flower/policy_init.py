@@ -27,7 +27,7 @@ from ldpfl.files import from_toml, read_text
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
-from ldpfl.privacy.accountants.local import epsilon_of, unit_epsilon
+from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public

@@ -16,7 +16,7 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_RECORD, Guarantee, Release
-from ldpfl.privacy.accountants.local import unit_epsilon
+from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 

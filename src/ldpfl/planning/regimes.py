@@ -15,12 +15,12 @@ from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
-from ldpfl.privacy.accountants.behind_shuffler import behind_shuffler
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.privacy.accountants.local import epsilon_of
+from ldpfl.privacy.accountants.registry import behind_shuffler, epsilon_of
 from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
+from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import Channel
-from ldpfl.privacy.statement import RoundGroup, Statement
+from ldpfl.privacy.statement import Statement
 from ldpfl.ranges import LayerRanges
 
 Regime = Literal["shuffled", "local", "records", "records-summed"]

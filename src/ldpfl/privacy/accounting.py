@@ -1,25 +1,26 @@
-"""From events to guarantees: a line for each unit, scope and trust model, and the reason where there is no line."""
+"""From charged rounds to guarantees: a line for each unit, scope and trust model, and the reason where there is no line."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.figures import number
-from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant, behind_shuffler
+from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
-from ldpfl.privacy.accountants.local import GaussianAccountant, accountant
-from ldpfl.privacy.claims import paper_claim
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent
+from ldpfl.privacy.accountants.local import GaussianAccountant
+from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
+from ldpfl.privacy.charged import RoundGroup, charged
+from ldpfl.privacy.events import BinaryRelease, Claim, PureRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import RoundGroup, Statement
+from ldpfl.privacy.statement import Statement
 
 DELTA = 1e-5
 SMALLEST_DELTA = 1e-25
@@ -51,29 +52,24 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
         ConfigError: as :func:`account`.
     """
     rounds: Counter[RoundGroup] = Counter()
-    for group in (group for ledger in ledgers if ledger.events for group in _groups(ledger.events, colluding)):
+    for group in (group for ledger in ledgers for group in charged(ledger, colluding)):
         rounds[replace(group, rounds=1)] += group.rounds
     groups = [replace(group, rounds=count) for group, count in rounds.items()]
     if not groups:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
-    return _known(tuple(groups), tuple(paper_claim(group.release) for group in groups), delta)
+    return _known(tuple(groups), tuple(group.release.claimed for group in groups), delta)
 
 
 @lru_cache(maxsize=64)
-def _known(groups: tuple[RoundGroup, ...], claims: tuple[Guarantee | None, ...], delta: float) -> Statement:
+def _known(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float) -> Statement:
     """A run's result, its ledger and a table take the same seconds of arithmetic. Equal releases may differ in claims."""
     return account_groups(groups, delta)
 
 
-def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
-    """Return the rounds that :func:`account` charges: of the client that took part most often, grouped by likeness."""
-    return _groups(ledger.events, colluding) if ledger.events else []
-
-
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
-    groups = _groups(ledger.events, 0)
+    groups = charged(ledger)
     if _unprotected(groups):
         return inf
     hidden = behind_shuffler(groups)
@@ -85,8 +81,8 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
     check_delta(delta)
     whole = _whole(groups)
-    claims = [claim for claim in (paper_claim(group.release) for group in groups) if claim is not None]
-    rows = [max(claims, key=lambda claim: claim.epsilon)] if claims else []
+    claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
+    rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
     costliest = _costliest(groups)
     rows += _unit_rows(costliest, delta)
     notes: list[str] = []
@@ -141,80 +137,6 @@ def check_delta(delta: float) -> None:
         raise ConfigError(f"delta {delta:g} is below {SMALLEST_DELTA:g}, the smallest that is computed reliably; rely on the pure figures")
 
 
-def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
-    """Return the rounds of the client that took part most often, grouped by likeness.
-
-    Which rounds it joined is not in the ledger. If all are alike but for the cohort, those with the smallest cohorts are
-    the costliest, and among rounds of Gaussian noise those with the largest mu; otherwise it is charged for every one.
-    """
-    smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
-    if not 0 <= colluding < smallest:
-        raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
-    counts: Counter[RoundGroup] = Counter()
-    for event, times in _with_unseen(events):
-        counts[_group(event, smallest, colluding)] += times
-    counts = _hidden_in_all(counts, events, colluding)
-    groups = sorted(counts, key=lambda group: group.cohort)
-    # Some client joined at least as often as clients did on average, whatever the events say.
-    average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
-    most = max(average, *(event.joined for event in events))
-    if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        return _first_rounds(groups, counts, most)
-    # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
-    # And where some rounds protect a client and others one record, the costliest are not those that protect least.
-    rates, protected = {_rate(group) for group in groups}, {group.release.unit == "record" for group in groups}
-    if len(rates) == len(protected) == 1 and all(group.release.by_round and group.channel != "secure-sum" for group in groups):
-        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
-    return [replace(group, rounds=counts[group]) for group in groups]
-
-
-def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
-    """Return ``counts`` with all clients of the run as the crowd of those that take part once, in a secret order, by one mechanism.
-
-    Reports that each depend on what was released before, of clients in a random order, hide a client among all of them, not among
-    those of its round (Feldman, McMillan and Talwar 2021, Theorem 3.2). That is one order of clients: it hides a report that is one
-    unit. Where a report has several, they share the order, and do not hide as if each had one of its own.
-    """
-    alike = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
-    first = events[0]
-    if not counts or len(alike) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
-        return counts
-    crowd = min(sum(event.cohort for event in events), first.population) - colluding
-    return Counter({replace(next(iter(counts)), cohort=crowd): len(events)})
-
-
-def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], most: int) -> list[RoundGroup]:
-    """Return the first ``most`` rounds of ``groups``, of which there are as many as ``counts`` says."""
-    taken: list[RoundGroup] = []
-    for group in groups:
-        rounds = min(counts[group], most - sum(before.rounds for before in taken))
-        if rounds > 0:
-            taken.append(replace(group, rounds=rounds))
-    return taken
-
-
-def _with_unseen(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEvent, int]]:
-    """Yield rounds that released something, and how often: one of secret participation also for those before that are not there.
-
-    Nobody joined those. That this happened is an outcome like any other: its probability is part of the guarantee of a round.
-    """
-    before = 0
-    for event in events:
-        if event.sampling == "secret":
-            yield event, event.round - before
-        elif event.cohort > 0:  # that nobody did is seen, and released nothing
-            yield event, 1
-        before = event.round
-
-
-def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
-    honest = max(1, event.population - colluding)
-    # Where participation is secret, how many took part is chance: it does not make rounds differ.
-    cohort = smallest if event.sampling == "secret" else event.cohort
-    linked = min(event.linked, event.release.units)
-    return RoundGroup(event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked)
-
-
 def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
     """Return single rounds among which the costliest is, under any trust model: those that no other one exceeds in all that counts."""
     kept: list[RoundGroup] = []
@@ -227,17 +149,13 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     def rest(group: RoundGroup) -> tuple[object, ...]:
         sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
-        return type(group.release), group.release.unit, sampled, _rate(group), group.sampling, group.rate, group.channel, group.linked
+        return type(group.release), group.release.unit, sampled, group.batch_rate, group.sampling, group.rate, group.channel, group.linked
 
     def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
         common = group.release.blanket if isinstance(group.release, PureRelease) else None
         return group.release.parameter, group.release.units, -group.cohort, -group.population, -(common or 0.0)
 
     return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
-
-
-def _rate(group: RoundGroup) -> float:
-    return group.release.rate if isinstance(group.release, GaussianRelease) else 1.0
 
 
 def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
@@ -254,7 +172,8 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     epsilon = worst.release.parameter
     rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
     if all(CountedBits.supports([group]) for group in rounds):
-        ones = [CountedBits([replace(group, release=replace(group.release, units=1))]).bounds(delta) for group in rounds]
+        units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
+        ones = [CountedBits([unit], accountant([(unit.release, 1)])).bounds(delta) for unit in units]
         worst_one = max(ones, key=lambda bounds: bounds.adaptive)
         hidden, lower = _shuffler(rounds), worst_one.attained
         trusted = _hidden_by(rounds)

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.accountants.behind_shuffler import behind_shuffler
-from ldpfl.privacy.accountants.local import accountant
-from ldpfl.privacy.accounting import account, charged
+from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
+from ldpfl.privacy.accounting import account
+from ldpfl.privacy.charged import RoundGroup, charged
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import RoundGroup
 from ldpfl.verifying import certificate
 
 

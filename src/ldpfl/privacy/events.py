@@ -7,7 +7,7 @@ from math import exp, inf, isfinite
 from typing import ClassVar, Literal, NamedTuple
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.guarantee import Scope, TrustModel, Unit
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope, TrustModel, Unit
 
 Channel = Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
 """What stands between client and server. ``ideal-shuffler``: only how often each value was sent is seen. ``secure-sum``: only
@@ -27,6 +27,10 @@ class Claim(NamedTuple):
     trust_model: TrustModel
     scope: Scope
     source: str
+
+    def guarantee(self) -> Guarantee:
+        """Return the line that stands beside the proved ones."""
+        return Guarantee(**self._asdict(), unit="client", units_per_round=1, adjacency=REPLACE_ONE, status="claimed")
 
 
 class _Stated:

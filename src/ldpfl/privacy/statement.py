@@ -1,4 +1,4 @@
-"""A statement of guarantees: the lines that stand beside a run, and the rounds that they were computed from."""
+"""A statement of guarantees: the lines that stand beside a run, and what they are worth in a sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import ceil, exp
 from typing import Any
 
-from ldpfl.privacy.events import Channel, Release, Sampling
 from ldpfl.privacy.guarantee import Guarantee, Scope, Unit, json_number
 
 _GOOD, _WORTHLESS = 1.0, 10.0
@@ -32,28 +31,6 @@ _WORTH: Mapping[str, str] = {
         "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
     ),
 }
-
-
-@dataclass(frozen=True)
-class RoundGroup:
-    """``rounds`` rounds of one client that are alike; the fields are those of :class:`RoundEvent`.
-
-    ``cohort`` and ``population`` count honest clients only: colluding ones are already taken off.
-    """
-
-    release: Release
-    cohort: int
-    population: int
-    rounds: int = 1
-    sampling: Sampling = "everyone"
-    rate: float = 1.0
-    channel: Channel = "ideal-shuffler"
-    linked: int = 1
-
-    @property
-    def reports(self) -> int:
-        """Reports of one client over all rounds of the group."""
-        return self.release.units * self.rounds
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def test_nbafl_clips_weights_and_not_their_change() -> None:
     epsilon=st.floats(0.1, 20.0),
     share=st.floats(0.01, 1.0),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_budget_composes_to_the_target(rounds: int, ratio: float, epsilon: float, share: float) -> None:
     participations = max(1, round(share * rounds))
     schedule = TimeVarying(epsilon, 1e-5, CLIPPED, rounds=rounds, participations=participations, ratio=ratio)

@@ -216,7 +216,7 @@ def test_the_variance_of_the_mean_is_that_of_one_over_the_clients() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_reports_survive_the_wire(dimension: int, clients: int, seed: int) -> None:
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (dimension,))
     values = torch.randn(clients, dimension, generator=torch.Generator().manual_seed(seed))

@@ -135,7 +135,7 @@ def test_the_three_rules() -> None:
 
 
 @given(fraction=st.floats(1e-6, 1.0), layers=st.integers(1, 62))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_fraction_selects_that_many_layers(fraction: float, layers: int) -> None:
     norms = torch.rand(2, layers, generator=torch.Generator().manual_seed(layers)).double()
     chosen = LayerSelection("top_fraction", fraction).chosen(norms, (3,) * layers)
@@ -154,7 +154,7 @@ def test_a_fraction_selects_that_many_layers(fraction: float, layers: int) -> No
     step=st.floats(0.0, 1.0),
     round_number=st.integers(1, 3),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_all_layers_together_spend_exactly_mu(
     rule: Any, smallest: float, clips: Any, epsilon: float, step: float, round_number: int
 ) -> None:

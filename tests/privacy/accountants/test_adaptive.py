@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, filter_order, filtered_epsilon
-from ldpfl.privacy.accountants.local import epsilon_of
+from ldpfl.privacy.accountants.registry import epsilon_of
 from ldpfl.privacy.events import GaussianRelease, PureRelease, Release, UnprotectedRelease
 
 
@@ -93,7 +93,7 @@ releases: st.SearchStrategy[list[tuple[Release, int]]] = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(releases, st.sampled_from([1e-9, 1e-5, 0.01]))
 def test_the_rule_never_charges_less_than_a_schedule_fixed_beforehand_costs(found: list[tuple[Release, int]], delta: float) -> None:
     exact, needed = epsilon_of(found, delta), epsilon_needed(found, delta)

@@ -14,13 +14,14 @@ import pytest
 from numpy.typing import NDArray
 
 from ldpfl import ConfigError
-from ldpfl.privacy.accountants.behind_shuffler import BlanketedReports, ClonedReports, behind_shuffler
+from ldpfl.privacy.accountants.behind_shuffler import BlanketedReports, ClonedReports
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
+from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, PureRelease, RoundEvent
-from ldpfl.privacy.statement import RoundGroup
 
 Record = tuple[int, ...]
 Law = dict[Record, float]
@@ -195,14 +196,18 @@ def test_more_in_common_hides_more_and_never_less_than_any_report_does() -> None
     assert epsilon(bits) < composed_clone_epsilon(1.0, 500, 20, 1e-6, any_report(1.0))
 
 
+def cloned(group: RoundGroup) -> ClonedReports:
+    return ClonedReports([group], accountant([(group.release, group.rounds)]))
+
+
 @pytest.mark.parametrize("linked", [1, 3])
 def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_is_certified(linked: int) -> None:
     release = PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25))
     group = RoundGroup(release, 400, 400, 5, linked=linked)
-    accountant = behind_shuffler([group])
-    assert isinstance(accountant, BlanketedReports)
-    bounds = accountant.bounds(1e-6)
-    assert bounds.adaptive < ClonedReports([group]).epsilon(1e-6)
+    found = behind_shuffler([group])
+    assert isinstance(found, BlanketedReports)
+    bounds = found.bounds(1e-6)
+    assert bounds.adaptive < cloned(group).epsilon(1e-6)
     assert bounds.attained is not None
     assert 0.3 / linked * bounds.adaptive < bounds.attained <= bounds.adaptive
     unlike = behind_shuffler([group, replace(group, rounds=2, cohort=300)])
@@ -222,12 +227,12 @@ def test_links_cost_more_the_longer_they_are_and_far_less_than_any_report_would(
     groups = {linked: RoundGroup(release, 20_000, 20_000, 5, linked=linked) for linked in (1, 2, 8, 32)}
     found = {}
     for linked, group in groups.items():
-        accountant = behind_shuffler([group])
-        assert accountant is not None
-        found[linked] = accountant.epsilon(1e-5)
+        composed = behind_shuffler([group])
+        assert composed is not None
+        found[linked] = composed.epsilon(1e-5)
     assert found[1] < found[2] < found[8] < found[32]
     assert found[8] < 1.3 * found[1]
-    assert found[32] < 0.25 * ClonedReports([groups[32]]).epsilon(1e-5)
+    assert found[32] < 0.25 * cloned(groups[32]).epsilon(1e-5)
 
 
 def test_a_sampled_coordinate_costs_what_a_known_one_costs_to_a_blanket() -> None:

@@ -66,7 +66,7 @@ def test_shares_of_coins() -> None:
 
 
 @given(epsilon0=st.floats(0.01, 6.0), clients=st.integers(1, 150), delta=st.floats(1e-8, 0.05))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_less_is_known_of_the_report_the_more_it_costs(epsilon0: float, clients: int, delta: float) -> None:
     exact = single_epsilon(epsilon0, clients, delta)
     binary = clone_epsilon(epsilon0, clients, delta, binary_report(epsilon0))
@@ -79,7 +79,7 @@ def test_the_less_is_known_of_the_report_the_more_it_costs(epsilon0: float, clie
 
 
 @given(epsilon0=st.floats(0.01, 6.0), clients=st.integers(2, 150), share=st.floats(0.0, 1.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_same_order_in_delta(epsilon0: float, clients: int, share: float) -> None:
     epsilon = share * epsilon0
     exact = single_delta(epsilon0, clients, epsilon)

@@ -54,7 +54,7 @@ def test_the_other_two_formulas_by_hand() -> None:
 
 
 @given(epsilon0=st.floats(1e-3, 5.0), count=st.integers(1, 10**6), delta=st.floats(1e-12, 0.5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_none_is_below_the_exact_composition(epsilon0: float, count: int, delta: float) -> None:
     exact = composed_epsilon(epsilon0, count, delta) * (1 - 1e-9)
     for formula in (optimal_composition_epsilon, advanced_composition_epsilon, zcdp_epsilon):

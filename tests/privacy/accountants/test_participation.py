@@ -48,7 +48,7 @@ def test_the_exact_delta_is_that_of_enumeration_and_below_the_bound(clients: int
 
 
 @given(clients=st.integers(1, 12), rate=st.floats(0.05, 1.0), epsilon0=st.floats(0.05, 4.0), share=st.floats(0.0, 1.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_bound_is_never_below_the_exact_delta(clients: int, rate: float, epsilon0: float, share: float) -> None:
     arguments = epsilon0, clients, rate, share * epsilon0
     assert self_sampled_delta_exact(*arguments) <= self_sampled_delta(*arguments) + 1e-13
@@ -95,7 +95,7 @@ def test_staying_away_costs_more_than_it_hides() -> None:
 
 
 @given(exponent=st.floats(-9.0, 6.0), share=st.floats(0.001, 1.0))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_amplification_equals_its_formula_and_has_an_inverse(exponent: float, share: float) -> None:
     epsilon = 10**exponent
     amplified = amplified_epsilon(epsilon, share)

@@ -72,7 +72,7 @@ def test_it_is_the_worst_over_all_vertices_in_exact_arithmetic(clients: int, eps
 
 
 @given(data=st.data(), clients=st.integers(2, 12), epsilon0=st.floats(0.01, 6.0), share=st.floats(0.0, 1.0))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_inner_input_exceeds_it(data: st.DataObject, clients: int, epsilon0: float, share: float) -> None:
     low, high = 1 - plus_probability(epsilon0), plus_probability(epsilon0)
     inputs = data.draw(st.lists(st.floats(low, high), min_size=clients + 1, max_size=clients + 1))
@@ -123,7 +123,7 @@ def test_epsilon_and_delta_are_inverse(epsilon0: float, clients: int) -> None:
 
 
 @given(clients=st.integers(1, 200), epsilon0=st.floats(0.01, 6.0), delta=st.floats(1e-9, 0.1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_larger_cohort_never_costs_more(clients: int, epsilon0: float, delta: float) -> None:
     # One more client is noise added to the count, which is post-processing.
     assert single_epsilon(epsilon0, clients + 1, delta) <= single_epsilon(epsilon0, clients, delta) * (1 + 1e-9) + 1e-12

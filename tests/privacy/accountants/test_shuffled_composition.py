@@ -142,7 +142,7 @@ def test_it_covers_adversaries_who_look_at_the_first_round(clients: int, epsilon
 
 
 @given(data=st.data(), epsilon0=st.floats(0.1, 3.0), delta=st.floats(1e-3, 0.1))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_it_covers_inner_inputs(data: st.DataObject, epsilon0: float, delta: float) -> None:
     p1 = 1 / (1 + math.exp(-epsilon0))
     inner = st.floats(1 - p1, p1)
@@ -165,7 +165,7 @@ def test_it_covers_inner_inputs(data: st.DataObject, epsilon0: float, delta: flo
     rounds=st.integers(1, 5),
     delta=st.floats(-9.0, -2.0).map(lambda exponent: 10**exponent),
 )
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_the_bounds_are_in_order(clients: int, epsilon0: float, reports: int, rounds: int, delta: float) -> None:
     group = ShuffledRounds(epsilon0, clients, reports, rounds)
     upper, adaptive = certified_epsilon([group], delta)

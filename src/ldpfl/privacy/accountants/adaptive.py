@@ -24,9 +24,9 @@ from math import ceil, inf, log
 import numpy as np
 
 from ldpfl.privacy.accountants.binomial import Array
-from ldpfl.privacy.accountants.local import accountant
 from ldpfl.privacy.accountants.moments import renyi_factor
 from ldpfl.privacy.accountants.randomized_response import log_moment
+from ldpfl.privacy.accountants.registry import accountant
 from ldpfl.privacy.events import BinaryRelease, Release
 
 _UP = 1 + 1e-7

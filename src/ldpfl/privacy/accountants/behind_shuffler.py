@@ -1,12 +1,12 @@
 """What all releases of one client cost together, against one who sees what a shuffler or a sum lets through, and nothing else.
 
-Accountants are registered by the rounds that they compose; :func:`behind_shuffler` picks the first that supports those at hand. What
-none of them composes has no number here: what holds locally holds behind a shuffler too.
+Each accountant says which rounds it composes; ``registry`` picks one.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log, sqrt
@@ -14,11 +14,11 @@ from math import ceil, inf, log, sqrt
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
-from ldpfl.privacy.accountants.local import epsilon_of
+from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release
-from ldpfl.privacy.statement import RoundGroup
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Bounds:
 
 
 class ShuffledAccountant(Accountant):
-    """Composes rounds of one client; ``groups`` are those that are alike."""
+    """Composes rounds of one client; ``groups`` are those that are alike, ``local`` holds without the shuffler, and so behind it."""
 
-    def __init__(self, groups: Sequence[RoundGroup]) -> None:
-        self.groups = tuple(groups)
+    def __init__(self, groups: Sequence[RoundGroup], local: Accountant) -> None:
+        self.groups, self.local = tuple(groups), local
 
     @classmethod
     @abstractmethod
@@ -51,16 +51,8 @@ class ShuffledAccountant(Accountant):
     def bounds(self, delta: float) -> Bounds:
         """Return what is known for ``delta``."""
 
-    def compose(self, group: RoundGroup) -> ShuffledAccountant | None:
-        """Return an accountant of these rounds and of those in ``group``; None if none composes them."""
-        return behind_shuffler([*self.groups, group])
-
     def epsilon(self, delta: float) -> float:
         return self.bounds(delta).adaptive
-
-    def local(self, delta: float) -> float:
-        """Return what holds without the shuffler, and so behind it."""
-        return epsilon_of([(group.release, group.rounds) for group in self.groups], delta)
 
 
 class CountedBits(ShuffledAccountant):
@@ -93,10 +85,12 @@ class SummedNoise(ShuffledAccountant):
         return all(group.channel == "secure-sum" and _adds_up(group.release) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        summed = [(_of_a_sum(group), group.rounds) for group in self.groups]
+        summed = Counter[Release]()
+        for group in self.groups:
+            summed[_of_a_sum(group)] += group.rounds
         # Rounded Gaussians add up to one but for so little that it is never more than this, see decision 0023.
-        found = epsilon_of(summed, delta * (1 - 1e-9))
-        return Bounds(found, found, found if all(release.rate == 1 for release, _ in summed) else None)
+        found = GaussianAccountant(summed).epsilon(delta * (1 - 1e-9))
+        return Bounds(found, found, found if all(group.batch_rate == 1 for group in self.groups) else None)
 
 
 def _adds_up(release: Release) -> bool:
@@ -112,7 +106,7 @@ class SelfSampledBits(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         (group,) = self.groups
-        found = min(self.local(delta), self_sampled_epsilon(replace(_rounds(group), clients=group.population), group.rate, delta))
+        found = min(self.local.epsilon(delta), self_sampled_epsilon(replace(_rounds(group), clients=group.population), group.rate, delta))
         return Bounds(found, found)
 
 
@@ -124,7 +118,7 @@ class LinkedBits(ShuffledAccountant):
         return all(_are_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        found = min(self.local(delta), blanket_epsilon([_linked(group) for group in self.groups], delta))
+        found = min(self.local.epsilon(delta), blanket_epsilon([_linked(group) for group in self.groups], delta))
         return Bounds(found, found)
 
 
@@ -136,7 +130,7 @@ class BlanketedReports(ShuffledAccountant):
         return all(_blanket(group) is not None and group.channel == "ideal-shuffler" for group in groups)
 
     def epsilon(self, delta: float) -> float:
-        return min(self.local(delta), blanket_epsilon([_reports(group) for group in self.groups], delta))
+        return min(self.local.epsilon(delta), blanket_epsilon([_reports(group) for group in self.groups], delta))
 
     def bounds(self, delta: float) -> Bounds:
         found = self.epsilon(delta)
@@ -158,17 +152,8 @@ class ClonedReports(ShuffledAccountant):
         (group,) = self.groups
         epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
-        found = min(self.local(delta), composed_clone_epsilon(epsilon, group.cohort, messages, delta, any_report(epsilon)))
+        found = min(self.local.epsilon(delta), composed_clone_epsilon(epsilon, group.cohort, messages, delta, any_report(epsilon)))
         return Bounds(found, found)
-
-
-ACCOUNTANTS: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, LinkedBits, BlanketedReports, ClonedReports)
-"""In the order in which they are asked whether they support what is to be composed: a line for each."""
-
-
-def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
-    """Return what composes rounds like ``groups``; None where nothing does."""
-    return next((kind(groups) for kind in ACCOUNTANTS if kind.supports(groups)), None)
 
 
 _DIGITS = 1e-4

@@ -1,7 +1,6 @@
 """What all releases of one client cost together, against one who sees and keeps them all and trusts nobody in between.
 
-Accountants are registered by the kinds of release that they compose; :func:`accountant` picks the first that supports all kinds at
-hand. All of them hold for adaptive composition.
+Each accountant names the kinds of release that it composes; ``registry`` picks one. All of them hold for adaptive composition.
 """
 
 from __future__ import annotations
@@ -41,10 +40,6 @@ class LocalAccountant(Accountant):
     def supports(cls, kinds: Iterable[type]) -> bool:
         """Whether it composes releases of all these kinds."""
         return cls.kinds >= set(kinds)
-
-    def compose(self, release: Release, times: int = 1) -> LocalAccountant:
-        """Return an accountant of what was released so far and of ``release``, ``times`` more."""
-        return accountant([*self.releases.items(), (release, times)])
 
     @property
     def pure(self) -> list[tuple[float, int]]:
@@ -128,37 +123,3 @@ class NoAccountant(LocalAccountant):
 
     def delta(self, epsilon: float) -> float:
         return 1.0
-
-
-ACCOUNTANTS: tuple[type[LocalAccountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
-"""In the order in which they are asked whether they support what is to be composed: a line for each."""
-
-
-def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
-    """Return what composes ``releases``, each with its number of times.
-
-    Raises:
-        TypeError: a kind of release that no accountant knows.
-    """
-    counts: Counter[Release] = Counter()
-    for release, times in releases:
-        counts[release] += times
-    kinds = {type(release) for release in counts}
-    for kind in ACCOUNTANTS:
-        if kind.supports(kinds):
-            return kind(counts)
-    raise TypeError(f"no accountant knows {', '.join(sorted(kind.__name__ for kind in kinds))}")
-
-
-def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
-    """Return epsilon at ``delta`` of all ``releases``, each with its number of times.
-
-    Exact where all are alike or all Gaussian, else by Renyi divergences; adaptive. ``delta`` = 0 gives the pure sum. Infinite as
-    soon as one is unprotected. Its time does not depend on how often a release was made.
-    """
-    return accountant(releases).epsilon(delta)
-
-
-def unit_epsilon(release: Release, delta: float) -> float:
-    """Return what one unit of ``release`` costs: pure where it is, else at ``delta``."""
-    return release.pure_epsilon if release.pure_epsilon < inf else epsilon_of([(release, 1)], delta)

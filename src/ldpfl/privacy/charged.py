@@ -1,0 +1,118 @@
+"""Which rounds a client is charged for: from the events of a ledger to groups of rounds that are alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.events import Channel, GaussianRelease, Release, RoundEvent, Sampling
+from ldpfl.privacy.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class RoundGroup:
+    """``rounds`` rounds of one client that are alike; the fields are those of :class:`RoundEvent`.
+
+    ``cohort`` and ``population`` count honest clients only: colluding ones are already taken off.
+    """
+
+    release: Release
+    cohort: int
+    population: int
+    rounds: int = 1
+    sampling: Sampling = "everyone"
+    rate: float = 1.0
+    channel: Channel = "ideal-shuffler"
+    linked: int = 1
+
+    @property
+    def reports(self) -> int:
+        """Reports of one client over all rounds of the group."""
+        return self.release.units * self.rounds
+
+    @property
+    def batch_rate(self) -> float:
+        """Probability with which a record is in a round's batch."""
+        return self.release.rate if isinstance(self.release, GaussianRelease) else 1.0
+
+
+def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
+    """Return the rounds that a statement charges: those of the client that took part most often, grouped by likeness."""
+    return _groups(ledger.events, colluding) if ledger.events else []
+
+
+def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
+    """Return the rounds of the client that took part most often, grouped by likeness.
+
+    Which rounds it joined is not in the ledger. If all are alike but for the cohort, those with the smallest cohorts are
+    the costliest, and among rounds of Gaussian noise those with the largest mu; otherwise it is charged for every one.
+    """
+    smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
+    if not 0 <= colluding < smallest:
+        raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
+    counts: Counter[RoundGroup] = Counter()
+    for event, times in _with_unseen(events):
+        counts[_group(event, smallest, colluding)] += times
+    counts = _hidden_in_all(counts, events, colluding)
+    groups = sorted(counts, key=lambda group: group.cohort)
+    # Some client joined at least as often as clients did on average, whatever the events say.
+    average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
+    most = max(average, *(event.joined for event in events))
+    if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
+        return _first_rounds(groups, counts, most)
+    # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
+    # And where some rounds protect a client and others one record, the costliest are not those that protect least.
+    rates, protected = {group.batch_rate for group in groups}, {group.release.unit == "record" for group in groups}
+    if len(rates) == len(protected) == 1 and all(group.release.by_round and group.channel != "secure-sum" for group in groups):
+        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
+    return [replace(group, rounds=counts[group]) for group in groups]
+
+
+def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
+    """Return ``counts`` with all clients of the run as the crowd of those that take part once, in a secret order, by one mechanism.
+
+    Reports that each depend on what was released before, of clients in a random order, hide a client among all of them, not among
+    those of its round (Feldman, McMillan and Talwar 2021, Theorem 3.2). That is one order of clients: it hides a report that is one
+    unit. Where a report has several, they share the order, and do not hide as if each had one of its own.
+    """
+    alike = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
+    first = events[0]
+    if not counts or len(alike) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
+        return counts
+    crowd = min(sum(event.cohort for event in events), first.population) - colluding
+    return Counter({replace(next(iter(counts)), cohort=crowd): len(events)})
+
+
+def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], most: int) -> list[RoundGroup]:
+    """Return the first ``most`` rounds of ``groups``, of which there are as many as ``counts`` says."""
+    taken: list[RoundGroup] = []
+    for group in groups:
+        rounds = min(counts[group], most - sum(before.rounds for before in taken))
+        if rounds > 0:
+            taken.append(replace(group, rounds=rounds))
+    return taken
+
+
+def _with_unseen(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEvent, int]]:
+    """Yield rounds that released something, and how often: one of secret participation also for those before that are not there.
+
+    Nobody joined those. That this happened is an outcome like any other: its probability is part of the guarantee of a round.
+    """
+    before = 0
+    for event in events:
+        if event.sampling == "secret":
+            yield event, event.round - before
+        elif event.cohort > 0:  # that nobody did is seen, and released nothing
+            yield event, 1
+        before = event.round
+
+
+def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
+    honest = max(1, event.population - colluding)
+    # Where participation is secret, how many took part is chance: it does not make rounds differ.
+    cohort = smallest if event.sampling == "secret" else event.cohort
+    linked = min(event.linked, event.release.units)
+    return RoundGroup(event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked)
