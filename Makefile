@@ -11,7 +11,7 @@ run: $(READY)
 	$(BIN)/ldpfl run
 
 # One thread a worker: two workers of two threads each would be ten times slower than one. One worker more than cores: many tests wait.
-TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 1))
+TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 1))
 
 test: $(READY)
 	$(TEST)

@@ -557,17 +557,17 @@ def test_flags_for_own_data_need_some(ldpfl: CommandLine) -> None:
 @pytest.mark.slow
 def test_a_run_of_records_is_audited(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Its clients put integers into the mechanism."""
-    settings = ["--set=data.name=mnist-5k", "--set=clients.count=20", "--set=training.rounds=1", "--set=model.name=linear"]
-    settings += ["--set=data.features=none"]
+    settings = ["--set=clients.count=8", "--set=training.rounds=1", "--set=model.name=linear", "--set=data.features=none"]
+    settings += ["--data-dir", str(tiny_data)]
     for name, noise, channel in (("open", 0.01, "direct"), ("summed", 0.01, "secure-sum"), ("hidden", 30.0, "direct")):
         more = [f"--set=mechanism.noise_multiplier={noise}", f"--set=shuffling.channel={channel}"]
         ldpfl("run", "sound/records-mnist", *settings, *more, "--no-baseline", "--out", name)
-        rows = json.loads(ldpfl("audit", name, "--trials", "100", "--json").out)["rows"]
+        rows = json.loads(ldpfl("audit", name, "--trials", "100", "--data-dir", tiny_data, "--json").out)["rows"]
         # A canary as long as a record's gradient may be is seen where there is next to no noise, and nowhere where there is much.
         assert (rows[-1]["accuracy"] == 1.0) == (noise < 1), rows
     by_chance = ["--set=mechanism.sample_rate=0.5", "--out", "chance"]
     ldpfl("run", "sound/records-mnist", *settings, *by_chance, "--no-baseline")
-    assert "take part by chance are not audited" in ldpfl("audit", "chance", "--trials", "100").err
+    assert "take part by chance are not audited" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
 
 
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
