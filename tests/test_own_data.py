@@ -316,8 +316,12 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     frame[held].to_csv(tmp_path / "new.csv", index=False)
     assert ldpfl("predict", folder, tmp_path / "new.csv").code == 0
     (folder / "config.toml").write_text(config)
-    (folder / "encoding.json").write_text("{}")
-    assert "is damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    told_of = json.loads((folder / "encoding.json").read_text())
+    for change in ({"unscaled": [99]}, {"targets": "number"}, {"width": told_of["width"] + 1}, {"spreads": [1.0] * 9}):
+        (folder / "encoding.json").write_text(json.dumps({**told_of, **change}))
+        assert "damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv"), change
+    (folder / "encoding.json").write_text(json.dumps({**told_of, "data": {**told_of["data"], "target": "\x1b]0;evil\x07"}}))
+    assert "\x1b" not in ldpfl("predict", folder, tmp_path / "new.csv").out
     (folder / "encoding.json").unlink()
     assert "something else than a table" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
 
@@ -697,12 +701,64 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
         (f"data.test_path={tmp_path / 'table'}", "holds no images"),
         ('data.columns=["age"]', "says nothing of images"),
         ('data.classes=["bright"]', "is not among bright"),
+        ("task.name=regression", "have one class each"),
     ):
         assert said in ldpfl.refused(*short, setting), setting
     for given in ((pixels, np.arange(60) % 2), [(pixels[place], place % 2) for place in range(60)]):
         brought = given if isinstance(given, tuple) else Pairs(given)
         with pytest.raises(ConfigError, match=r"data\.test_path says nothing of data that were handed over as tensors"):
             api.run(data=brought, settings=own, **settings)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0, -1], "from 0 to 999, got -1"),
+        ([0, 2**40], "whole numbers from 0 to 999"),
+        ([0, None], "has the class 'None'"),
+        ([[0], [1]], "has the class"),
+        (["a", ""], None),
+    ],
+)
+def test_classes_of_images_are_looked_at_as_those_of_a_table_are(labels: list[Any], said: str | None, tmp_path: Path) -> None:
+    """In one Parquet file, as a data set of the hub has them."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    rows = {"image": [Image.fromarray(own) for own in pixels], "kind": labels * 10, "owner": ["a", "b"] * 9 + ["a", None]}
+    kinds = datasets.Dataset.from_dict({"kind": labels}).features["kind"]
+    features = datasets.Features({"image": datasets.Image(), "kind": kinds, "owner": datasets.Value("string")})
+    file = tmp_path / "images.parquet"
+    datasets.Dataset.from_dict(rows, features).to_parquet(file)
+    config = DataConfig(name="given", path=str(file), target="kind")
+    if said is None:
+        assert load_brought(config, "class").outputs == 2
+        with pytest.raises(DataError, match="it must be somebody's"):
+            load_brought(config.model_copy(update={"client": "owner"}), "class")
+        return
+    with pytest.raises(DataError, match=said):
+        load_brought(config, "class")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves files open
+def test_a_folder_of_images_with_a_table_of_whose_they_are_is_one_of_images(tmp_path: Path) -> None:
+    """And a run on it is not gone on with once they are somebody else's."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+    folder = tmp_path / "scans" / "train"
+    folder.mkdir(parents=True)
+    for place, own in enumerate(pixels):
+        Image.fromarray(own).save(folder / f"{place:02}.png")
+
+    def owned(by: list[str]) -> Path:
+        rows = {"file_name": [f"{place:02}.png" for place in range(24)], "label": [0, 1] * 12, "ward": by}
+        pd.DataFrame(rows).to_csv(folder / "metadata.csv", index=False)
+        return tmp_path / "scans"
+
+    settings = {"model.name": "linear", "training.rounds": 1, "privacy.target_epsilon": "off", "mechanism.noise_multiplier": 1.0}
+    how: dict[str, Any] = {"client": "ward", "settings": settings, "baseline": False, "progress": False, "folder": tmp_path / "run"}
+    found = api.run(data=owned(["a", "b", "c"] * 8), **how)
+    assert found.config.clients.count == 3
+    owned(["a", "a", "b", "b", "c", "c"] * 4)
+    with pytest.raises(ConfigError, match="was begun on"):
+        api.run(folder=tmp_path / "run", resume=True, more_rounds=1, progress=False)
 
 
 class Pairs(torch.utils.data.Dataset[Any]):
@@ -801,6 +857,44 @@ def test_records_take_part_by_other_coins_in_runs_of_other_models(begin: float, 
     assert torch.equal(first, coins(linear(begin)))
     assert not torch.equal(first, coins(linear(begin + 0.5)))
     assert not torch.equal(first, coins(nn.Sequential(linear(begin), nn.Identity())))
+
+
+def test_records_take_part_by_other_coins_once_they_are_somebody_else_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal masks of all rounds but for a division: what two ledgers add up to is of coins that know nothing of each other."""
+    drawn: list[torch.Tensor] = []
+    train = RecordGradientTrainer.train
+
+    def seen(trainer: RecordGradientTrainer, weights: torch.Tensor, schedule: BatchSchedule, round_number: int = 1) -> torch.Tensor:
+        drawn.append(schedule.mask.clone())
+        return train(trainer, weights, schedule, round_number)
+
+    monkeypatch.setattr(RecordGradientTrainer, "train", seen)
+    samples = Samples(torch.randn(320, 6, generator=torch.Generator().manual_seed(0)), torch.arange(320) % 2)
+    settings = {"training.rounds": 1, "mechanism.sample_rate": 0.1, "mechanism.noise_multiplier": 1.0, "privacy.target_epsilon": "off"}
+
+    def coins(owners: list[int]) -> torch.Tensor:
+        drawn.clear()
+        data = Dataset("own", samples, samples, 2, (), (), "x", clients=np.array(owners * 80))
+        api.run(data=data, model="logistic-regression", settings=settings, seed=5, baseline=False, progress=False)
+        return drawn[-1]
+
+    assert torch.equal(coins([0, 0, 1, 1]), coins([0, 0, 1, 1]))
+    assert not torch.equal(coins([0, 0, 1, 1]), coins([0, 1, 0, 1]))
+
+
+def test_what_noise_there_was_is_not_kept_of_own_data(tmp_path: Path) -> None:
+    """The length of one client's noise tells which of two data sets a model came of."""
+    rows = patients(60, 2).loc[:, ["age", "outcome", "hospital"]]
+    settings: dict[str, Any] = {"mechanism.name": "full-dp", "mechanism.epsilon": 5.0, "mechanism.perturbed": "update"}
+    settings |= {"privacy.target_epsilon": "off", "data.bounds": {"age": [0, 100]}, "training.rounds": 1}
+    found = api.run(
+        data=rows, target="outcome", client="hospital", settings=settings, folder=tmp_path / "run", baseline=False, progress=False
+    )
+    assert found.history[-1].noise == {}
+    assert "norm" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    result = RunFolder(tmp_path / "run").result()
+    assert result is not None
+    assert "noise" not in result
 
 
 def test_noise_of_another_size_is_another_noise(tmp_path: Path) -> None:

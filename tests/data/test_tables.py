@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ldpfl import DataError
-from ldpfl.data.encoding import words_of
+from ldpfl.data.columns import words_of
 from ldpfl.data.tables import Table, read_table, table_of
 
 

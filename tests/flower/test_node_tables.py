@@ -305,6 +305,7 @@ UNREADABLE: dict[str, Callable[[bool], pyarrow.Array]] = {
     "a long text that is none": lambda odd: pyarrow.array([b"a", b"\xff" if odd else b"b", b"c"], pyarrow.large_binary()).view(
         pyarrow.large_string()
     ),
+    "a number of very many digits": lambda odd: pyarrow.array(["1", "7" * (5000 if odd else 3), "2"]),
     "a list": lambda odd: pyarrow.array([[1], None if odd else [2], [3]]),
     "a whole number among gaps": lambda odd: pyarrow.array([1, None if odd else 7, 2]),
 }

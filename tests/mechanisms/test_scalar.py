@@ -73,8 +73,8 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
 @pytest.mark.parametrize(
     ("kind", "epsilon", "coordinates", "clients"),
     [
-        (Piecewise, 4.0, 2, 20_000),
-        (Hybrid, 4.0, 2, 20_000),
+        (Piecewise, 4.0, 2, 10_000),
+        (Hybrid, 4.0, 2, 10_000),
         (Piecewise, 8.0, "auto", 4_000),
         (Hybrid, 1.0, 2, 4_000),
         (Laplace, 1.0, 2, 4_000),
@@ -134,7 +134,7 @@ def test_mean_variance_is_unbiased_when_clients_agree(
     """
     mechanism = kind(epsilon, coordinates)
     # With k of d the weights of a client are not independent, so there many small groups of clients are the trials.
-    groups, d = (1, 20_000) if coordinates is None else (2000, 6)
+    groups, d = (1, 20_000) if coordinates is None else (500, 6)
     ranges, source = box([0.5], [0.25], [d]), seeded(clients * groups, 9)
     for value in (0.5, 0.6, 0.75):
         values = torch.full((clients * groups, d), value)
@@ -233,11 +233,11 @@ def test_the_audit_finds_nothing(mechanism: ScalarMechanism) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mechanism", "trials"), [(Piecewise(4.0, 2), 2000), (Laplace(3.0, "auto"), 2000), (Hybrid(6.0, "auto"), 2000)])
+@pytest.mark.parametrize(("mechanism", "trials"), [(Piecewise(4.0, 2), 1000), (Laplace(3.0, "auto"), 1000), (Hybrid(6.0, "auto"), 1000)])
 def test_the_audit_finds_nothing_in_k_of_d(mechanism: ScalarMechanism, trials: int) -> None:
     audit = audit_mechanism(mechanism, trials=trials, seed=1)
     assert audit.passed, audit.verdict
-    assert audit.epsilon_lower > 0.5 * mechanism.epsilon
+    assert audit.epsilon_lower > 0.45 * mechanism.epsilon
 
 
 # --- batches, aggregates and memory -----------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ldpfl.data.from_table import answered
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.experiments.build import model_of
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.importing import GIVEN, is_code
-from ldpfl.report.results import answered
 
 if TYPE_CHECKING:
     import pandas

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.data.encoding import MOST_CLASSES, TEST_SHARE, dataset_of
+from ldpfl.data.from_table import dataset_of
 from ldpfl.data.hub import Pictures, fetched, holds_images
-from ldpfl.data.partition import held_out
+from ldpfl.data.partition import TEST_SHARE, held_out
 from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import Targets
@@ -78,6 +79,8 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
         return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
     if isinstance(given, Pictures):
+        if targets != "class":
+            raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
         _check_unused(config, "images", _OF_TABLES)
         return _of_images(given, config)
     _check_unused(config, "data that were handed over as tensors", (*_OF_TABLES, *_OF_FILES))

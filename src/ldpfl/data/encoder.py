@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
 from ldpfl.data.settings import DataConfig
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ class Encoder(BaseModel):
     def _has_a_class_an_output(self) -> Self:
         if self.targets == "class" and len(self.classes) != self.outputs:
             raise ValueError("there are as many classes as outputs")
+        if self.targets == "number" and self.outputs != 1:
+            raise ValueError("a number is one output")
+        if self.targets == "classes" and len(self.data.target) != self.outputs:
+            raise ValueError("there are as many labels as outputs")
+        if len({place for place in self.unscaled if 0 <= place < self.width}) != len(self.unscaled):
+            raise ValueError("each measured input is one of the inputs")
+        if any(len(known) not in (0, len(self.unscaled)) for known in (self.centers, self.spreads)):
+            raise ValueError("there are as many centers and spreads as measured inputs")
         return self
 
     def measured(self, center: NDArray[np.float64], spread: NDArray[np.float64]) -> Encoder:
@@ -61,6 +69,8 @@ class Encoder(BaseModel):
 
     def scaled(self, inputs: Tensor) -> Tensor:
         """Return ``inputs`` (N, width) with what stood on its own scale measured by the centers and spreads."""
+        if inputs.shape[1] != self.width:
+            raise DataError(f"{inputs.shape[1]} inputs come of these columns, and the model takes {self.width}: the encoding is damaged")
         if not self.unscaled:
             return inputs
         places, found = torch.tensor(self.unscaled), inputs.clone()
@@ -73,19 +83,24 @@ class Encoder(BaseModel):
 
         Raises:
             ConfigError: a language model tells no row anything.
+            DataError: the model has other outputs.
         """
         import pandas
 
+        if outputs.numel() != len(outputs) * self.outputs:
+            raise DataError(
+                f"the model says {tuple(outputs.shape[1:])} of a row, not {self.outputs} figures: it is not that of the encoding"
+            )
         if self.targets == "number":
             values = outputs.reshape(len(outputs)).double() * self.target_spread + self.target_center
-            return pandas.DataFrame({str(self.data.target): values.numpy()})
+            return pandas.DataFrame({printable(str(self.data.target)): values.numpy()})
         if self.targets == "class":
             chances = outputs.double().softmax(dim=1).numpy()
             said = np.array([printable(name) for name in self.classes], dtype=object)[chances.argmax(axis=1)]
             by_class = {f"probability of {printable(name)}": chances[:, place] for place, name in enumerate(self.classes)}
-            return pandas.DataFrame({str(self.data.target): said, **by_class})
+            return pandas.DataFrame({printable(str(self.data.target)): said, **by_class})
         if self.targets == "classes":
-            return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=list(self.data.target))
+            return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=[printable(name) for name in self.data.target])
         raise ConfigError("a language model says how texts go on, and nothing of a row")
 
 

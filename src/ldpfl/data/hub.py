@@ -17,6 +17,7 @@ from ldpfl.data.loading import quiet
 from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import SUFFIXES
+from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.suggestions import did_you_mean
 
@@ -46,7 +47,7 @@ def holds_images(path: Path) -> bool:
     import pyarrow
     from pyarrow import parquet
 
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.stem != "metadata") if path.is_dir() else [path]
     if path.is_dir() and any(file.suffix.lower() in _SUFFIXES for file in files):
         return not any(file.suffix.lower() in SUFFIXES for file in files)
     first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
@@ -100,8 +101,11 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
         with quiet("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
             once = datasets.DownloadConfig(max_retries=0)
             cache = folder if of_ones_own else None
-            labels = {"drop_labels": False} if one_class and _is_by_class(Path(origin)) else {}
-            loaded = datasets.load_dataset(origin, download_config=once, cache_dir=cache, keep_in_memory=of_ones_own or None, **labels)
+            more: dict[str, Any] = {"drop_labels": False} if one_class and _is_by_class(Path(origin)) else {}
+            source = origin
+            if of_ones_own and Path(origin).is_file():
+                source, more = "parquet", {"data_files": {"train": origin}}
+            loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=of_ones_own or None, **more)
     except Exception as error:  # the library raises many kinds
         where = "be read" if of_ones_own else "be had from the hub"
         raise DataError(f"data set {origin!r} cannot {where}: {first_line(error)}") from error
@@ -150,12 +154,21 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
     if label not in split.column_names:
         raise DataError(f"the test images of {origin!r} have no column {label!r}")
     feature, told = split.features[label], list(split[label])
-    return [feature.int2str(one) for one in told] if isinstance(feature, datasets.ClassLabel) else told
+    if not isinstance(feature, datasets.ClassLabel):
+        return told
+    if any(one is None or not 0 <= one < len(feature.names) for one in told):
+        raise DataError(f"an image of {origin!r} has no class: leave such images out")
+    return [feature.int2str(one) for one in told]
 
 
 def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
     """Return classes as numbers, and which word each stands for; a data set of the hub has numbers, or words."""
+    odd = next((one for one in told if not isinstance(one, str | int)), "")
+    if odd != "":
+        raise DataError(f"an image of {origin!r} has the class {str(odd)[:40]!r}: each has one, a word or a whole number")
     if not classes and all(isinstance(one, int) for one in told):
+        if not 0 <= min(told) <= max(told) < MOST_CLASSES:
+            raise DataError(f"classes of {origin!r} are whole numbers from 0 to {MOST_CLASSES - 1}, got {min(told)} to {max(told)}")
         return told, ()
     words = [str(one) for one in told]
     places: Mapping[str, int] = {word: place for place, word in enumerate(classes or sorted(set(words)))}
@@ -171,4 +184,7 @@ def _owners(split: Any, image: str, config: DataConfig) -> NDArray[np.str_] | No
     names = [name for name in split.column_names if name != image]
     if config.client not in names:
         raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
-    return np.array([str(owner) for owner in split[config.client]])
+    owners = list(split[config.client])
+    if any(owner is None or str(owner) == "" for owner in owners):
+        raise DataError(f"an image has nothing in {config.client!r}, and it must be somebody's")
+    return np.array([str(owner) for owner in owners])

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.encoding import dataset_of, same_word, words_of
+from ldpfl.data.columns import same_word, words_of
+from ldpfl.data.from_table import dataset_of
 from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Column, Table, is_absent, read_table

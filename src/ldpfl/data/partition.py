@@ -17,6 +17,9 @@ from ldpfl.errors import ConfigError
 
 Scheme = Literal["iid", "dirichlet", "labels", "quantity"]
 Indices = NDArray[np.int64]
+TEST_SHARE = 5
+"""One in so many rows of a user's own data is a test row, where none are given."""
+
 CURIOUS_CLIENT = 0
 """Client that an :class:`Isolation` keeps the private label from."""
 

@@ -75,6 +75,19 @@ class DataConfig(BaseModel):
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
 
     @property
+    def target_names(self) -> tuple[str, ...]:
+        """The columns that are to be predicted; of texts alone, their own.
+
+        Raises:
+            ConfigError: none is named.
+        """
+        if self.text and not self.target:
+            return (self.text,)
+        if not self.target:
+            raise ConfigError("data.target has to name the column that is to be predicted")
+        return (self.target,) if isinstance(self.target, str) else tuple(self.target)
+
+    @property
     def brought(self) -> bool:
         """Whether they are a user's own: read from a path or the hub, made by code, or handed over."""
         return bool(self.path or self.test_path) or any(sign in self.name for sign in ":/") or self.name == GIVEN

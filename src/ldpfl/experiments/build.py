@@ -92,7 +92,7 @@ def build(
     federation = Federation(
         seed=config.seed,
         secret_seed=secret,
-        coin_seed=_coin_seed(secret, module, weights) if config.data.brought else secret,
+        coin_seed=_coin_seed(secret, module, weights, parts) if config.data.brought else secret,
         own_data=config.data.brought,
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn),
@@ -115,9 +115,16 @@ def build(
         patience=config.training.patience,
         full_weight=_full_weight(config, mechanism),
     )
-    origin = f"{task.name} {task.fingerprint} on {device.type}"
+    origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def _division(task: Dataset) -> str:
+    """Return what tells whose the samples are, where that is not in the fingerprint, as of a table it is."""
+    if task.clients is None or task.encoder is not None:
+        return ""
+    return f" of {hashlib.sha256(task.clients.tobytes()).hexdigest()[:16]}"
 
 
 def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
@@ -215,14 +222,16 @@ def secret_seed(config: RunConfig, task: Dataset) -> int:
     return int.from_bytes(digest.digest())
 
 
-def _coin_seed(secret: int, module: nn.Module, weights: Tensor) -> int:
-    """Return the seed of who takes part where that is a secret, with a user's own data: ``secret``, and that of no other model.
+def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Sequence[NDArray[np.int64]]) -> int:
+    """Return the seed of who takes part where that is a secret, with a user's own data: ``secret``, and that of no other model or division.
 
     Noise follows from what it hides, so that two models of one seed share none. Who takes part is drawn before there is anything to hide:
     what a config does not tell of a model that was handed over, or lies in a file, is told by how it begins and by what it consists of.
     """
     digest = hashlib.sha256(f"{secret} {told_of(module)}".encode())
     digest.update(weights.numpy().tobytes())
+    for part in parts:
+        digest.update(b"%d " % part.size + part.tobytes())
     return int.from_bytes(digest.digest())
 
 

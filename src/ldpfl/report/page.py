@@ -16,7 +16,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 import ldpfl
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.figures import number
@@ -55,8 +55,17 @@ def page(folders: Sequence[Path]) -> str:
     """
     runs = [_run(RunFolder(folder)) for folder in folders]
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
-    template = Environment(autoescape=True).from_string(files("ldpfl.report").joinpath("page.html").read_text(encoding="utf-8"))
+    template = Environment(autoescape=True, finalize=_visible).from_string(
+        files("ldpfl.report").joinpath("page.html").read_text(encoding="utf-8")
+    )
     return template.render(title=title, runs=runs)
+
+
+def _visible(value: object) -> object:
+    """Return texts with what steers a reader spelled out: characters that are not seen, as those that turn the direction round."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(char if char in "\n\t" else printable(char) for char in value)
 
 
 @dataclass(frozen=True)

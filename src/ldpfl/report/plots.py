@@ -59,7 +59,7 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     rounds = range(1, result["rounds"] + 1)
-    baseline, times = result["noise_free_score_per_round"], factor(result["metric"])
+    baseline, times = result.get("noise_free_score_per_round"), factor(result["metric"])
     if baseline:
         plain = [nan if a is None else times * a for a in baseline]
         axes.plot(rounds, plain, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")

@@ -12,14 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import nn
 
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.encoding import encoded
+from ldpfl.data.from_table import answered
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
@@ -39,12 +38,6 @@ from ldpfl.tasks import ACCURACY
 
 if TYPE_CHECKING:
     import pandas
-
-
-def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
-    """Return what ``module`` says of ``rows``, in words."""
-    with torch.no_grad():
-        return encoder.answers(module.eval()(encoded(encoder, rows)))
 
 
 class _Shown:

@@ -20,6 +20,7 @@ ALIGNED = 16
 """Rows after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
 _PROBED_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _SLOWER = 1.1
+_COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 
 
 def split_evenly(count: int, largest: int) -> Iterator[slice]:
@@ -57,6 +58,11 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
     return best
 
 
+def most_sums(weights: Tensor, device: torch.device) -> int:
+    """Return how many clients' sums of gradients (d,), with what is made of them, fit into ``MEMORY_SHARE`` of the free memory."""
+    return max(1, int(MEMORY_SHARE * _free(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
+
+
 def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
     started = time.perf_counter()
     trainer.train(weights, schedule)
@@ -79,5 +85,8 @@ def _fitting(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: to
         trainer.train(weights, pair)
     parameters = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
     a_client = kept / 2 + parameters
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return max(1, int(MEMORY_SHARE * free / a_client))
+    return max(1, int(MEMORY_SHARE * _free(device) / a_client))
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available

@@ -94,8 +94,9 @@ def _round(
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
             clipped=clipped.fractions(),
-            noise_std=None if recorded is None else recorded.tolist(),
-            noise=noise.figures(ranges.sizes),
+            # What noise there was tells what it hides: of a user's own data it is not kept, but for how large it may be.
+            noise_std=None if recorded is None or federation.own_data else recorded.tolist(),
+            noise={} if federation.own_data else noise.figures(ranges.sizes),
             memory=noise.memory(),
         ),
         began=began,

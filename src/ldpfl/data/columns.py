@@ -1,0 +1,207 @@
+"""What becomes of a table's columns: numbers, words and texts, as a model takes them. Each rule is public, or is said to be none."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import Table, as_text, is_absent
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.tasks import Targets
+
+BYTES = 257
+"""Tokens of a language model: the bytes, from 1 on, and 0 for the beginning of a text."""
+
+_LONG_WORD = 100
+"""Characters: a text is cut after so many for each word that is kept of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Columns (N, F) of a table, the numbers and names of those that are still on their own scale, and what became of which."""
+
+    values: NDArray[np.float32]
+    unscaled: tuple[int, ...]
+    names: tuple[str, ...]
+    said: str
+
+
+def said_of_all(table: Table, config: DataConfig) -> DataConfig:
+    """Return ``config`` with a word about each column that is used: what is not said is what most of the cells in ``table`` are."""
+    names = _inputs(table, config)
+    of_words = {name for name in names if _is_of_words(table, name, config)}
+    target = config.target_names[0]
+    return config.model_copy(
+        update={
+            "columns": names,
+            "words": [name for name in names if name in of_words and name not in config.categories],
+            "numbers": [name for name in names if name not in of_words and name not in config.bounds],
+            "bounds": {name: own for name, own in config.bounds.items() if name in (*names, target)},
+            "categories": {name: own for name, own in config.categories.items() if name in names},
+        }
+    )
+
+
+def _inputs(train: Table, config: DataConfig) -> list[str]:
+    apart = {*config.target_names, config.client}
+    if config.client in config.target_names:
+        raise ConfigError(
+            f"data.client and data.target both name {config.client!r}: who the clients are is public, and so would be what is told"
+        )
+    for setting, names in (
+        ("columns", config.columns),
+        ("numbers", config.numbers),
+        ("words", config.words),
+        ("bounds", config.bounds),
+        ("categories", config.categories),
+    ):
+        for name in names:
+            train.column(name, f"data.{setting}")
+    names = list(config.columns) or [name for name in train.columns if name not in apart]
+    for name in names:
+        if name in apart:
+            raise ConfigError(f"data.columns names {name!r}, which is the target or the client: nothing is to be told from it")
+    if not names:
+        raise DataError("the table has no column beside the target's and the client's: there is nothing to tell it from")
+    return names
+
+
+def _is_of_words(train: Table, name: str, config: DataConfig) -> bool:
+    said = [kind for kind in ("numbers", "bounds", "words", "categories") if name in getattr(config, kind)]
+    of_words = [kind in ("words", "categories") for kind in said]
+    if len(set(of_words)) > 1:
+        raise ConfigError(f"data.{said[0]} and data.{said[-1]} both name {name!r}: it holds numbers, or words")
+    return any(of_words) if said else not train.is_numeric(name)
+
+
+def words_of(table: Table, name: str, *, numeric: bool = False) -> list[str]:
+    """Return a column as words, "" where nothing stands; ``numeric`` ones that are the same number are the same word."""
+    column = table.columns[name]
+    if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
+        column = table.numbers(name)
+        return ["" if np.isnan(value) else as_text(value) for value in column]
+    return ["" if is_absent(text) else text.strip() for text in column]
+
+
+def same_word(word: str) -> str:
+    """Return ``word`` as it is wherever it comes from: of truth values and long numbers, data frames and Parquet files make floats."""
+    if word.isdecimal() and _DIGITS < len(word) <= _MOST_DIGITS:
+        return as_text(int(word))
+    return {"true": "1", "false": "0"}.get(word.lower(), word)
+
+
+_DIGITS = 15
+"""Of a whole number beyond which a float has another."""
+
+_MOST_DIGITS = 309
+"""Of a whole number that a float can be; what is longer is a text wherever it comes from."""
+
+
+def features_of(table: Table, config: DataConfig) -> Features:
+    """Return the inputs of ``table``; which columns there are, and of what kind each is, ``config`` says."""
+    parts: list[NDArray[np.float32]] = []
+    unscaled: dict[int, str] = {}
+    kinds: dict[str, list[str]] = {}
+    width = 0
+    for name in config.columns:
+        table.column(name, "the training rows")
+        if name in config.words or name in config.categories:
+            part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
+        else:
+            values = table.numbers(name)
+            bounds = bounds_of(config, name)
+            kind = "numbers, measured" if bounds is None else "numbers, by data.bounds"
+            if bounds is None:
+                unscaled[width] = name
+            part = _number_columns(table, name, values if bounds is None else within(values, bounds), config, centered=bounds is not None)
+        parts.append(part)
+        kinds.setdefault(kind, []).append(name)
+        width += part.shape[1]
+    said = "; ".join(f"{kind}: {', '.join(own)}" for kind, own in sorted(kinds.items()))
+    return Features(np.concatenate(parts, axis=1), tuple(unscaled), tuple(unscaled.values()), f"columns were taken as {said}")
+
+
+def _number_columns(table: Table, name: str, values: NDArray[np.float64], config: DataConfig, *, centered: bool) -> NDArray[np.float32]:
+    absent = np.isnan(values)
+    if config.missing == "refuse" and absent.any():
+        raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the column {name!r} has no value, and data.missing is 'refuse'")
+    own = np.where(absent, 0.0, values) if centered else values  # what is measured first keeps its gaps until it is scaled
+    columns = [own, absent.astype(np.float64)] if config.missing == "indicator" else [own]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
+    if name not in config.bounds:
+        return None
+    low, high = config.bounds[name]
+    if not 0 < high - low < inf:
+        raise ConfigError(f"data.bounds.{name} are the least and the largest value, got {low:g} and {high:g}")
+    return low, high
+
+
+def within(values: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
+    """Return what lies within ``bounds`` in [-1, 1], and what lies beyond at its ends."""
+    low, high = bounds
+    scaled: NDArray[np.float64] = np.clip((values - low) / (high - low) * 2 - 1, -1, 1)
+    return scaled
+
+
+def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
+    words, known = [same_word(word) for word in words_of(table, name)], config.categories.get(name)
+    if known is None:
+        places = [_place(f"{name}\0{word}", config.buckets) if word else None for word in words]
+    else:
+        places = _listed(table, name, words, {same_word(word): place for place, word in enumerate(known)})
+    found = np.zeros((len(words), config.buckets if known is None else len(known)), dtype=np.float32)
+    for row, place in enumerate(places):
+        if place is not None:
+            found[row, place] = 1.0
+    return found
+
+
+def _listed(table: Table, name: str, words: Sequence[str], known: Mapping[str, int]) -> list[int | None]:
+    for row, word in enumerate(words):
+        if word and word not in known:
+            raise DataError(f"{table.where(row)}: {word[:40]!r} is not among data.categories.{name}, which are {', '.join(known)}")
+    return [known[word] if word else None for word in words]
+
+
+@lru_cache(maxsize=1 << 16)
+def _place(word: str, places: int) -> int:
+    """Return where a word is hashed to: the same on every machine, and nothing that depends on other words."""
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8]) % places
+
+
+def texts_of(table: Table, config: DataConfig, targets: Targets) -> Tensor:
+    if config.columns:
+        raise ConfigError("data.text makes texts of the inputs: leave data.columns out")
+    texts = table.column(config.text, "data.text")
+    if texts.dtype == np.float64:
+        raise DataError(f"the column {config.text!r} holds numbers, and data.text says that it holds texts")
+    if targets == "tokens":
+        return bytes_of(texts, config.length)[:, :-1]
+    found = torch.zeros(len(texts), config.length, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        # Cut before it is looked through: how long that takes is not to tell of one long text among others.
+        words = re.findall(r"\w+", text[: _LONG_WORD * config.length].lower())[: config.length]
+        found[row, : len(words)] = torch.tensor([1 + _place(word, config.vocabulary - 1) for word in words], dtype=torch.int64)
+    return found
+
+
+def bytes_of(texts: NDArray[np.object_], length: int) -> Tensor:
+    """Return texts as tokens (N, ``length`` + 1): 0, then each byte and 1, then 0 to the end."""
+    found = torch.zeros(len(texts), length + 1, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        own = torch.tensor(list(text.encode()[:length]), dtype=torch.int64)
+        found[row, 1 : 1 + len(own)] = own + 1
+    return found

@@ -1,0 +1,131 @@
+"""From a table to a data set, and from new rows of one to what its model says of them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
+from ldpfl.data.encoder import Encoder
+from ldpfl.data.partition import TEST_SHARE, held_out
+from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.data.targets import targets_of, unit_of
+from ldpfl.errors import DataError, printable
+from ldpfl.tasks import Targets
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
+    """Return the data set that ``config`` makes of ``table``.
+
+    Which column is one of numbers and which one of words is taken from what most of its cells are, or from the settings. Words
+    are hashed, or numbered by ``categories``; numbers are brought to [-1, 1] by ``bounds``, or stay as they are, to be measured. Rows of
+    ``test`` go through the same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content
+    decides about another.
+
+    Raises:
+        ConfigError: settings that do not fit each other.
+        DataError: a column or a value does not fit; the file and line are named.
+    """
+    tables = [table] if test is None else [table, test]
+    is_test = held_out(len(table), TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
+    if test is None and not is_test.any():
+        raise DataError(f"{name} has {len(table)} rows, too few to keep a fifth of them to measure on: give data.test_path")
+    learnt, outputs, notes, classes = targets_of(tables, config, targets)
+    unscaled: tuple[int, ...] = ()
+    unscaled_names: tuple[str, ...] = ()
+    said = config
+    if config.text:
+        inputs = [texts_of(one, config, targets) for one in tables]
+    else:
+        said = said_of_all(table, config)
+        features = [features_of(one, said) for one in tables]
+        inputs, unscaled = [torch.from_numpy(own.values) for own in features], features[0].unscaled
+        unscaled_names, notes = features[0].names, (features[0].said, *notes)
+    made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
+    train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
+    target_unscaled = targets == "number" and not bounds_of(config, config.target_names[0])
+    if target_unscaled:
+        unscaled_names += (f"{config.target_names[0]}, the target",)
+    digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
+    vocabulary = None if not config.text else BYTES if targets == "tokens" else config.vocabulary
+    return Dataset(
+        name,
+        train,
+        held,
+        outputs,
+        (),
+        (),
+        digest,
+        clients=_clients(table, config, ~is_test),
+        vocabulary=vocabulary,
+        unscaled=unscaled,
+        unscaled_names=unscaled_names,
+        target_unscaled=target_unscaled,
+        unit=unit_of(config, targets),
+        notes=tuple(map(printable, notes)),  # names of columns and classes are in them
+        encoder=_encoder(said, targets, classes, unscaled, inputs[0].shape[1], outputs),
+    )
+
+
+def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+    """Return what ``module`` says of ``rows``, in words.
+
+    Raises:
+        DataError: a column is missing, or a value does not fit; its place is named.
+    """
+    with torch.no_grad():
+        return encoder.answers(module.eval()(encoded(encoder, rows)))
+
+
+def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
+    """Return what a model takes (N, ...) for ``rows``: a data frame, or a file or folder; the target's column need not be there.
+
+    Raises:
+        DataError: a column is missing, or a value does not fit; its place is named.
+    """
+    table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
+    if encoder.data.text:
+        return texts_of(table, encoder.data, encoder.targets)
+    return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))
+
+
+def _encoder(
+    config: DataConfig, targets: Targets, classes: tuple[str, ...], unscaled: tuple[int, ...], width: int, outputs: int
+) -> Encoder | None:
+    if targets == "tokens":
+        return None
+    bounds = bounds_of(config, config.target_names[0]) if targets == "number" else None
+    center, spread = ((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2) if bounds else (0.0, 1.0)
+    return Encoder(
+        data=config.model_copy(update={"client": "", "path": "", "test_path": ""}),
+        targets=targets,
+        classes=classes,
+        unscaled=unscaled,
+        target_center=center,
+        target_spread=spread,
+        width=width,
+        outputs=outputs,
+    )
+
+
+def _clients(table: Table, config: DataConfig, kept: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+    """Return the client of each kept row, numbered in the order of their names."""
+    if not config.client:
+        return None
+    table.column(config.client, "data.client")
+    words = np.array(words_of(table, config.client), dtype=object)
+    absent = np.flatnonzero(words == "")
+    if absent.size:
+        raise DataError(f"{table.where(int(absent[0]))}: the client's column {config.client!r} has no value")
+    return np.unique(words[kept].astype(str), return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,125 @@
+"""What is told of a table's rows: a number, a class, several labels, or the next byte of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data.columns import BYTES, bounds_of, bytes_of, within, words_of
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import Table
+from ldpfl.errors import ConfigError, DataError
+from ldpfl.tasks import NO_TOKEN, Targets
+
+MOST_CLASSES = 1000
+"""What has more is no classification."""
+
+_MOST_NUMBERS = 20
+"""Different numbers beyond which a target is none of classes."""
+
+
+class Told(NamedTuple):
+    """The targets of each table, how many outputs a model needs for them, what the guarantee assumes of them, and the names of classes."""
+
+    values: list[Tensor]
+    outputs: int
+    notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+
+
+def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) -> Told:
+    names = config.target_names
+    for table in tables:
+        for name in names:
+            table.column(name, "data.target")
+    if targets != "classes" and len(names) > 1:
+        raise ConfigError(
+            f"data.target names {len(names)} columns, and this task tells one; for several labels set task.name to 'multilabel'"
+        )
+    if targets == "classes" and len(names) < 2:
+        raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")
+    if targets == "tokens":
+        return Told([_tokens_to_tell(table, config) for table in tables], BYTES)
+    if targets == "number":
+        return Told([_numbers_to_tell(table, names[0], config) for table in tables], 1)
+    if targets == "classes":
+        return Told([torch.stack([_label(table, name) for name in names], dim=1) for table in tables], len(names))
+    return _classes_to_tell(tables, names[0], config)
+
+
+def _numbers_to_tell(table: Table, name: str, config: DataConfig) -> Tensor:
+    values = table.numbers(name)
+    _require_all(table, name, np.isnan(values))
+    bounds = bounds_of(config, name)
+    return torch.from_numpy((values if bounds is None else within(values, bounds)).astype(np.float32))
+
+
+def _label(table: Table, name: str) -> Tensor:
+    values = table.numbers(name)
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if wrong.size:
+        raise DataError(f"{table.where(int(wrong[0]))}: the label {name!r} must be 0 or 1")
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> Told:
+    numeric = all(table.is_numeric(name) for table in tables) and not config.classes
+    words = [words_of(table, name, numeric=numeric) for table in tables]
+    for table, own in zip(tables, words, strict=True):
+        _require_all(table, name, np.array([not word for word in own]))
+    known = list(config.classes) or _found_classes(tables[0], name, words[0])
+    numbers = {word: place for place, word in enumerate(known)}
+    found = []
+    for table, own in zip(tables, words, strict=True):
+        for row, word in enumerate(own):
+            if word not in numbers:
+                raise DataError(f"{table.where(row)}: the class {word[:40]!r} of {name!r} is not among {', '.join(known[:10])}")
+        found.append(torch.tensor([numbers[word] for word in own]))
+    notes = () if config.classes else (_CLASSES_SEEN.format(name=name, some=", ".join(known[:5])),)
+    return Told(found, len(known), notes, tuple(known))
+
+
+_CLASSES_SEEN = (
+    "the classes of {name!r} ({some}) were taken from the data, as if they were public: "
+    "where it is a secret that one occurs, name them in data.classes"
+)
+
+
+def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
+    known = sorted(set(words), key=_natural)
+    if len(known) > MOST_CLASSES or (len(known) > _MOST_NUMBERS and table.is_numeric(name)):
+        raise DataError(f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression'")
+    if len(known) == 1:
+        raise DataError(f"the target {name!r} is {known[0]!r} in every row: there is nothing to tell apart")
+    return known
+
+
+def _natural(word: str) -> tuple[int, float, str]:
+    """Sort numbers as numbers, and before words."""
+    try:
+        return 0, float(word), word
+    except ValueError:
+        return 1, 0.0, word
+
+
+def _require_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
+    if absent.any():
+        where = table.where(int(np.flatnonzero(absent)[0]))
+        raise DataError(f"{where}: the target {name!r} has no value (NA, None and the like are none); leave such rows out")
+
+
+def _tokens_to_tell(table: Table, config: DataConfig) -> Tensor:
+    if not config.text:
+        raise ConfigError("a language model is trained on texts: name their column in data.text")
+    following = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
+    return torch.where(following == 0, NO_TOKEN, following)
+
+
+def unit_of(config: DataConfig, targets: Targets) -> float:
+    bounds = bounds_of(config, config.target_names[0]) if targets == "number" else None
+    return 1.0 if bounds is None else (bounds[1] - bounds[0]) / 2
