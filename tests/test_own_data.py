@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -182,6 +183,16 @@ def test_texts(model: str, recwarn: pytest.WarningsRecorder) -> None:
     assert result.accuracy > 0.9
 
 
+def test_a_number_is_estimated_from_texts_by_where_it_is_measured_to_lie() -> None:
+    stars = np.random.default_rng(0).integers(0, 6, 400)
+    frame = pd.DataFrame({"note": ["good " * int(own) + "bad " * int(5 - own) for own in stars], "stars": stars})
+    settings = {**FEW, "data.text": "note", "data.length": 8, "data.vocabulary": 64, "clients.count": 4}
+    how: dict[str, Any] = {"task": "regression", "model": "embedding-bag", "target_epsilon": 50.0, "baseline": False, "progress": False}
+    found = api.run(data=frame, target="stars", settings=settings, seed=1, **how)
+    assert found.ledger.events[0].release.unit == "record"
+    assert list(found.predict(frame.head(3))["stars"].between(-5, 10)) == [True] * 3
+
+
 def test_tensors_and_torch_data_sets_are_data() -> None:
     inputs = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     targets = (inputs[:, 0] > 0).long()
@@ -320,8 +331,14 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     for change in ({"unscaled": [99]}, {"targets": "number"}, {"width": told_of["width"] + 1}, {"spreads": [1.0] * 9}):
         (folder / "encoding.json").write_text(json.dumps({**told_of, **change}))
         assert "damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv"), change
+    (folder / "encoding.json").write_bytes(b"\xff")
+    assert "damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "encoding.json").write_text(json.dumps({**told_of, "data": {**told_of["data"], "target": "\x1b]0;evil\x07"}}))
     assert "\x1b" not in ldpfl("predict", folder, tmp_path / "new.csv").out
+    (folder / "encoding.json").write_text(json.dumps(told_of))
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "no regular file" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "encoding.json").unlink()
     assert "something else than a table" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
 

@@ -13,6 +13,7 @@ from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.experiments.build import model_of
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.files import check_regular
 from ldpfl.importing import GIVEN, is_code
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: s
     described = Description((encoder.width,), encoder.outputs, tokens)
     module = model_of(config, described, config.seed, None, encoder.targets)
     try:
+        check_regular(kept.model_path)
         module.load_state_dict(load_file(kept.model_path))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise DataError(f"{kept.model_path} is damaged, or of another model: {first_line(error)}") from error

@@ -99,9 +99,10 @@ def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
     middles, units = (torch.from_numpy(figures).float() for figures in (center, spread))
 
     def changed(samples: Samples, reach: float = REACH) -> Samples:
-        inputs, targets = samples.tensor.clone(), samples.targets
-        count = len(places)
-        inputs[:, places] = moved(inputs[:, places], middles[:count], units[:count])
+        inputs, targets, count = samples.inputs, samples.targets, len(places)
+        if count:  # tokens of texts have no scale
+            inputs = samples.tensor.clone()
+            inputs[:, places] = moved(inputs[:, places], middles[:count], units[:count])
         return Samples(inputs, moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)
 
     if dataset.target_unscaled and not isfinite(spread[-1]):

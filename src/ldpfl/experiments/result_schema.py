@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 Figure = float | None
 """None stands for one that is not a finite number."""
+
+
+Word = Annotated[str, Field(max_length=1000)]
+"""What is repeated elsewhere, as on a certificate."""
 
 
 class _Strict(BaseModel):
@@ -31,7 +35,7 @@ class _Noise(_Strict):
 class Figures(_Strict):
     """The figures of a finished run that are read again; more may stand there."""
 
-    name: str
+    name: Word
     seed: int
     seed_is_secret: bool = False
     metric: str
@@ -59,7 +63,7 @@ class Figures(_Strict):
     noise: _Noise | None = None
     seconds: float
     device: str
-    versions: dict[str, str]
+    versions: dict[Word, Word]
 
 
 def problem_of(figures: Any) -> str:

@@ -271,6 +271,8 @@ class RunFolder:
             text = read_text(self.encoding_path)
         except OSError:
             raise ConfigError(f"{self.path} holds a run on something else than a table: give its module inputs yourself") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.encoding_path} is damaged: {error}") from None
         try:
             return Encoder.model_validate_json(text)
         except ValidationError as error:

@@ -173,14 +173,15 @@ def _layers(folder: RunFolder, result: dict[str, Any]) -> Iterator[dict[str, str
         lines = [from_json(line) for line in read_text(folder.metrics_path).splitlines()]
     except (OSError, ValueError):
         lines = []
-    first = next((line.get("clipped_fraction") or {} for line in lines if isinstance(line, dict) and line.get("clients")), {})
+    first: Any = next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
+    shares = {name: share for name, share in first.items() if isinstance(share, int | float)} if isinstance(first, dict) else {}
     for name, layer in result["layers"].items():
         yield {
             "name": name,
             "weights": f"{layer['weights']:,}",
             "radius": _small(layer["radius"]),
             "noise": _small(layer["noise_std"]),
-            "first": _share(first.get(name)),
+            "first": _share(shares.get(name)),
             "last": _share(layer["clipped_fraction"]),
         }
 
