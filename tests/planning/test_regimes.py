@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 import ldpfl
 from conftest import CommandLine
 from ldpfl import ConfigError
+from ldpfl.planning.regimes import RegimePlan
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+
+pytestmark = pytest.mark.xdist_group("regimes")  # which are planned once a process
 
 SIZE: dict[str, dict[str, Any]] = {
     "shuffled": {"clients": 400, "weights": 25, "rounds": 1},
@@ -21,10 +25,15 @@ SIZE: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def planned(regime: str, target: float = 1.0, **more: Any) -> RegimePlan:
+    return ldpfl.plan_regime(regime, target, **{**SIZE[regime], **more})
+
+
 @pytest.mark.parametrize("regime", SIZE)
 @pytest.mark.slow
 def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
-    plan = ldpfl.plan_regime(regime, 1.0, **SIZE[regime])
+    plan = planned(regime)
     best = plan.statement.best
     assert best is not None
     assert 0.98 < best.epsilon <= 1.0
@@ -34,7 +43,7 @@ def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
 
 @pytest.mark.slow
 def test_noise_is_as_many_times_a_trusted_servers_as_theory_says() -> None:
-    ratio = {regime: plan.noise / plan.trusted_noise for regime in SIZE for plan in [ldpfl.plan_regime(regime, 1.0, **SIZE[regime])]}
+    ratio = {regime: plan.noise / plan.trusted_noise for regime in SIZE for plan in [planned(regime)]}
     assert ratio["records"] == pytest.approx(10, rel=0.01)  # the root of the number of clients
     assert ratio["records-summed"] == pytest.approx(1, rel=0.01)
     assert 1.1 < ratio["shuffled"] < 1.5  # sqrt(pi / 2), the rounding up of 25 coordinates to 32, and what bits cost
@@ -42,16 +51,16 @@ def test_noise_is_as_many_times_a_trusted_servers_as_theory_says() -> None:
 
 
 def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
-    plan = ldpfl.plan_regime("records", 2.0, **SIZE["records"])
+    plan = planned("records", 2.0)
     assert plan.value == pytest.approx(2 * sqrt(15) / gaussian_mu(2.0, 1e-5), rel=2e-3)
     assert plan.noise == pytest.approx(plan.value / 600 / 10 * 10, rel=1e-6)  # by the root of 100 clients, times that of 100 weights
-    small = ldpfl.plan_regime("records", 2.0, **{**SIZE["records"], "records": plan.wanted})
+    small = planned("records", 2.0, records=plan.wanted)
     assert small.noise <= 0.1
 
 
 @pytest.mark.slow
 def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise() -> None:
-    plain, drawn, linked = (ldpfl.plan_regime("shuffled", 1.0, **SIZE["shuffled"], **more) for more in ({}, {"group": 8}, {"linked": 2}))
+    plain, drawn, linked = (planned("shuffled", **more) for more in ({}, {"group": 8}, {"linked": 2}))
     assert (plain.bytes_per_client, plain.relay_records) == (4, 32)
     assert (drawn.bytes_per_client, drawn.relay_records) == (2, 4)
     assert (linked.bytes_per_client, linked.relay_records) == (4, 16)
@@ -62,8 +71,7 @@ def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise(
 @pytest.mark.slow
 def test_colluding_clients_cost_noise_where_others_hide() -> None:
     for regime in ("shuffled", "records-summed"):
-        alone, betrayed = (ldpfl.plan_regime(regime, 1.0, **SIZE[regime], colluding=colluding) for colluding in (0, 50))
-        assert betrayed.noise > alone.noise
+        assert planned(regime, colluding=50).noise > planned(regime).noise
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ MEMORY_SHARE = 0.5
 
 ALIGNED = 16
 """Rows after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
-_PROBED_SIZES = (4, 8, 16, 32, 64, 128, 256)
+_PROBED_SIZES = (16, 32, 64, 128, 256)
 _SLOWER = 1.1
 _COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 
@@ -40,11 +40,13 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
     Two steps of growing chunks are timed until two are clearly slower a client than the best so far, or until the
-    memory that a client was seen to need says stop. Takes a second or two; on a CPU the choice changes speed, never results.
+    memory that a client was seen to need says stop. Fewer than 16 are never much faster, and results would depend on how many.
     """
     probe = schedule.head(2)
     fitting = min(schedule.clients, _fitting(trainer, weights, probe, device))
-    best, best_seconds, slower = 1, float("inf"), 0
+    if fitting <= _PROBED_SIZES[0]:
+        return fitting
+    best, best_seconds, slower = _PROBED_SIZES[0], float("inf"), 0
     for size in (*(s for s in _PROBED_SIZES if s < fitting), fitting):
         chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
         trainer.train(weights, chunk.head(1))
