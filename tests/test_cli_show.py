@@ -394,6 +394,9 @@ def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl:
     for outcome in (ldpfl("show", tmp_path / "run"), ldpfl("ledger", ledger)):
         assert "\x1b" not in outcome.out + outcome.err
         assert "x1b]0;mine" in outcome.out + outcome.err
+    markup = "it [bold]says[/bold] [/nope] :smile:"
+    ledger.write_text(Ledger((RoundEvent(1, BinaryRelease("duchi", 1.0, 1, claim=markup), 5, 5, 1),)).to_json(), encoding="utf-8")
+    assert markup in " ".join(ldpfl("ledger", ledger).out.split())
     config = folder.config_path.read_text(encoding="utf-8")
     folder.config_path.write_text(config.replace('name = "', 'name = "\\u001b]0;mine', 1), encoding="utf-8")
     assert "not printable" in ldpfl.refused("show", tmp_path / "run")

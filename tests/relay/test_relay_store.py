@@ -452,7 +452,7 @@ def test_a_store_of_another_version_is_refused(place: str) -> None:
         open_engine(place)
 
 
-@pytest.mark.parametrize("place", ["mysql://host/x", "sqlite://", "postgresql://[", "redis://x/y"])
+@pytest.mark.parametrize("place", ["mysql://host/x", "sqlite://", "postgresql://[", "redis://x/y", "postgresql://relay@host:port/db"])
 def test_other_places_are_refused(place: str) -> None:
     with pytest.raises(ConfigError):
         open_engine(place)
@@ -467,6 +467,9 @@ def test_a_place_that_cannot_be_opened_is_refused_without_its_password(tmp_path:
         open_engine(str(tmp_path / "text.db"))
     with pytest.raises(ConfigError, match="cannot be opened") as caught:
         open_engine(f"postgresql://relay:hunter2@/postgres?host={tmp_path}")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be opened") as caught:
+        open_engine(f"postgresql://relay@/postgres?host={tmp_path}&password=hunter2")
     assert "hunter2" not in str(caught.value)
 
 

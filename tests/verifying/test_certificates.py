@@ -279,14 +279,17 @@ def test_a_record_s_guarantee_is_none_of_its_client() -> None:
         {"release": {"kind": "pure", "blanket": 1e-300}, "cohort": 10**6, "population": 10**6},
         {"release": {"kind": "pure", "blanket": 0.7, "units": 10**12}, "linked": 10**12},
         {"release": {"kind": "pure", "blanket": 0.9, "parameter": 0.2, "units": 10**9}, "cohort": 10**6, "population": 10**6},
+        {"delta": 1e-25, "release": {"parameter": 0.05}, "cohort": 326, "population": 326},
+        {"delta": 1e-25, "release": {"parameter": 1.99}, "cohort": 1, "population": 1, "linked": 2_436_201, "sampling": "once"},
     ],
 )
 def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
     tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
-    first = tree["statement"]["charged"][0]
-    first.update({**change, "release": {**first["release"], **change.get("release", {})}})
+    first, delta = tree["statement"]["charged"][0], change.get("delta", 1e-5)
+    charged = {name: value for name, value in change.items() if name != "delta"}
+    first.update({**charged, "release": {**first["release"], **change.get("release", {})}})
     for line in tree["statement"]["guarantees"]:
-        line["epsilon"] = 1e-3
+        line.update(epsilon=1e-3, delta=delta if line["delta"] else 0.0)
     assert not verify(Certificate.model_validate(tree)).holds
 
 

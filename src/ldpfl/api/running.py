@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from ldpfl.api.configuring import Settings, brought, configure, listed
@@ -26,6 +25,7 @@ from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.results import RunResult
+from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
 
 OnRound = Callable[[RoundMetrics], None]
@@ -150,7 +150,7 @@ def displayed(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
     if isinstance(progress, ProgressDisplay):  # its owner's
         yield progress
         return
-    with ProgressDisplay(Console(stderr=True, quiet=not progress), lines=False) as display:
+    with ProgressDisplay(terminal(stderr=True, quiet=not progress), lines=False) as display:
         yield display
 
 

@@ -28,6 +28,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
 from ldpfl.report.attacks import attack_table, comparison_table
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
+from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
 
 _SIDE_BY_SIDE = "side-by-side.png"
@@ -69,7 +70,7 @@ def gan(
     """
     plan = AttackPlan(label, images, tuple(range(seed, seed + seeds)), GanConfig(steps=steps))
     folders = [RunFolder(run) for run in runs]
-    session = _Session(data_dir, choose_device(device), Console(stderr=True), lines=not as_json)
+    session = _Session(data_dir, choose_device(device), terminal(stderr=True), lines=not as_json)
     if len(folders) == 1:
         target = out or attack_folder(folders[0], label)
         result, _ = session.attack(folders[0], plan, target)
@@ -116,7 +117,7 @@ def _show(figures: dict[str, Any], table: Table, hint: str, *, as_json: bool) ->
     if as_json:
         print(json.dumps(figures, indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(table)
     console.print(Text(hint), soft_wrap=True)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.guarantee import json_number
+from ldpfl.report.terminal import terminal
 
 _HOLDS = (
     "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort, "
@@ -50,7 +50,7 @@ def _budget() -> None:
 @app.command()
 def show(file: File) -> None:
     """Print what was spent, what is left, and why something was refused last."""
-    books, charges, console = read_books(file), read_charges(file), Console()
+    books, charges, console = read_books(file), read_charges(file), terminal()
     console.print(_summary(file, books, charges))
     if charges:
         console.print(_by_run(charges, books))
@@ -71,7 +71,7 @@ def set_(
     spent = books.spent(books.limit.delta)
     before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""
     of = " for a record" if books.protected == "record" else ""
-    Console().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}{of}"), soft_wrap=True)
+    terminal().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}{of}"), soft_wrap=True)
 
 
 @app.command()

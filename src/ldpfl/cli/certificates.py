@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
 from ldpfl.errors import printable
 from ldpfl.files import write_text
 from ldpfl.report.privacy import certificate_table
+from ldpfl.report.terminal import terminal
 
 NOT_CONFIRMED, NOT_CHECKED = 3, 4
 """Exit codes when a line of a certificate is not confirmed, and when none is that, but some could not be checked."""
@@ -32,7 +32,7 @@ def certify(
     signer = "not signed: give --key, for others to know that it is yours"
     if made.signature is not None:
         signer = f"signed; the public key, for others to know that it is yours: {made.signature.public_key}"
-    Console().print(Text(f"{out}: {len(made.statement.guarantees)} guarantees, {signer}"), soft_wrap=True)
+    terminal().print(Text(f"{out}: {len(made.statement.guarantees)} guarantees, {signer}"), soft_wrap=True)
     print(f"check it with: ldpfl verify {shlex.quote(str(out))} --ledger {shlex.quote(str(what))}")
 
 
@@ -43,12 +43,12 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check a certificate by other accountants than it was made with. Exit code 3: a line is not confirmed; 4: it cannot be checked."""
-    with Console(stderr=True).status("accounting ..."):
+    with terminal(stderr=True).status("accounting ..."):
         checked = api.verify(file, ledger=ledger, signed_by=signed_by)
     if as_json:
         print(json.dumps(checked.to_dict(), indent=2))
     else:
-        console = Console()
+        console = terminal()
         console.print(certificate_table(checked.run, checked.lines))
         for note in checked.notes:
             console.print(Text(printable(note)), soft_wrap=True)

@@ -14,12 +14,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
+from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
     from ldpfl.deploy.site import Site
@@ -86,7 +86,7 @@ def _run(trial: Trial, site: Site) -> None:
     from ldpfl.deploy.demo import run_demo
     from ldpfl.deploy.processes import DeploymentError
 
-    errors = Console(stderr=True)
+    errors = terminal(stderr=True)
     try:
         with _interruptible() as interrupts, Display(errors, trial.rounds) as display:
 
@@ -99,7 +99,7 @@ def _run(trial: Trial, site: Site) -> None:
         for line in error.log:
             errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
         raise
-    print_outcome(Console(), outcome)
+    print_outcome(terminal(), outcome)
 
 
 @contextmanager

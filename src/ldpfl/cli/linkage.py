@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from ldpfl.cli.interrupts import Interrupts
 from ldpfl.errors import ConfigError
 from ldpfl.files import write_text
 from ldpfl.report.linkage import draw_linkage, linkage_table
+from ldpfl.report.terminal import terminal
 
 _FIGURES = "linkage.json"
 _PLOT = "linkage.svg"
@@ -65,14 +65,14 @@ def linkage(
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(linkage_table(result))
     if out is not None:
         console.print(Text(f"figures: {out / _FIGURES}; plot: {out / _PLOT}"), soft_wrap=True)
 
 
 def _attacked(setting: LinkageSetting, plan: LinkagePlan) -> LinkageResult:
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     with Interrupts() as interrupts, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("rounds", total=None)
 

@@ -23,6 +23,7 @@ from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
+from ldpfl.report.terminal import terminal
 
 UNFIT = 3
 """Exit code for a model that cannot be trained as it is."""
@@ -46,7 +47,7 @@ def predict(
         print(text, end="")
         return
     write_text(out, text)
-    Console().print(Text(f"{out}: {text.count(chr(10)) - 1:,} rows"), soft_wrap=True)
+    terminal().print(Text(f"{out}: {text.count(chr(10)) - 1:,} rows"), soft_wrap=True)
 
 
 def overrides_of(
@@ -94,7 +95,7 @@ def check(
         figures = {"fit": found.is_fit, "problem": found.problem, "changes": [asdict(change) for change in found.changes]}
         print(to_json({**figures, "still": found.still, "weights": found.weights, "notes": list(found.notes)}, indent=2))
     else:
-        _print_check(Console(), model, found)
+        _print_check(terminal(), model, found)
     if not found.is_fit:
         raise SystemExit(UNFIT)
 
@@ -129,7 +130,7 @@ def settings(
     if as_json:
         print(to_json({name: [asdict(setting) for setting in own] for name, own in found.items()}, indent=2))
         return
-    console = Console()
+    console = terminal()
     for name, own in found.items():
         console.rule(Text(name, style="bold"), align="left")
         for setting in own:
@@ -190,7 +191,7 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
         changes = [change for change in changes if not change.startswith("data.bounds")]
     write_app(folder, recipe, [*written(public), *changes], reply_s=_REPLY_S if public else 0.0)
     left = [name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN]
-    console = Console()
+    console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
     if public:
         said = "its columns, their kinds and its classes were taken from the table, and every node is told of them: is it a public one?"

@@ -8,7 +8,6 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ldpfl.errors import ConfigError, printable
@@ -16,6 +15,7 @@ from ldpfl.figures import number
 from ldpfl.files import write_text
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
+from ldpfl.report.terminal import terminal
 
 app = typer.Typer(no_args_is_help=True, help="What a client's operator allows to leave.")
 
@@ -58,7 +58,7 @@ def init(
         _print_rows(data, *fitting)
         if policy.protects == "record" and policy.delta * fitting[0] >= 1:
             said = f"delta {policy.delta:g} is not below 1/{fitting[0]:,}: to publish one of the rows at random would satisfy it"
-            Console().print(Text(said, style="yellow"), soft_wrap=True)
+            terminal().print(Text(said, style="yellow"), soft_wrap=True)
     _warn_of_imports(code)
 
 
@@ -66,7 +66,7 @@ def _warn_of_imports(places: list[str]) -> None:
     if not places:
         return
     places = list(map(printable, places))  # names of the app's files
-    Console().print(
+    terminal().print(
         Text(
             f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app where an error's text reaches the "
             'server, whatever the policy says: only LdpClientApp("package.module:name") belongs there (docs/flower.md).',
@@ -81,7 +81,7 @@ def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
     if misfit:
         left = f"{without:,} of the {rows:,} rows teach nothing" if without else f"{rows:,} rows can be trained on, some without all values"
         said = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {left}. The first: {misfit}"
-    Console().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
+    terminal().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ _OF = {"client": "this client", "record": "any one of this client's records (and
 
 
 def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
-    console = Console()
+    console = terminal()
     left = f"{budget} was there and is left as it is" if known else f"{budget} holds the budget"
     console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
     console.print(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, track
 from rich.text import Text
 
@@ -21,6 +20,7 @@ from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import Channel
 from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
 from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees, regime_table
+from ldpfl.report.terminal import terminal
 from ldpfl.suggestions import did_you_mean
 
 AUDIT_FAILED = 3
@@ -52,7 +52,7 @@ def ledger(
     if as_json:
         print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(Text(f"{name}: {rounds} rounds"), soft_wrap=True)
     print_guarantees(console, statement.to_dict())
 
@@ -122,16 +122,16 @@ def plan(
     if plot is not None:  # before the work, not after it
         require_plot(plot)
         check_central(Setting(**{**setting, "epsilon": epsilon or 1.0, "clients": clients or MOST_CLIENTS}))
-    with Console(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
+    with terminal(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         planned = api.plan(target_central=target_central, **setting)
     if plot is not None:
-        counts = track(cohorts(planned.setting), "epsilon against clients", console=Console(stderr=True), disable=as_json)
+        counts = track(cohorts(planned.setting), "epsilon against clients", console=terminal(stderr=True), disable=as_json)
         points = [(count, *epsilon_among(planned.setting, count)) for count in counts]
         draw_epsilon_by_clients(plot, planned.setting, points, target_central)
     if as_json:
         print(json.dumps(planned.to_dict(), indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(plan_table(planned.to_dict()))
     print_guarantees(console, planned.to_dict())
     if plot is not None:
@@ -140,12 +140,12 @@ def plan(
 
 def _plan_regime(regime: str, target: float, as_json: bool, **figures: Any) -> None:
     """Print what a regime takes to keep a target."""
-    with Console(stderr=True).status("accounting ..."):
+    with terminal(stderr=True).status("accounting ..."):
         planned = api.plan_regime(regime, target, **figures).to_dict()
     if as_json:
         print(json.dumps(planned, indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(regime_table(planned))
     print_guarantees(console, planned)
 
@@ -183,7 +183,7 @@ def audit(
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
-        Console().print(audit_table(result))
+        terminal().print(audit_table(result))
     if not result.passed:
         raise SystemExit(AUDIT_FAILED)
 
@@ -191,7 +191,7 @@ def audit(
 def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, seed: int, *, as_json: bool) -> None:
     """Put a canary among the run's clients and print what its pool gives away."""
     RunFolder(folder).config()  # which names what is missing, before a progress bar is drawn
-    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
+    with Progress(console=terminal(stderr=True), disable=as_json, transient=True) as progress:
         task = progress.add_task("canary trials", total=trials)
 
         def on_trial(done: int, total: int) -> None:
@@ -201,4 +201,4 @@ def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, se
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
-        Console().print(canary_table(result))
+        terminal().print(canary_table(result))

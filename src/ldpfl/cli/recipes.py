@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 
-from rich.console import Console
 from rich.table import Table
 
 from ldpfl.experiments.shipped import DEFAULT, description, recipe_files, recipe_names, sweep_files, sweep_names
+from ldpfl.report.terminal import terminal
 
 
 def recipes() -> None:
     """List the recipes that "ldpfl run" knows."""
-    console = Console()
+    console = terminal()
     console.print(_table("recipes", recipe_names(), recipe_files()))
     console.print(_table("sweeps (ldpfl sweep NAME)", sweep_names(), sweep_files()))
 

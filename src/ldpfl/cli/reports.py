@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ldpfl.files import write_text
 from ldpfl.report.page import page
+from ldpfl.report.terminal import terminal
 
 
 def report(
@@ -19,7 +19,7 @@ def report(
 ) -> None:
     """Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script."""
     place = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    with Console(stderr=True).status("accounting ..."):
+    with terminal(stderr=True).status("accounting ..."):
         text = page(runs)
     write_text(place, text)
-    Console().print(Text(f"{place}: {len(text.encode()) / 1000:,.0f} kB, to look at in a browser"), soft_wrap=True)
+    terminal().print(Text(f"{place}: {len(text.encode()) / 1000:,.0f} kB, to look at in a browser"), soft_wrap=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from ldpfl.experiments.reproduction import load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.files import to_json
 from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.terminal import terminal
 
 
 def reproduce(
@@ -30,7 +30,7 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped."""
-    console, errors = Console(), Console(stderr=True)
+    console, errors = terminal(), terminal(stderr=True)
     if name is None:
         console.print(_listed())
         return

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
@@ -31,6 +30,7 @@ from ldpfl.privacy.accounting import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.scores import shown
+from ldpfl.report.terminal import terminal
 from ldpfl.server import Checkpoint
 from ldpfl.tasks import ACCURACY
 
@@ -67,7 +67,7 @@ def run(
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(cores())
-    errors = Console(stderr=True)
+    errors = terminal(stderr=True)
     again = _resume_command(folder.path, _flags(data_dir, device, baseline=baseline))
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display:
@@ -132,7 +132,7 @@ def sweep(
     config, overrides = load_sweep(name), set_ or []
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
     torch.set_num_threads(cores())
-    errors = Console(stderr=True)
+    errors = terminal(stderr=True)
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
             result = api.sweep(config, settings=overrides, folder=folder, data_dir=data_dir, device=device, jobs=jobs, progress=display)
@@ -144,7 +144,7 @@ def sweep(
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(result)
     noise_plot = folder / api.NOISE_PLOT
     if noise_plot.exists():
@@ -235,7 +235,7 @@ def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_j
 
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
-    console = Console()
+    console = terminal()
     console.print(result_table(result))
     print_guarantees(console, result["privacy"], result.get("target"))
     for caveat in result.get("caveats", ()):

@@ -278,6 +278,11 @@ class RunFolder:
         except ValidationError as error:
             raise DataError(f"{self.encoding_path} is damaged: {first_line(error)}") from None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has come to its end, or a sweep gave it up: then a sweep that is continued leaves it as it is."""
+        return self.result_path.exists() or self.stopped_path.exists()
+
     def stopped(self) -> str | None:
         """Return why a sweep gave the run up, if it did.
 

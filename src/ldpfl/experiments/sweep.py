@@ -18,6 +18,7 @@ from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.forecast import check_fit
 from ldpfl.experiments.recipes import load_recipe
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
 from ldpfl.files import from_toml, read_text
 from ldpfl.suggestions import did_you_mean
@@ -65,6 +66,10 @@ class Cell:
     def folder_name(self) -> str:
         """A name that equal configs share, whatever variant they belong to: such a run is made once."""
         return hashlib.sha256(self.config.to_toml().encode()).hexdigest()[:16]
+
+    def folder(self, out: Path) -> RunFolder:
+        """Return the run's own folder in that of the sweep: it is named by the config, so what stands there is the same run."""
+        return RunFolder(out / "runs" / self.folder_name)
 
     def __str__(self) -> str:
         at = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in self.point)

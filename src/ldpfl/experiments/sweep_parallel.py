@@ -43,12 +43,8 @@ class _Task:
         return self.cell.config.training.rounds
 
     @property
-    def is_over(self) -> bool:
-        return self.folder.result_path.exists() or self.folder.stopped_path.exists()
-
-    @property
     def rounds_done(self) -> int:
-        if self.is_over:
+        if self.folder.is_over:
             return self.rounds
         with suppress(OSError):
             return min(self.rounds, self.folder.metrics_path.read_bytes().count(b"\n"))
@@ -61,8 +57,8 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
     Who runs them afterwards one by one finds them finished, or meets what stopped them. Whatever ends this ends its processes, whose
     finished rounds are kept.
     """
-    tasks = list({cell.folder_name: _Task(cell, RunFolder(out / "runs" / cell.folder_name)) for cell in cells}.values())
-    waiting = [task for task in tasks if not task.is_over]
+    tasks = list({cell.folder_name: _Task(cell, cell.folder(out)) for cell in cells}.values())
+    waiting = [task for task in tasks if not task.folder.is_over]
     running: list[subprocess.Popen[bytes]] = []
     try:
         while waiting or running:
@@ -70,7 +66,10 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
                 running.append(_started(waiting.pop(0), out, data_dir))
             running = [process for process in running if not _has_ended(process)]
             on_rounds(
-                sum(task.rounds_done for task in tasks), sum(task.rounds for task in tasks), sum(t.is_over for t in tasks), len(tasks)
+                sum(task.rounds_done for task in tasks),
+                sum(task.rounds for task in tasks),
+                sum(t.folder.is_over for t in tasks),
+                len(tasks),
             )
             time.sleep(_LOOKS_S)
     finally:

@@ -64,7 +64,7 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     Raises:
         ConfigError: a finished run in the folder comes from another version.
     """
-    folder, known = _folder_of(cell, out), finished(cell, out)
+    folder, known = cell.folder(out), finished(cell, out)
     if known is not None:
         if "stopped" not in known:
             _check_same_version(known["versions"], folder)
@@ -82,17 +82,12 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     Raises:
         DataError: a run's files are damaged.
     """
-    folder = _folder_of(cell, out)
+    folder = cell.folder(out)
     result = folder.result()
     if result is not None:
         return result
     stopped = folder.stopped()
     return None if stopped is None else {"stopped": stopped, **_figures_until_stopped(cell, folder)}
-
-
-def _folder_of(cell: Cell, out: Path) -> RunFolder:
-    """Return the cell's own folder: it is named by its config, so what stands there is the same run."""
-    return RunFolder(out / "runs" / cell.folder_name)
 
 
 def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secret: bool = False) -> None:

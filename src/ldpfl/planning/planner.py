@@ -30,10 +30,10 @@ LARGEST_EPSILON = 50.0
 """Largest budget of a report that is solved for; more protects nothing."""
 
 _PRECISE = 1e-3
+"""Relative slack of a solved figure: certified at it, and not much more than needed."""
 
 _RARE = 1e-6
 """Probability with which some round of a run may have fewer clients than is planned for."""
-"""Relative slack of a solved figure: certified at it, and not much more than needed."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.privacy.accountants.registry import behind_shuffler, epsilon_of
+from ldpfl.privacy.accountants.registry import least_epsilon
 from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
 from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import Channel
@@ -165,9 +165,7 @@ class _Asked:
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
 
     def epsilon(self, strength: float) -> float:
-        group = self.rounds_at(strength)
-        hidden, local = behind_shuffler([group]), epsilon_of([(group.release, group.rounds)], self.delta)
-        return local if hidden is None else min(local, hidden.epsilon(self.delta))
+        return least_epsilon([self.rounds_at(strength)], self.delta)
 
     @property
     def guess(self) -> float:

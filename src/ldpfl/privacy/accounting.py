@@ -15,7 +15,7 @@ from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccou
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
-from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
+from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged import RoundGroup, charged
 from ldpfl.privacy.events import BinaryRelease, Claim, PureRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, TrustModel, Unit
@@ -70,11 +70,7 @@ def _known(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], del
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
     groups = charged(ledger)
-    if _unprotected(groups):
-        return inf
-    hidden = behind_shuffler(groups)
-    local = accountant((group.release, group.rounds) for group in groups).epsilon(delta)
-    return local if hidden is None else min(local, hidden.epsilon(delta))
+    return inf if _unprotected(groups) else least_epsilon(groups, delta)
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:

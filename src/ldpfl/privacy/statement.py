@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, exp
-from typing import Any
+from typing import Any, Literal
 
 from ldpfl.privacy.guarantee import Guarantee, Scope, Unit, json_number
 
-_GOOD, _WORTHLESS = 1.0, 10.0
-"""Epsilons of a client's whole run up to which a guess is right three times of four at most, and above which there is nothing to guess."""
+Worth = Literal["good", "fair", "bad"]
+"""Whether an epsilon over a whole run protects, protects a little, or does not."""
+
+GOOD, FAIR = 1.0, 10.0
+"""Up to which a guess is right three times of four at most, and up to which there is something left to guess."""
+
+
+def worth_of(epsilon: float) -> Worth:
+    """Return what an epsilon over a whole run is worth to whom it protects."""
+    return "good" if epsilon <= GOOD else "fair" if epsilon <= FAIR else "bad"
+
 
 _IF_TRUSTED: Mapping[str, str] = {
     "local": "trusting nobody",
@@ -80,10 +89,10 @@ class Statement:
         if best is None:
             return ""
         trusted = _IF_TRUSTED[best.trust_model]
-        if best.epsilon > _WORTHLESS:
+        if worth_of(best.epsilon) == "bad":
             return _WORTHLESS_IS[self.protected].format(trusted=trusted)
         right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
-        kept = "protected" if best.epsilon <= _GOOD else "protected a little"
+        kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
         percent = f"{ceil(100_000 * right) / 1000:g} %"
         return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted)
 

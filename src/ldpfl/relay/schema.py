@@ -140,7 +140,7 @@ def open_engine(store: str) -> Engine:
         ConfigError: the place cannot be opened, or holds a store of another version.
     """
     url = _url(store)
-    shown = url.render_as_string(hide_password=True)
+    shown = url.set(query={}).render_as_string(hide_password=True)  # a password may stand in the query, too
     try:
         return _engine_with_tables(url, shown)
     except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
@@ -165,7 +165,7 @@ def _url(store: str) -> URL:
         return URL.create(_SQLITE, database=str(Path(store).absolute()))
     try:
         url = make_url(store)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number
         raise ConfigError("the store's URL cannot be read; expected a path or postgresql://user@host/database") from None
     backend = url.get_backend_name()
     if backend == _SQLITE and url.database not in (None, "", ":memory:"):

@@ -157,7 +157,7 @@ def result_table(result: dict[str, Any]) -> Table:
         if name != metric:
             table.add_row(Text(name), shown(name, value))
     if result["epsilon_per_unit"] is None:
-        table.add_row("privacy", "[red]none: values leave as they are[/red]")
+        table.add_row("privacy", Text("none: values leave as they are", style="red"))
     cohort = result["clients_per_round"]
     of_all = "" if cohort == result["clients"] else f", {cohort} a round"
     table.add_row("clients, rounds", f"{result['clients']}{of_all}; {result['rounds']}")

@@ -23,7 +23,7 @@ from ldpfl.figures import number
 from ldpfl.files import from_json, read_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import account, run_epsilon
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.statement import Statement, worth_of
 from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
 from ldpfl.report.privacy import CLAIM, guarantee_rows
 from ldpfl.report.scores import cost, shown
@@ -92,7 +92,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "bytes": f"{result['uplink_bytes_per_client_round']:,}",
         "sentence": _sentence(config, result),
         "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
-        "worth": _worth(best.epsilon if best else None),
+        "worth": worth_of(best.epsilon) if best else "bad",
         "figures": list(_figures(result, statement)),
         "protected": "one record" if statement.protected == "record" else "a client",
         "scale_note": "" if best and isfinite(best.epsilon) else "No epsilon is known here.",
@@ -132,12 +132,6 @@ def _sentence(config: RunConfig, result: dict[str, Any]) -> str:
     cohort = result["clients_per_round"]
     part = "" if cohort == result["clients"] else f", {cohort:,} a round"
     return f"{what} after {result['rounds']:,} rounds with {result['clients']:,} clients{part}, by {result['mechanism']}."
-
-
-def _worth(epsilon: float | None) -> str:
-    if epsilon is None or epsilon > 10:
-        return "bad"
-    return "good" if epsilon <= 1 else "fair"
 
 
 def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ldpfl.errors import ConfigError
 from ldpfl.figures import number as figure
 from ldpfl.files import replace_atomically, write_text
+from ldpfl.privacy.statement import FAIR, GOOD, Worth
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -96,7 +97,7 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
-    for (start, end), colour in zip(((low, 1), (1, 10), (10, high)), ZONES.values(), strict=True):
+    for (start, end), colour in zip(((low, GOOD), (GOOD, FAIR), (FAIR, high)), ZONES.values(), strict=True):
         axes.axvspan(start, end, color=colour, linewidth=0)
     for place, (epsilon, text, holds) in enumerate(reversed(marks)):
         axes.plot([epsilon], [place], marker="o" if holds else "x", markersize=8, color="tab:blue" if holds else "tab:red")
@@ -111,7 +112,7 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
         axes.spines[side].set_visible(False)
 
 
-ZONES = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
+ZONES: Mapping[Worth, str] = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
 """Behind what protects, what protects a little, and what does not."""
 
 _TRUSTING = {"local": "trusting nobody", "shuffled": "behind a shuffler", "summed": "of a sum"}

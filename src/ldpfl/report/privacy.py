@@ -164,7 +164,7 @@ def audit_table(audit: MechanismAudit) -> Table:
     table.add_column("bound", justify="right")
     table.add_column("")
     for check in audit.checks:
-        mark = {True: "[green]ok[/green]", False: "[red]FAILED[/red]", None: "-"}[check.passed]
+        mark = {True: Text("ok", style="green"), False: Text("FAILED", style="red"), None: Text("-")}[check.passed]
         table.add_row(Text(check.name), f"{check.figure:.4g}", f"{check.bound:.4g}", mark)
     failed = [check.sentence for check in audit.failures]
     table.caption = Text("\n".join(failed) or f"a sound mechanism fails with probability at most {audit.error_rate:g}")

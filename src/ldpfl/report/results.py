@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -33,6 +33,7 @@ from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
+from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY
 
@@ -44,7 +45,7 @@ class _Shown:
     """A result that notebooks show as a terminal does."""
 
     def _repr_html_(self) -> str:
-        console = Console(record=True, width=110, file=StringIO(), force_jupyter=False)
+        console = terminal(record=True, width=110, file=StringIO(), force_jupyter=False)
         console.print(self)
         return console.export_html(inline_styles=True, code_format='<pre style="font-family:monospace">{code}</pre>')
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import floor
+from math import floor, inf
 
 import mpmath
 from mpmath import iv
@@ -57,12 +57,17 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         return _up((near - far) * (1 + _SMALLEST) + mpmath.mpf(10) ** -_DIGITS)
 
 
-def least_epsilon(delta_at: Callable[[float], float], delta: float, near: float) -> float:
-    """Return an epsilon, to nine digits, at which ``delta_at``, which falls, is at most ``delta``."""
+def least_epsilon(delta_at: Callable[[float], float], delta: float, near: float, most: float = inf) -> float:
+    """Return an epsilon, to nine digits, at which ``delta_at``, which falls, is at most ``delta``, or ``most``, which is known to do.
+
+    What is computed up to some error never falls below that.
+    """
     if delta_at(0.0) <= delta:
         return 0.0
     low, high = 0.0, near
     while delta_at(high) > delta:
+        if high >= most:
+            return most
         low, high = high, 2 * high + 1e-6
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

@@ -220,10 +220,11 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         and one.channel == "ideal-shuffler"
         and (one.release.kind == "pure" or (one.release.kind == "binary" and at_random))
     ):
-        report = ClonedReport(_parameter(one) * one.linked, one.cohort)
-        messages = ceil(one.release.units / one.linked) * one.rounds
+        linked = min(one.linked, one.release.units)
+        report = ClonedReport(_parameter(one) * linked, one.cohort)
+        messages = ceil(one.release.units / linked) * one.rounds
         if messages == 1:
-            return _at_most(stated, lambda epsilon: _single(report, epsilon), delta), "by clones, in extended precision"
+            return _at_most(stated, lambda epsilon: _single(report, epsilon), delta, report.limit), "by clones, in extended precision"
         return composed_epsilon([(report, messages)], delta, stated), "by clones, and convolution"
     return None, "there is one accountant only for what is behind a shuffler here"
 
@@ -231,7 +232,9 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
 def _counted(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     bits = [(CountedBit(_parameter(one), one.cohort), one) for one in charged]
     if len(charged) == 1 and charged[0].release.units * charged[0].rounds == 1:
-        return _at_most(stated, lambda epsilon: _single(bits[0][0], epsilon), delta), "every worst case, in extended precision"
+        return _at_most(
+            stated, lambda epsilon: _single(bits[0][0], epsilon), delta, bits[0][0].limit
+        ), "every worst case, in extended precision"
     found = composed_epsilon([(bit, one.release.units * one.rounds) for bit, one in bits], delta, stated)
     if found > stated * _SAME:
         rounds = [(CountedRound(bit, one.release.units), one.rounds) for bit, one in bits]
@@ -286,9 +289,9 @@ def _single(release: Release, epsilon: float) -> float:
     return float(release.delta(np.array([epsilon], dtype=np.longdouble))[0])
 
 
-def _at_most(stated: float, delta_at: Callable[[float], float], delta: float) -> float:
+def _at_most(stated: float, delta_at: Callable[[float], float], delta: float, most: float = inf) -> float:
     """Return ``stated`` where it holds, and else what does: to find that takes many times as long."""
-    return stated if stated < inf and delta_at(stated) <= delta * _SAME else least_epsilon(delta_at, delta, min(stated, 1.0))
+    return stated if stated < inf and delta_at(stated) <= delta * _SAME else least_epsilon(delta_at, delta, min(stated, 1.0), most)
 
 
 def _is_counted(one: Charged) -> bool:

@@ -52,6 +52,13 @@ def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
     return None if kind is None else kind(groups, accountant((group.release, group.rounds) for group in groups))
 
 
+def least_epsilon(groups: Sequence[RoundGroup], delta: float) -> float:
+    """Return the smallest epsilon at ``delta`` that is known to hold of rounds like ``groups``, with or without what hides them."""
+    local = epsilon_of(((group.release, group.rounds) for group in groups), delta)
+    hidden = behind_shuffler(groups)
+    return local if hidden is None else min(local, hidden.epsilon(delta))
+
+
 def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
     """Return epsilon at ``delta`` of all ``releases``, each with its number of times.
 
