@@ -35,6 +35,13 @@ def test_a_csv_file_is_read_whatever_separates_its_cells(delimiter: str, tmp_pat
     assert table.columns["name"][0] == "Ann"
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_header_alone_says_what_separates_cells(end: str, tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, end.join(["", "age,name", "41," + "x;" * 200, "42,Bob", ""])))
+    assert list(table.columns) == ["age", "name"]
+    np.testing.assert_array_equal(table.numbers("age"), [41.0, 42.0])
+
+
 ODD = ("about 50", "50.5", "1.234,5", "yes", "", "1e400", "0x1f", "NA")
 
 

@@ -160,7 +160,7 @@ def _csv(path: Path, only: Collection[str] | None) -> Table:
     if "\0" in text and only is None:
         raise DataError(f"{path} is no CSV file: it holds bytes of zero")
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
-    first = text.partition("\n")[0]
+    first = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in that alone
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _rows(path, reader, strict=only is None)
