@@ -207,6 +207,7 @@ def test_tensors_and_torch_data_sets_are_data() -> None:
         (object(), "give a data frame"),
         ((inputs, targets[:-1]), "no samples"),
         ((inputs / 0, targets), "NaN or infinity"),
+        ((-torch.ones(100, 3).long(), targets), "tokens are whole numbers from 0 on"),
     ):
         with pytest.raises(LdpflError, match=said):
             api.run(data=wrong, settings=settings, progress=False)
@@ -776,6 +777,21 @@ def test_a_folder_of_images_with_a_table_of_whose_they_are_is_one_of_images(tmp_
     owned(["a", "a", "b", "b", "c", "c"] * 4)
     with pytest.raises(ConfigError, match="was begun on"):
         api.run(folder=tmp_path / "run", resume=True, more_rounds=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("classes", "held"), [(("test", "dog"), 0.2), (("train", "bus"), 0.2), (("train/test", "train/dog", "test/dog"), 1 / 3)]
+)
+def test_a_class_may_be_called_as_it_likes(classes: tuple[str, ...], held: float, tmp_path: Path) -> None:
+    """Which images are measured on, and not protected, is no guess by words in their paths."""
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    for place, own in enumerate(pixels):
+        folder = tmp_path / "scans" / classes[place % len(classes)]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(own).save(folder / f"{place:02}.png")
+    (tmp_path / "scans" / "notes.txt").write_text("a text beside them")
+    found = load_brought(DataConfig(name="given", path=str(tmp_path / "scans")), "class")
+    assert (len(found.train) + len(found.test), len(found.test), found.outputs) == (30, round(30 * held), 2)
 
 
 class Pairs(torch.utils.data.Dataset[Any]):

@@ -179,6 +179,10 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
             raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, got {int(told.min())} to {int(told.max())}")
     else:
         told = told.float()
+    if targets == "classes" and not bool(((told == 0) | (told == 1)).all()):
+        raise DataError("several labels of a sample are each 0 or 1")
+    if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in by_name(inputs).values()):
+        raise DataError("tokens are whole numbers from 0 on; numbers that are none are to be of a floating type")
     return _split(GIVEN, [Samples(inputs, told)], notes, targets)
 
 

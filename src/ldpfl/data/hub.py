@@ -101,10 +101,7 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
         with quiet("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
             once = datasets.DownloadConfig(max_retries=0)
             cache = folder if of_ones_own else None
-            more: dict[str, Any] = {"drop_labels": False} if one_class and _is_by_class(Path(origin)) else {}
-            source = origin
-            if of_ones_own and Path(origin).is_file():
-                source, more = "parquet", {"data_files": {"train": origin}}
+            source, more = _source(Path(origin), one_class=one_class) if of_ones_own else (origin, {})
             loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=of_ones_own or None, **more)
     except Exception as error:  # the library raises many kinds
         where = "be read" if of_ones_own else "be had from the hub"
@@ -114,9 +111,19 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
     return {split: loaded[split] for split in ("train", "test") if split in loaded}
 
 
-def _is_by_class(folder: Path) -> bool:
-    files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
-    return any(file.suffix.lower() in _SUFFIXES for file in files) and not any(file.stem == "metadata" for file in files)
+def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
+    """Return what the library is to load, and how: which images there are, and in which split, it would guess by words in their paths."""
+    if path.is_file():
+        return "parquet", {"data_files": {"train": str(path)}}
+    files = sorted(file for file in path.rglob("*") if file.is_file() and (file.suffix.lower() in _SUFFIXES or file.stem == "metadata"))
+    if not any(file.suffix.lower() in _SUFFIXES for file in files):
+        return str(path), {}
+    folders = {file.relative_to(path).parts[0] for file in files}
+    divided = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
+    parts = {name: path / name for name in sorted(folders, reverse=True)} if divided else {"train": path}
+    by_class = one_class and not any(file.stem == "metadata" for file in files)
+    chosen = {name: [str(file) for file in files if file.is_relative_to(part)] for name, part in parts.items()}
+    return "imagefolder", {"data_files": chosen, **({"drop_labels": False} if by_class else {})}
 
 
 def _image_column(split: Any) -> str | None:
