@@ -48,6 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"
     monkeypatch.setenv("LDPFL_CACHE_DIR", str(folder))
     monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
+    monkeypatch.setenv("LDPFL_REPORT", "no")  # a page is accounted round by round
     return folder
 
 

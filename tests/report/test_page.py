@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
+import httpx
 import pandas as pd
 import pytest
 
 from conftest import CommandLine
-from ldpfl import api
+from ldpfl import ConfigError, api
 from ldpfl.report.page import page
+from ldpfl.report.watching import watching
+from ldpfl.server import RoundMetrics
 
 
 class Reader(HTMLParser):
@@ -85,8 +89,8 @@ def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     assert "One record" in text
 
 
-@pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "not finished")])
-def test_what_is_no_finished_run_is_named(what: str, said: str, folder: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "no round is finished")])
+def test_what_is_no_run_is_named(what: str, said: str, folder: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     place = tmp_path / what
     place.mkdir()
     if what == "begun":
@@ -103,3 +107,57 @@ def test_what_a_foreign_run_is_called_is_no_markup(folder: Path, tmp_path: Path)
     result = (place / "result.json").read_text(encoding="utf-8")
     (place / "result.json").write_text(result.replace('"name": "', '"name": "<script>alert(1)</script>', 1), encoding="utf-8")
     assert "<script" not in page([place])
+
+
+def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
+    """With nothing in it that only the end tells, and no run at all where no round is finished."""
+    path = tmp_path / "run"
+    seen: list[str] = []
+
+    def look(metrics: RoundMetrics) -> None:
+        if metrics.round == 2:
+            seen.append(page([path], refresh_s=5))
+
+    api.run(config_file, folder=path, data_dir=tiny_data, progress=False, baseline=False, on_round=look)
+    read = Reader(seen[0])
+    assert "of 3 so far." in read.words
+    assert "without noise" not in read.words
+    assert 'http-equiv="refresh"' in seen[0]
+    assert "so far." not in Reader(page([path], refresh_s=5)).words
+    assert 'http-equiv="refresh"' not in page([path], refresh_s=5)
+    with pytest.raises(ConfigError, match="holds no run"):
+        page([tmp_path / "nowhere"])
+
+
+def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with watching(path) as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert "holds no run" in httpx.get(address).text
+        seen: list[str] = []
+        look = partial(httpx.get, address)
+        api.run(
+            config_file, folder=path, data_dir=tiny_data, progress=False, baseline=False, on_round=lambda metrics: seen.append(look().text)
+        )
+        assert "of 3 so far." in Reader(seen[-1]).words
+        last = look()
+        assert last.text == page([path])
+        assert last.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in last.headers["content-security-policy"]
+        for wrong in (
+            httpx.get(address + "x"),
+            httpx.get(address.rsplit("/", 2)[0]),
+            httpx.get(address, headers={"Host": "rebound.example"}),
+        ):
+            assert wrong.status_code == 404
+    with pytest.raises(httpx.ConnectError):
+        look()
+
+
+def test_every_run_s_folder_gets_its_page(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    arguments = ("run", config_file, "--data-dir", tiny_data, "--no-baseline", "--set", "training.rounds=1", "--out")
+    outcome = ldpfl(*arguments, tmp_path / "with", "--report", "--watch")
+    assert "watch it at http://127.0.0.1:" in outcome.err
+    assert (tmp_path / "with" / "report.html").read_text(encoding="utf-8") == page([tmp_path / "with"])
+    ldpfl(*arguments, tmp_path / "without", "--no-report")
+    assert not (tmp_path / "without" / "report.html").exists()

@@ -14,7 +14,7 @@ from ldpfl.report.terminal import terminal
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; of one that goes on, as far as it has come.")],
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the run's folder, or here")] = None,
 ) -> None:
     """Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script."""

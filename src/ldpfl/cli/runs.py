@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -11,13 +13,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import ConfigError, LdpflError, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -25,7 +28,7 @@ from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
-from ldpfl.files import WriteError, to_json
+from ldpfl.files import WriteError, to_json, write_text
 from ldpfl.privacy.accounting import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
@@ -53,6 +56,8 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
     baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve the run's page on 127.0.0.1 while it trains.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", envvar="LDPFL_REPORT", help="Write report.html at the end.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
@@ -70,7 +75,11 @@ def run(
     errors = terminal(stderr=True)
     again = _resume_command(folder.path, _flags(data_dir, device, baseline=baseline))
     try:
-        with Interrupts() as interrupts, ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display:
+        with (
+            _watched(folder.path, errors) if watch else nullcontext(),
+            Interrupts() as interrupts,
+            ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display,
+        ):
             options: dict[str, Any] = {
                 "folder": folder.path,
                 "resume": resume,
@@ -87,7 +96,29 @@ def run(
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
         raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
+    if report:
+        _write_report(folder.path, errors)
     print(_json(result)) if as_json else _print_result(folder, result)
+
+
+@contextmanager
+def _watched(folder: Path, errors: Console) -> Iterator[None]:
+    from ldpfl.report.watching import watching
+
+    with watching(folder) as address:
+        errors.print(Text(f"watch it at {address}"), soft_wrap=True)
+        yield
+
+
+def _write_report(folder: Path, errors: Console) -> None:
+    """Write the run's page beside its figures; a run whose page cannot be written has come to its end all the same."""
+    from ldpfl.report.page import page
+
+    try:
+        with errors.status("writing report.html ..."):
+            write_text(folder / "report.html", page([folder]))
+    except LdpflError as error:
+        errors.print(Text(f"no report.html: {error}"), soft_wrap=True)
 
 
 def _json(result: dict[str, Any]) -> str:

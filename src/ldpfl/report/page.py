@@ -16,7 +16,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 import ldpfl
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.figures import number
@@ -27,6 +27,7 @@ from ldpfl.privacy.statement import Statement, worth_of
 from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
 from ldpfl.report.privacy import CLAIM, guarantee_rows
 from ldpfl.report.scores import cost, shown
+from ldpfl.report.unfinished import figures_so_far, progress_of
 
 _POINTS = 8
 """Rounds after which it is said what all so far cost: each takes up to some seconds."""
@@ -44,13 +45,16 @@ _COLOURS = {
 """What pictures are drawn in, and what a page makes of it: the colours of its reader's light or dark mode."""
 
 
-def page(folders: Sequence[Path]) -> str:
-    """Return the page of the finished runs in ``folders``.
+def page(folders: Sequence[Path], *, refresh_s: int = 0) -> str:
+    """Return the page of the runs in ``folders``; of one that is not finished, as far as it has come.
 
     Figures are computed from ledgers, as ``ldpfl show`` does: what a result's file says beside them is not repeated.
 
+    Args:
+        refresh_s: seconds after which a browser asks again while a run goes on; 0 for never.
+
     Raises:
-        ConfigError: there is no run, or one that is not finished.
+        ConfigError: there is no run, or one of which no round is finished.
         DataError: a file is damaged.
     """
     runs = [_run(RunFolder(folder)) for folder in folders]
@@ -58,7 +62,7 @@ def page(folders: Sequence[Path]) -> str:
     template = Environment(autoescape=True, finalize=_visible).from_string(
         files("ldpfl.report").joinpath("page.html").read_text(encoding="utf-8")
     )
-    return template.render(title=title, runs=runs)
+    return template.render(title=title, runs=runs, refresh_s=refresh_s if any(run["progress"] for run in runs) else 0)
 
 
 def _visible(value: object) -> object:
@@ -77,8 +81,10 @@ class _Figure:
 
 def _run(folder: RunFolder) -> dict[str, Any]:
     config, result = folder.config(), folder.result()
+    progress = ""
     if result is None:
-        raise ConfigError(f"{folder.path} holds a run that is not finished: ldpfl show {folder.path} says how to go on")
+        result = figures_so_far(folder, config)
+        progress = progress_of(folder, config, result["rounds"])
     ledger = folder.ledger()
     statement = account(ledger, config.privacy.delta)
     result["privacy"] = statement.to_dict()
@@ -86,6 +92,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
     protects = config.mechanism.protects
     return {
         "name": result["name"],
+        "progress": progress,
         "score": shown(result["metric"], result["score"]),
         "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
         "epsilon": number(best.epsilon) if best and isfinite(best.epsilon) else "none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,12 +241,16 @@ def figure_file(path: Path, kind: str, size: tuple[float, float]) -> Iterator[Fi
             figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
 
 
+_STYLE = threading.RLock()
+"""Held while a style is set, which all threads share: a page may be drawn while a run draws its curve."""
+
+
 @contextmanager
 def styled_figure(size: tuple[float, float]) -> Iterator[Figure]:
     """Yield a figure of ``size`` (width, height) in inches, to be written before it is left: equal figures are equal bytes."""
     import matplotlib  # slow to import
 
-    with matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
+    with _STYLE, matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
         from matplotlib.figure import Figure
 
         yield Figure(figsize=size, layout="constrained")
