@@ -13,7 +13,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, shuffled_epsilon

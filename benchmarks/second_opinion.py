@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ldpfl import ConfigError, api
 from ldpfl.experiments.shipped import recipe_names
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.privacy.certified_lines import certified
 from ldpfl.report.privacy import TRUSTED
 from ldpfl.verifying.certificate import Certificate

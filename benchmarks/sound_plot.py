@@ -20,7 +20,7 @@ from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.mechanisms.rotated_sign import RotatedSignSettings
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
-from ldpfl.privacy.accounting import DELTA
+from ldpfl.privacy.statement import DELTA
 
 REGIMES = {
     "trusted server": "a trusted server adds the noise",

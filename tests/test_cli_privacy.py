@@ -17,7 +17,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
-from ldpfl.privacy.accounting import account
+from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
 ONE_BIT = ("--weights", "1", "--rounds", "1")

@@ -20,7 +20,7 @@ from ldpfl import ConfigError, DataError, LayerRanges
 from ldpfl.experiments import RunConfig, Runner, read_config
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint

@@ -25,7 +25,7 @@ import ldpfl
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.brought import load_brought
+from ldpfl.data.own_data import load_brought
 from ldpfl.data.partition import held_out
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments import build as build_module
@@ -35,7 +35,7 @@ from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented
-from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, RecordGradientTrainer
 

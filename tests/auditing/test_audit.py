@@ -39,7 +39,8 @@ from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, packed_size
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.scalar import Laplace
 from ldpfl.privacy import Release
 from ldpfl.randomness import Purpose, RandomSource, as_source, draw, stream

@@ -14,7 +14,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.forecast import planned_ledger
-from ldpfl.privacy.accounting import account, run_epsilon
+from ldpfl.privacy.statement import account, run_epsilon
 from ldpfl.server import once_cohort
 from ldpfl.simulation import simulate
 

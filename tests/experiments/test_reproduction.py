@@ -18,7 +18,7 @@ from ldpfl import ConfigError, api
 from ldpfl.experiments import read_config, sweep_parallel
 from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.experiments.sweep import SweepConfig, cells
+from ldpfl.experiments.sweep_config import SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Row
 from ldpfl.report.reproduction import tidy
 
@@ -69,7 +69,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     table.write_text(TABLE.replace("SWEEP", str(sweep)))
     files: dict[str, Traversable] = {"a/table7": table}
     monkeypatch.setattr("ldpfl.experiments.reproduction.reproduction_files", lambda: files)
-    monkeypatch.setattr("ldpfl.experiments.sweep.load_recipe", lambda name, *overrides: read_config(recipe, *overrides))
+    monkeypatch.setattr("ldpfl.experiments.sweep_config.load_recipe", lambda name, *overrides: read_config(recipe, *overrides))
     return "a/table7"
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from ldpfl import ConfigError, DataError
 from ldpfl.experiments import Runner
 from ldpfl.experiments.shipped import sweep_names
-from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells, load_sweep
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, load_sweep
 from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.report.console import sweep_table

@@ -10,7 +10,7 @@ import pytest
 from ldpfl import ConfigError
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.flower.policy_init import as_sent, fitting_policy, offer_of, ranges_for
-from ldpfl.privacy.accounting import run_epsilon
+from ldpfl.privacy.statement import run_epsilon
 
 APP = """
 [tool.flwr.app]

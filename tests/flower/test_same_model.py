@@ -22,7 +22,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
 from ldpfl.flower.course import AllDeclined
-from ldpfl.privacy.accounting import run_epsilon
+from ldpfl.privacy.statement import run_epsilon
 from ldpfl.randomness import SeededStreams
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import simulate

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, mechanisms
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, read_valid
-from ldpfl.mechanisms.reports.base import BitReports, DenseReports, packed_size
+from ldpfl.mechanisms.reports.bits import BitReports, packed_size
+from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.randomness import SeededStreams
 
 CASES: dict[str, Mechanism] = {

@@ -12,7 +12,7 @@ from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.privacy.accounting import account
+from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
 SMALL = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=1"]

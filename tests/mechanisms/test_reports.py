@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ldpfl import ProtocolError
 from ldpfl.mechanisms import BitReports, DenseReports
-from ldpfl.mechanisms.reports.base import ShuffledBits, count_ones, packed_size
+from ldpfl.mechanisms.reports.bits import ShuffledBits, count_ones, packed_size
 
 
 def pack(bits: NDArray[np.uint8]) -> BitReports:

@@ -12,7 +12,7 @@ import torch
 from ldpfl import ConfigError, LayerRanges, PrivacyError
 from ldpfl.mechanisms import PublicState
 from ldpfl.mechanisms.duchi import Duchi, thresholds
-from ldpfl.mechanisms.reports.base import BitReports
+from ldpfl.mechanisms.reports.bits import BitReports
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
 from ldpfl.randomness import SeededStreams

@@ -19,7 +19,8 @@ from torch import Tensor
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.mechanisms.base import read_valid
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, DenseReports
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports
 from ldpfl.mechanisms.scalar import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
 from ldpfl.mechanisms.scalar_noise import HYBRID_THRESHOLD, HybridLaw, ScalarLaw

@@ -19,7 +19,7 @@ from ldpfl.mechanisms import Duchi
 from ldpfl.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, reach, solve
 from ldpfl.privacy import Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
-from ldpfl.privacy.accounting import account
+from ldpfl.privacy.statement import account
 
 ONE = Setting(epsilon=1.0, clients=100, weights=1, rounds=1)
 PAPER = Setting(epsilon=1.0, clients=100, weights=21_840, rounds=10)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ldpfl.errors import DataError
 from ldpfl.files import WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import Channel, Sampling
+from ldpfl.privacy.statement import account
 
 COUNTS = st.integers(1, 10**12)
 PARAMETERS = st.floats(min_value=1e-15, max_value=1e9)

@@ -12,11 +12,11 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.accountants.clones import any_report, clone_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
-from ldpfl.privacy.accounting import account, account_together, run_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.events import Sampling
 from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
+from ldpfl.privacy.statement import account, account_together, run_epsilon
 
 RECORD = GaussianRelease("dp-sgd", 0.2, unit="record")
 CLIENT = GaussianRelease("full-dp", 0.2)

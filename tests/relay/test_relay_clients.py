@@ -104,7 +104,7 @@ def test_a_whole_round(world: World) -> None:
 
 
 def test_a_round_of_many_parts_is_pulled_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.relay.mixing.PART_BYTES", 100)
+    monkeypatch.setattr("ldpfl.relay.uniform_order.PART_BYTES", 100)
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms(min_clients=1))
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
@@ -335,7 +335,7 @@ def test_answers_are_asked_for_unpacked_and_read_to_a_bound(world: World) -> Non
 
 
 def test_more_records_than_were_uploaded_are_not_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.relay.mixing.PART_BYTES", 100)
+    monkeypatch.setattr("ldpfl.relay.uniform_order.PART_BYTES", 100)
     asked = [0]
 
     def more(request: httpx.Request) -> httpx.Response | None:

@@ -43,9 +43,9 @@ from ldpfl.relay.errors import (
     StoreUnavailable,
 )
 from ldpfl.relay.leftovers import Leftovers
-from ldpfl.relay.mixing import scatter
 from ldpfl.relay.schema import open_engine, parts, uploads
 from ldpfl.relay.store import Store
+from ldpfl.relay.uniform_order import scatter
 
 pytest_plugins = ["relay_fixtures"]
 

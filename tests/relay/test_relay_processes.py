@@ -112,9 +112,9 @@ def test_a_relay_killed_while_it_mixes_leaves_the_round_as_it_was(place: str, la
 
 
 def _release_and_die(place: str, last: int) -> None:
-    from ldpfl.relay import mixing
+    from ldpfl.relay import uniform_order
 
-    mixing.PART_BYTES, mixing.BATCH_BYTES = 400, 2000
+    uniform_order.PART_BYTES, uniform_order.BATCH_BYTES = 400, 2000
     Store(open_engine(place), words=KillsItself(last)).part("server", RUN, 1, 0)
 
 

@@ -329,7 +329,7 @@ def test_many_clients_upload_at_once_through_several_workers(store: Store, anoth
 
 
 def test_a_round_of_many_parts_and_a_seed_decides_its_order(place: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.relay.mixing.PART_BYTES", 256)
+    monkeypatch.setattr("ldpfl.relay.uniform_order.PART_BYTES", 256)
     pulled = []
     for number in (1, 2):
         store = Store(open_engine(place), clock=clock, words=seeded(5))

@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.planning.planner import Setting, Solution, plan
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.accounting import account
-from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
+from ldpfl.privacy.statement import account
 from ldpfl.report.privacy import guarantee_table, interval, plan_table, print_guarantees
 
 

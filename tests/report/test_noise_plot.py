@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Point, Row
 from ldpfl.report.noise_plot import draw_noise
 

@@ -13,7 +13,7 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.data.scaling import coarse_edges
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.privacy.accounting import run_epsilon
+from ldpfl.privacy.statement import run_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.measuring import Measuring

@@ -35,8 +35,8 @@ from ldpfl.mechanisms.gaussian import (
 )
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
-from ldpfl.privacy.accounting import account
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.statement import account
 from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import Fixed
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort

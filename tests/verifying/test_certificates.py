@@ -21,7 +21,8 @@ from conftest import CommandLine
 from ldpfl import ConfigError, DataError, certify, verify
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.certified_lines import certified
-from ldpfl.verifying.certificate import Certificate, read, signed
+from ldpfl.verifying.certificate import Certificate
+from ldpfl.verifying.signature import read, signed
 
 pytestmark = pytest.mark.xdist_group("certificates")  # which are made once a process
 

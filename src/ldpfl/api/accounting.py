@@ -16,8 +16,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.accounting import DELTA, account_together
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.statement import DELTA, account_together
 from ldpfl.report.results import RunResult
 from ldpfl.suggestions import did_you_mean
 

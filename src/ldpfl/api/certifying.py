@@ -16,9 +16,10 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import read_text
 from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.certified_lines import certified
-from ldpfl.verifying.certificate import Certificate, read, signed
+from ldpfl.privacy.statement import DELTA
+from ldpfl.verifying.certificate import Certificate
+from ldpfl.verifying.signature import read, signed
 from ldpfl.verifying.verdicts import SecondOpinion, second_opinion
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ldpfl.data.from_table import answered
+from ldpfl.data.new_rows import answered
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.experiments.build import model_of
 from ldpfl.experiments.dataset import Description

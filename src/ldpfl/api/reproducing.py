@@ -15,7 +15,7 @@ from ldpfl.api.configuring import Settings, listed
 from ldpfl.api.sweeping import sweep
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.reproduction import SizeName, load_reproduction, reached
-from ldpfl.experiments.sweep import cells
+from ldpfl.experiments.sweep_config import cells
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
 from ldpfl.files import to_json, write_text

@@ -14,11 +14,11 @@ from ldpfl.api.configuring import Settings, brought, configure, listed
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.checking import Checked
-from ldpfl.experiments.checking import check as look_over
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.extending import extended
+from ldpfl.experiments.model_check import Checked
+from ldpfl.experiments.model_check import check as look_over
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from ldpfl.api.configuring import Settings, listed, new_seed
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.sweep import Cell, SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import run_ahead
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.report.console import ProgressDisplay

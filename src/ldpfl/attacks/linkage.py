@@ -17,7 +17,7 @@ independent, and each is a random matching of n reports to n windows, of which t
 measured bounds every observer that has arrival times alone, but for one approximation: exact marginals are permanents, and Sinkhorn
 scaling stands in for them. For six clients it names at most 2.5 % fewer of the reports rightly than enumeration does. For ``relay``
 the observer's model is wrong on purpose; that line is what this attack finds, and that no other one finds more is the proof in
-:mod:`ldpfl.relay.mixing`.
+:mod:`ldpfl.relay.uniform_order`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.errors import printable
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit

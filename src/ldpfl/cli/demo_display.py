@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ldpfl.deploy.demo import DemoOutcome
 from ldpfl.deploy.trial import LINKED
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.report.console import result_table
 from ldpfl.report.privacy import print_guarantees
 

@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 
 from ldpfl.errors import ConfigError, printable
-from ldpfl.figures import number
 from ldpfl.files import write_text
+from ldpfl.number_format import number
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.report.terminal import terminal

@@ -16,8 +16,8 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts, epsilon_among
-from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import Channel
+from ldpfl.privacy.statement import DELTA
 from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
 from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees, regime_table
 from ldpfl.report.terminal import terminal

@@ -25,11 +25,11 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
-from ldpfl.experiments.sweep import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import WriteError, to_json, write_text
-from ldpfl.privacy.accounting import account
+from ldpfl.privacy.statement import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.scores import shown

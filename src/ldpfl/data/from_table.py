@@ -1,28 +1,26 @@
-"""From a table to a data set, and from new rows of one to what its model says of them."""
+"""From a table to a data set."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.partition import TEST_SHARE, held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of, unit_of
 from ldpfl.errors import DataError, printable
 from ldpfl.tasks import Targets
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
@@ -76,28 +74,6 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
         encoder=_encoder(said, targets, classes, unscaled, inputs[0].shape[1], outputs),
     )
-
-
-def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
-    """Return what ``module`` says of ``rows``, in words.
-
-    Raises:
-        DataError: a column is missing, or a value does not fit; its place is named.
-    """
-    with torch.no_grad():
-        return encoder.answers(module.eval()(encoded(encoder, rows)))
-
-
-def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
-    """Return what a model takes (N, ...) for ``rows``: a data frame, or a file or folder; the target's column need not be there.
-
-    Raises:
-        DataError: a column is missing, or a value does not fit; its place is named.
-    """
-    table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
-    if encoder.data.text:
-        return texts_of(table, encoder.data, encoder.targets)
-    return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))
 
 
 def _encoder(

@@ -17,7 +17,7 @@ from ldpfl.mechanisms.base import PublicState
 from ldpfl.planning.planner import smallest
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.privacy.accounting import run_epsilon
+from ldpfl.privacy.statement import run_epsilon
 
 _WEAKEST, _STRONGEST = 1e-6, 1e4
 _DIGITS = 4

@@ -25,7 +25,7 @@ from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
-from ldpfl.privacy.accounting import DELTA
+from ldpfl.privacy.statement import DELTA
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, printable
+from ldpfl.experiments.config_errors import explained
 from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
@@ -21,7 +22,6 @@ from ldpfl.quantities import Count, NotNegative, Positive, Repeats
 from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
 from ldpfl.simulation.local_optimiser import Kind as LocalKind
 from ldpfl.simulation.local_optimiser import LocalOptimiser
-from ldpfl.suggestions import did_you_mean
 
 
 def _printable(text: str) -> str:
@@ -224,7 +224,8 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, origin, tree)) from None
+        known = known_keys(str(_section(tree, "mechanism").get("name", "duchi")))
+        raise ConfigError(explained(error, origin, known, tuple(RunConfig.model_fields))) from None
 
 
 def _names_mechanism(override: str) -> bool:
@@ -303,37 +304,6 @@ def _value(text: str) -> Any:
         return from_toml(f"value = {text}")["value"]
     except ValueError:
         return text
-
-
-_LONGEST_SHOWN = 200
-"""Characters of a refused value: a server may have sent it, and this ends in a node's log."""
-
-
-def _explain(error: ValidationError, origin: str, tree: Mapping[str, Any]) -> str:
-    errors = error.errors()
-    first = errors[0]
-    known = known_keys(str(_section(tree, "mechanism").get("name", "duchi")))
-    parts = {part for key in known for part in key.split(".")}
-    key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
-    if first["type"] == "extra_forbidden":
-        key = ".".join(str(part) for part in first["loc"])
-        return f"unknown setting {key!r} in {origin}: {_suggest(key, known, is_section=isinstance(first['input'], dict))}"
-    if first["type"] == "unknown_mechanism":
-        return f"setting {key!r} in {origin}: {first['msg']}"
-    # A setting of several kinds, a number or a word, gives an error for each kind.
-    expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
-    message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
-    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {repr(first['input'])[:_LONGEST_SHOWN]}"
-
-
-def _suggest(key: str, known: Iterable[str], *, is_section: bool) -> str:
-    """Look among the settings of the same section first, then everywhere, sections included."""
-    if is_section and "." not in key:
-        return did_you_mean(key, RunConfig.model_fields)
-    section = key.rpartition(".")[0]
-    siblings = [name for name in known if section and name.startswith(f"{section}.")]
-    everywhere = sorted({*known, *RunConfig.model_fields})
-    return did_you_mean(key, siblings) if siblings else did_you_mean(key, everywhere)
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

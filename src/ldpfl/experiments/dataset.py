@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ldpfl import tasks
 from ldpfl.data import Dataset, load
-from ldpfl.data.brought import load_brought
 from ldpfl.data.loading import Warn, image_shape
 from ldpfl.data.nodes import described_at_nodes, read_at_node
+from ldpfl.data.own_data import load_brought
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map

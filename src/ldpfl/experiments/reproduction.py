@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.experiments.sweep import AxisValue, SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
 from ldpfl.experiments.sweep_run import finished
 from ldpfl.files import from_toml

@@ -14,8 +14,8 @@ import ldpfl
 from ldpfl.data import Dataset
 from ldpfl.experiments.config import RunConfig
 from ldpfl.files import finite
-from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import json_number
+from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ldpfl import supervisor
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.sweep import Cell
+from ldpfl.experiments.sweep_config import Cell
 from ldpfl.files import make_folder, write_text, writing
 
 _LOOKS_S = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.sweep import AxisValue, Cell
+from ldpfl.experiments.sweep_config import AxisValue, Cell
 from ldpfl.files import from_json, read_text
 from ldpfl.tasks import ACCURACY
 

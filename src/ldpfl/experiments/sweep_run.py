@@ -13,10 +13,10 @@ import ldpfl
 from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.experiments.runner import Runner
-from ldpfl.experiments.sweep import Cell, SweepConfig, cells, check_cells
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells
 from ldpfl.experiments.sweep_rows import Curve, Row, curves, rows
 from ldpfl.files import make_folder, read_text, to_json, write_text
-from ldpfl.privacy.accounting import account
+from ldpfl.privacy.statement import account
 
 _OVERRIDES = "overrides"
 

@@ -23,7 +23,7 @@ from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.terms import RECORD, Answer, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in
 from ldpfl.mechanisms.base import is_finite
-from ldpfl.mechanisms.reports.base import packed_size
+from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values

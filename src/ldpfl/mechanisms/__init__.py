@@ -8,7 +8,9 @@ from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.identity import Identity
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.registry import built, create, is_built_in, names, read_settings, settings_of, version_of, with_defaults
-from ldpfl.mechanisms.reports.base import BitReports, DenseReports, Reports
+from ldpfl.mechanisms.reports.base import Reports
+from ldpfl.mechanisms.reports.bits import BitReports
+from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.sampled import SampledReports
 from ldpfl.mechanisms.reports.vectors import VectorReports

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, BitReports, count_ones, packed_size
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.bits import BitReports, count_ones, packed_size
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease

@@ -16,7 +16,8 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, BitReports, count_ones, packed_size
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.bits import BitReports, count_ones, packed_size
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.randomness import RandomSource, as_source, draw

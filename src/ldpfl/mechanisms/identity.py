@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
-from ldpfl.mechanisms.reports.base import DenseReports, mean_of_rows
+from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource

@@ -24,7 +24,7 @@ from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.reports.base import BitReports, packed_size
+from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size

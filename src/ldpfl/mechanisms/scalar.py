@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, DenseReports
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.mechanisms.scalar_noise import (

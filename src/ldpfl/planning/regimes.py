@@ -17,10 +17,10 @@ from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
-from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
 from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import Channel
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.statement import DELTA, account_groups, check_delta
 from ldpfl.ranges import LayerRanges
 
 Regime = Literal["shuffled", "local", "records", "records-summed"]

@@ -22,10 +22,10 @@ from typing import Any
 from ldpfl.errors import ConfigError
 from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
-from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Unit
 from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request
+from ldpfl.privacy.statement import DELTA
 
 VERSION = 1
 _APPLICATION = 0x4C445042  # "LDPB"

@@ -9,11 +9,11 @@ from math import isfinite
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
-from ldpfl.privacy.accounting import account
 from ldpfl.privacy.charged import RoundGroup, charged
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.privacy.ledger import Ledger
+from ldpfl.privacy.statement import account
 from ldpfl.verifying import certificate
 
 

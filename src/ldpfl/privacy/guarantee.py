@@ -1,7 +1,10 @@
-"""The statement that goes with every privacy parameter."""
+"""What goes with every privacy parameter: one line of it, and all lines of a run with what they are worth in a sentence."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite, isnan
+from math import ceil, exp, isfinite, isnan
 from typing import Any, Literal
 
 REPLACE_ONE = "replace one client's data"
@@ -61,3 +64,125 @@ def json_number(value: float | None) -> float | str | None:
     if value is not None and isnan(value):
         raise ValueError("a privacy figure is not a number")
     return value if value is None or isfinite(value) else "infinity"
+
+
+Worth = Literal["good", "fair", "bad"]
+"""Whether an epsilon over a whole run protects, protects a little, or does not."""
+
+GOOD, FAIR = 1.0, 10.0
+"""Up to which a guess is right three times of four at most, and up to which there is something left to guess."""
+
+
+def worth_of(epsilon: float) -> Worth:
+    """Return what an epsilon over a whole run is worth to whom it protects."""
+    return "good" if epsilon <= GOOD else "fair" if epsilon <= FAIR else "bad"
+
+
+_IF_TRUSTED: Mapping[str, str] = {
+    "local": "trusting nobody",
+    "shuffled": "if the shuffler is what it is said to be",
+    "summed": "if nobody learns more than the sum over all clients",
+}
+_WORTHLESS_IS: Mapping[str, str] = {
+    "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
+    "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
+}
+_WORTH: Mapping[str, str] = {
+    "client": (
+        "A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
+        "with probability {percent} at most ({trusted}; chance is 50 %)."
+    ),
+    "record": (
+        "One record of a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two records it "
+        "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What holds of a run.
+
+    Attributes:
+        delta: for all lines but the pure ones.
+        rows: the paper's claim first, then what is proved, then estimates.
+        notes: why a line is missing.
+        warnings: what makes the figures mean less than it seems.
+    """
+
+    delta: float
+    rows: tuple[Guarantee, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def protected(self) -> Unit:
+        """What the lines over all that a client sends are about: the client, or one of its records."""
+        return "record" if any(row.unit == "record" for row in self.rows) else "client"
+
+    def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
+        """Return the proved row of this kind, if there is one.
+
+        ``client`` asks for all that a client sends, or for one record in it, and not for one unit of a report. ``trust_model``
+        "hidden" is a shuffler or a sum, whichever the run has.
+        """
+        trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)
+        for row in self.rows:
+            kind = (row.scope, row.unit == self.protected, row.delta == 0, row.adaptive)
+            if row.status == "proved" and row.trust_model in trusted and kind == (scope, client, pure, adaptive):
+                return row
+        return None
+
+    @property
+    def best(self) -> Guarantee | None:
+        """The smallest epsilon that holds over the whole run, with or without trust in what the run trusts; None if none is known."""
+        rows = [row for row in (self.find("local", "run"), self.find("hidden", "run")) if row is not None]
+        return min(rows, key=lambda row: row.epsilon, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """What the run is worth to a client, in a sentence for who has not read the papers."""
+        best = self.best
+        if best is None:
+            return ""
+        trusted = _IF_TRUSTED[best.trust_model]
+        if worth_of(best.epsilon) == "bad":
+            return _WORTHLESS_IS[self.protected].format(trusted=trusted)
+        right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
+        kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
+        percent = f"{ceil(100_000 * right) / 1000:g} %"
+        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted)
+
+    def figures(self) -> dict[str, float | str | None]:
+        """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
+        claim = next((row.epsilon for row in self.rows if row.status == "claimed"), None)
+        estimate = next((row.epsilon for row in self.rows if row.status == "estimate"), None)
+        adaptive, fixed = self.find("hidden", "run"), self.find("hidden", "run", adaptive=False)
+        values = {
+            "paper_claim": claim,
+            "per_report": _epsilon(self.find("local", "round", client=False, pure=True)),
+            "per_report_shuffled": _epsilon(self.find("hidden", "round", client=False)),
+            "local_pure_round": _epsilon(self.find("local", "round", pure=True)),
+            "local_round": _epsilon(self.find("local", "round")),
+            "local_pure": _epsilon(self.find("local", "run", pure=True)),
+            "local": _epsilon(self.find("local", "run")),
+            "shuffled_lower": adaptive.lower if adaptive else None,
+            "shuffled_upper": _epsilon(fixed or adaptive),
+            "shuffled_upper_adaptive": _epsilon(adaptive),
+            "shuffled_estimate": estimate,
+        }
+        return {"delta": self.delta, "protected": self.protected, **{name: json_number(value) for name, value in values.items()}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            **self.figures(),
+            "verdict": self.verdict,
+            "guarantees": [row.to_dict() for row in self.rows],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def _epsilon(row: Guarantee | None) -> float | None:
+    return None if row is None else row.epsilon

@@ -18,8 +18,8 @@ from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
 from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
-from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
 from ldpfl.privacy.events import BinaryRelease, Release, RoundEvent
+from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
 

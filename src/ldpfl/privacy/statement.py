@@ -1,131 +1,284 @@
-"""A statement of guarantees: the lines that stand beside a run, and what they are worth in a sentence."""
+"""From charged rounds to guarantees: a line for each unit, scope and trust model, and the reason where there is no line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import ceil, exp
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from typing import Any
 
-from ldpfl.privacy.guarantee import Guarantee, Scope, Unit, json_number
+from ldpfl.errors import ConfigError
+from ldpfl.number_format import number
+from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant
+from ldpfl.privacy.accountants.binomial import sigmoid
+from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
+from ldpfl.privacy.accountants.local import GaussianAccountant
+from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
+from ldpfl.privacy.charged import RoundGroup, charged
+from ldpfl.privacy.events import BinaryRelease, Claim, PureRelease
+from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
+from ldpfl.privacy.ledger import Ledger
 
-Worth = Literal["good", "fair", "bad"]
-"""Whether an epsilon over a whole run protects, protects a little, or does not."""
+DELTA = 1e-5
+SMALLEST_DELTA = 1e-25
+"""Windows leave out less than 1e-30 of a distribution; a smaller delta would rest on what was left out."""
 
-GOOD, FAIR = 1.0, 10.0
-"""Up to which a guess is right three times of four at most, and up to which there is something left to guess."""
+_NORMAL_ENOUGH = 10.0
+"""Expected number of the rarer answer from which the central limit theorem's figure is worth showing."""
 
-
-def worth_of(epsilon: float) -> Worth:
-    """Return what an epsilon over a whole run is worth to whom it protects."""
-    return "good" if epsilon <= GOOD else "fair" if epsilon <= FAIR else "bad"
+_PUBLIC = ("ranges are public", "random bits are uniform and secret")
 
 
-_IF_TRUSTED: Mapping[str, str] = {
-    "local": "trusting nobody",
-    "shuffled": "if the shuffler is what it is said to be",
-    "summed": "if nobody learns more than the sum over all clients",
-}
-_WORTHLESS_IS: Mapping[str, str] = {
-    "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
-    "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
-}
-_WORTH: Mapping[str, str] = {
-    "client": (
-        "A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
-        "with probability {percent} at most ({trusted}; chance is 50 %)."
-    ),
-    "record": (
-        "One record of a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two records it "
-        "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
-    ),
-}
+def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Statement:
+    """Return what ``ledger`` guarantees to the client that took part most often.
+
+    Args:
+        delta: failure probability; it should be below 1 / n.
+        colluding: clients that tell the adversary what they sent; nobody can hide behind them.
+
+    Raises:
+        ConfigError: delta not between 0 and 1, or as many colluding clients as there are in some round.
+    """
+    return account_together([ledger], delta, colluding)
+
+
+def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding: int = 0) -> Statement:
+    """Return what several runs together guarantee to a client that gave the same data to all of them, and to each most often.
+
+    Raises:
+        ConfigError: as :func:`account`.
+    """
+    rounds: Counter[RoundGroup] = Counter()
+    for group in (group for ledger in ledgers for group in charged(ledger, colluding)):
+        rounds[replace(group, rounds=1)] += group.rounds
+    groups = [replace(group, rounds=count) for group, count in rounds.items()]
+    if not groups:
+        check_delta(delta)
+        return Statement(delta, (), ("nothing was released",))
+    return _known(tuple(groups), tuple(group.release.claimed for group in groups), delta)
+
+
+@lru_cache(maxsize=64)
+def _known(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float) -> Statement:
+    """A run's result, its ledger and a table take the same seconds of arithmetic. Equal releases may differ in claims."""
+    return account_groups(groups, delta)
+
+
+def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
+    """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
+    groups = charged(ledger)
+    return inf if _unprotected(groups) else least_epsilon(groups, delta)
+
+
+def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
+    """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
+    check_delta(delta)
+    whole = _whole(groups)
+    claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
+    rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
+    costliest = _costliest(groups)
+    rows += _unit_rows(costliest, delta)
+    notes: list[str] = []
+    scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in costliest]), ("run", [groups]))
+    for scope, parts in scopes:
+        found, reasons = _whole_rows(parts, delta, scope, whole)
+        rows += found
+        notes += [reason for reason in reasons if reason not in notes]
+    clients = max(group.population for group in groups)
+    warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
+    if whole is _RECORD:
+        notes.append("one record is protected, not the client that holds it: for m records of one client together, mu is m times as large")
+        notes += _added_or_removed(groups, delta)
+    if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
+        warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
+    return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+
+
+def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
+    """Say what holds locally for the adjacency that other tools for DP-SGD use, where all rounds are of one record."""
+    spent = accountant((group.release, group.rounds) for group in groups)
+    if not isinstance(spent, GaussianAccountant) or any(group.release.unit != "record" for group in groups):
+        return []
+    from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
+
+    found = added_epsilon(spent.rounds, delta)
+    return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
 
 
 @dataclass(frozen=True)
-class Statement:
-    """What holds of a run.
+class _Whole:
+    """What the lines over all that a client sends are about."""
 
-    Attributes:
-        delta: for all lines but the pure ones.
-        rows: the paper's claim first, then what is proved, then estimates.
-        notes: why a line is missing.
-        warnings: what makes the figures mean less than it seems.
-    """
-
-    delta: float
-    rows: tuple[Guarantee, ...]
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def protected(self) -> Unit:
-        """What the lines over all that a client sends are about: the client, or one of its records."""
-        return "record" if any(row.unit == "record" for row in self.rows) else "client"
-
-    def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
-        """Return the proved row of this kind, if there is one.
-
-        ``client`` asks for all that a client sends, or for one record in it, and not for one unit of a report. ``trust_model``
-        "hidden" is a shuffler or a sum, whichever the run has.
-        """
-        trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)
-        for row in self.rows:
-            kind = (row.scope, row.unit == self.protected, row.delta == 0, row.adaptive)
-            if row.status == "proved" and row.trust_model in trusted and kind == (scope, client, pure, adaptive):
-                return row
-        return None
-
-    @property
-    def best(self) -> Guarantee | None:
-        """The smallest epsilon that holds over the whole run, with or without trust in what the run trusts; None if none is known."""
-        rows = [row for row in (self.find("local", "run"), self.find("hidden", "run")) if row is not None]
-        return min(rows, key=lambda row: row.epsilon, default=None)
-
-    @property
-    def verdict(self) -> str:
-        """What the run is worth to a client, in a sentence for who has not read the papers."""
-        best = self.best
-        if best is None:
-            return ""
-        trusted = _IF_TRUSTED[best.trust_model]
-        if worth_of(best.epsilon) == "bad":
-            return _WORTHLESS_IS[self.protected].format(trusted=trusted)
-        right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
-        kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
-        percent = f"{ceil(100_000 * right) / 1000:g} %"
-        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted)
-
-    def figures(self) -> dict[str, float | str | None]:
-        """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
-        claim = next((row.epsilon for row in self.rows if row.status == "claimed"), None)
-        estimate = next((row.epsilon for row in self.rows if row.status == "estimate"), None)
-        adaptive, fixed = self.find("hidden", "run"), self.find("hidden", "run", adaptive=False)
-        values = {
-            "paper_claim": claim,
-            "per_report": _epsilon(self.find("local", "round", client=False, pure=True)),
-            "per_report_shuffled": _epsilon(self.find("hidden", "round", client=False)),
-            "local_pure_round": _epsilon(self.find("local", "round", pure=True)),
-            "local_round": _epsilon(self.find("local", "round")),
-            "local_pure": _epsilon(self.find("local", "run", pure=True)),
-            "local": _epsilon(self.find("local", "run")),
-            "shuffled_lower": adaptive.lower if adaptive else None,
-            "shuffled_upper": _epsilon(fixed or adaptive),
-            "shuffled_upper_adaptive": _epsilon(adaptive),
-            "shuffled_estimate": estimate,
-        }
-        return {"delta": self.delta, "protected": self.protected, **{name: json_number(value) for name, value in values.items()}}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
-        return {
-            **self.figures(),
-            "verdict": self.verdict,
-            "guarantees": [row.to_dict() for row in self.rows],
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-        }
+    unit: Unit
+    adjacency: str
 
 
-def _epsilon(row: Guarantee | None) -> float | None:
-    return None if row is None else row.epsilon
+_CLIENT, _RECORD = _Whole("client", REPLACE_ONE), _Whole("record", REPLACE_RECORD)
+
+
+def _whole(groups: Sequence[RoundGroup]) -> _Whole:
+    """Return what is protected in all rounds: one record, as soon as some round protects no more; what protects a client protects it."""
+    return _RECORD if any(group.release.unit == "record" for group in groups) else _CLIENT
+
+
+def check_delta(delta: float) -> None:
+    """Raise a :class:`ConfigError` unless ``delta`` is one that figures can be given for."""
+    if not 0 < delta < 1:
+        advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
+        raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta:g}{advice}")
+    if delta < SMALLEST_DELTA:
+        raise ConfigError(f"delta {delta:g} is below {SMALLEST_DELTA:g}, the smallest that is computed reliably; rely on the pure figures")
+
+
+def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
+    """Return single rounds among which the costliest is, under any trust model: those that no other one exceeds in all that counts."""
+    kept: list[RoundGroup] = []
+    for one in dict.fromkeys(replace(group, rounds=1) for group in groups):
+        if not any(_exceeds(other, one) for other in kept):  # of two that exceed each other, the first stays
+            kept = [*(other for other in kept if not _exceeds(one, other)), one]
+    return kept
+
+
+def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
+    def rest(group: RoundGroup) -> tuple[object, ...]:
+        sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
+        return type(group.release), group.release.unit, sampled, group.batch_rate, group.sampling, group.rate, group.channel, group.linked
+
+    def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
+        common = group.release.blanket if isinstance(group.release, PureRelease) else None
+        return group.release.parameter, group.release.units, -group.cohort, -group.population, -(common or 0.0)
+
+    return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
+
+
+def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
+    """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
+    if any(group.release.by_round for group in rounds):
+        return []
+    worst = max(rounds, key=lambda group: group.release.parameter)
+    common: dict[str, Any] = {
+        "unit": worst.release.unit,
+        "units_per_round": worst.release.units,
+        "adjacency": "replace one client's value",
+        "status": "proved",
+    }
+    epsilon = worst.release.parameter
+    rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
+    if all(CountedBits.supports([group]) for group in rounds):
+        units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
+        ones = [CountedBits([unit], accountant([(unit.release, 1)])).bounds(delta) for unit in units]
+        worst_one = max(ones, key=lambda bounds: bounds.adaptive)
+        hidden, lower = _shuffler(rounds), worst_one.attained
+        trusted = _hidden_by(rounds)
+        rows.append(Guarantee(worst_one.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
+    return rows
+
+
+def _whole_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _Whole) -> tuple[list[Guarantee], list[str]]:
+    """Return the costliest of ``parts`` under each trust model, and why a line is missing."""
+    rows = _largest([_local_rows(part, delta, scope, whole) for part in parts])
+    shuffled = [behind_shuffler(part) for part in parts]
+    reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
+    if reasons:
+        return rows, reasons
+    return rows + _largest([_shuffled_rows(found, delta, scope, whole) for found in shuffled if found]), []
+
+
+def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
+    """Return for each kind of row the one with the largest epsilon."""
+    best: dict[tuple[object, ...], Guarantee] = {}
+    for row in (row for rows in candidates for row in rows):
+        kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
+        if kind not in best or row.epsilon > best[kind].epsilon:
+            best[kind] = row
+    return list(best.values())
+
+
+def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _Whole) -> list[Guarantee]:
+    """Return what all that a client sends costs against a server that sees who sent it: pure, and for ``delta``."""
+    common: dict[str, Any] = {
+        "unit": whole.unit,
+        "units_per_round": 1,
+        "adjacency": whole.adjacency,
+        "trust_model": "local",
+        "status": "proved",
+        "scope": scope,
+    }
+    reasons = _unprotected(groups)
+    if reasons:
+        return [Guarantee(inf, level, assumptions=reasons, **common) for level in (0.0, delta)]
+    spent = accountant((group.release, group.rounds) for group in groups)
+    return [Guarantee(spent.epsilon(level), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
+
+
+def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+    """Return what left without protection, and by which mechanism; each thing once."""
+    releases = [group.release for group in groups]
+    reasons = [f"{release.mechanism}: {release.why_unprotected}" for release in releases if not release.protected]
+    return tuple(dict.fromkeys(reasons))
+
+
+def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _Whole) -> list[Guarantee]:
+    """Return what all that a client sends costs against a server behind an ideal shuffler."""
+    groups, bounds = shuffled.groups, shuffled.bounds(delta)
+    common: dict[str, Any] = {
+        "unit": whole.unit,
+        "units_per_round": 1,
+        "adjacency": whole.adjacency,
+        "trust_model": _hidden_by(groups),
+        "scope": scope,
+    }
+    rows = []
+    if bounds.fixed < bounds.adaptive * (1 - 1e-9):
+        fixed = (*_shuffler(groups), "inputs of all rounds are fixed before the first, which training does not do")
+        rows.append(Guarantee(bounds.fixed, delta, assumptions=fixed, lower=bounds.attained, adaptive=False, status="proved", **common))
+    rows.append(Guarantee(bounds.adaptive, delta, assumptions=_shuffler(groups), lower=bounds.attained, status="proved", **common))
+    first, cohort = groups[0], min(group.cohort for group in groups)
+    normal = isinstance(first.release, BinaryRelease) and cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
+    if scope == "run" and bounds.attained is not None and len(groups) == 1 and normal:
+        estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)
+        if estimate >= bounds.attained:  # else it is known to be too small
+            rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
+    return rows
+
+
+def _hidden_by(groups: Sequence[RoundGroup]) -> TrustModel:
+    return "summed" if all(group.channel == "secure-sum" for group in groups) else "shuffled"
+
+
+def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
+    """Say why no accountant composes ``groups`` behind a shuffler."""
+    channels = {group.channel for group in groups}
+    if "random-delay" in channels:
+        why = "a random delay is not a shuffler; whoever watches the network, or sees who is late, can link reports to clients"
+    elif "direct" in channels:
+        why = "reports reach the server with their sender"
+    elif "secure-sum" in channels:
+        why = "what a sum hides is accounted for bits, and for Gaussian noise on integers, which protects records; the local figures hold"
+    else:
+        several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
+        reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}
+        why = min(reasons, key=lambda reason: reasons[reason], default=several)  # what left without protection comes first
+    return f"no shuffled number: {why}"
+
+
+def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+    cohort = min(group.cohort for group in groups)
+    others = f"the other {cohort - 1:,} clients are honest, and none of them drops out or colludes"
+    if cohort == 1:
+        others = "there is no other client to hide among"
+    if any(group.sampling == "once" for group in groups):
+        others = f"the other {cohort - 1:,} clients are honest, and nobody learns the order in which they take part"
+    if any(group.sampling == "secret" for group in groups):
+        population = min(group.population for group in groups)
+        others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
+    linked = max(group.linked for group in groups)
+    values = "value" if linked == 1 else f"record of {linked} values"
+    shows = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"
+    summed = [group.channel == "secure-sum" for group in groups]
+    if any(summed):
+        both = "" if all(summed) else f"{shows}; and in other rounds, "
+        shows = f"{both}nobody learns more than the sum over all clients"
+    return (*_PUBLIC, shows, others)

@@ -1,7 +1,7 @@
 """The relay's store: rounds, uploads as they arrive, and the one release of each round.
 
 Every method is one transaction, or nothing: a process that is killed leaves the store as it was before the call. To end a
-round takes several: see ``ending``. Any number of threads and processes may share a store. On PostgreSQL the round's row is
+round takes several: see ``leftovers``. Any number of threads and processes may share a store. On PostgreSQL the round's row is
 the lock: begin and release take it alone, appends share it. On SQLite each transaction is alone.
 """
 
@@ -20,7 +20,6 @@ from sqlalchemy import Connection, Engine, Row, func, insert, select, text, upda
 from ldpfl.entropy import Words, secure_words
 from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.relay.leftovers import Leftovers
-from ldpfl.relay.mixing import part_count, scatter
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
 from ldpfl.relay.queries import (
     Progress,
@@ -39,6 +38,7 @@ from ldpfl.relay.queries import (
 )
 from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, store_errors, uploads
 from ldpfl.relay.telemetry import log_fault, log_round
+from ldpfl.relay.uniform_order import part_count, scatter
 
 
 @dataclass(frozen=True, repr=False)

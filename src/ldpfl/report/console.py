@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.report.scores import cost, factor, heading, shown
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ldpfl.attacks.linkage import Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
 from ldpfl.attacks.linkage_posterior import CONFIDENCE
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.report.plots import figure_file, require_plot
 
 if TYPE_CHECKING:

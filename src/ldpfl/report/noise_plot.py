@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.report.plots import figure_file, require_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-    from ldpfl.experiments.sweep import SweepConfig
+    from ldpfl.experiments.sweep_config import SweepConfig
     from ldpfl.experiments.sweep_rows import Curve, Point, Rounds
 
 _COLOURS = ("#e69f00", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")

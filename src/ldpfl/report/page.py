@@ -19,11 +19,11 @@ import ldpfl
 from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.figures import number
 from ldpfl.files import from_json, read_text
+from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.accounting import account, run_epsilon
-from ldpfl.privacy.statement import Statement, worth_of
+from ldpfl.privacy.guarantee import Statement, worth_of
+from ldpfl.privacy.statement import account, run_epsilon
 from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
 from ldpfl.report.privacy import CLAIM, guarantee_rows
 from ldpfl.report.scores import cost, shown

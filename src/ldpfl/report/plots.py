@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
-from ldpfl.figures import number as figure
 from ldpfl.files import replace_atomically, write_text
-from ldpfl.privacy.statement import FAIR, GOOD, Worth
+from ldpfl.number_format import number as figure
+from ldpfl.privacy.guarantee import FAIR, GOOD, Worth
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ldpfl.experiments.sweep import SweepConfig
+    from ldpfl.experiments.sweep_config import SweepConfig
     from ldpfl.experiments.sweep_rows import Row
     from ldpfl.planning.planner import Setting
-    from ldpfl.privacy.guarantee import Guarantee
-    from ldpfl.privacy.statement import Statement
+    from ldpfl.privacy.guarantee import Guarantee, Statement
 
 _FORMATS = ("svg", "png", "pdf")
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.experiments.canary import RunAudit
-from ldpfl.figures import number
+from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
 from ldpfl.verifying.verdicts import Verdict
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
-from ldpfl.experiments.sweep import SweepConfig
-from ldpfl.figures import number
+from ldpfl.experiments.sweep_config import SweepConfig
+from ldpfl.number_format import number
 from ldpfl.report.plots import figure_file
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY

@@ -18,16 +18,16 @@ from rich.text import Text
 from torch import nn
 
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.from_table import answered
+from ldpfl.data.new_rows import answered
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
-from ldpfl.experiments.sweep import SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row, frontier
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.accounting import account
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.statement import account
 from ldpfl.report.console import result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.reports.base import packed_size
+from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.partial import Part, PartialPool

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.mechanisms import Mechanism, SampledReports
-from ldpfl.mechanisms.reports.base import packed_size
+from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.sampled import index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits
 from ldpfl.randomness import RandomSource, uniform

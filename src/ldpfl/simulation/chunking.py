@@ -18,7 +18,10 @@ MEMORY_SHARE = 0.5
 
 ALIGNED = 16
 """Rows after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
-_PROBED_SIZES = (16, 32, 64, 128, 256)
+MOST_CLIENTS = 256
+"""Clients that are trained at once at most, where all of a cohort do not fit."""
+
+_PROBED_SIZES = (16, 32, 64, 128, MOST_CLIENTS)
 _SLOWER = 1.1
 _COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 

@@ -11,13 +11,10 @@ from torch import Tensor
 
 from ldpfl.randomness import Purpose, stream
 from ldpfl.server import ServerState, client_values
-from ldpfl.simulation.chunking import choose_chunk_size, most_sums, split_evenly
+from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch, poisson_batch
-
-_MOST_CLIENTS = 256
-"""Clients that are trained at once at most."""
 
 ClientsDone = Callable[[int, int], None]
 """Called with (clients trained so far, cohort size) while a round goes on."""
@@ -86,7 +83,7 @@ def _gradient_batch(
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
     """Return how many clients of ``cohort`` to train at once: as many as memory allows where that says nothing of the time."""
     if isinstance(federation.trainer, RecordGradientTrainer):  # it takes records in blocks of its own, whosever they are
-        return min(len(cohort), _MOST_CLIENTS, most_sums(state.weights, federation.device))
+        return min(len(cohort), MOST_CLIENTS, most_sums(state.weights, federation.device))
     largest_first = sorted(cohort.tolist(), key=lambda client: -federation.samples[client].size)
-    schedule = _schedule(federation, state, np.array(largest_first[:_MOST_CLIENTS]))
+    schedule = _schedule(federation, state, np.array(largest_first[:MOST_CLIENTS]))
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)

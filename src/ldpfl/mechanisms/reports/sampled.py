@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
-from ldpfl.mechanisms.reports.base import packed_size
+from ldpfl.mechanisms.reports.bits import packed_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import Mechanism, total_clients
-from ldpfl.mechanisms.reports.base import DenseReports, mean_of_rows
+from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
 from ldpfl.ranges import LayerRanges
 
 

@@ -14,8 +14,8 @@ from relay_support import records, seeded
 from scipy import stats
 
 from ldpfl.entropy import Words, secure_words
-from ldpfl.relay import mixing
-from ldpfl.relay.mixing import MAX_PARTS, PART_BYTES, part_count, scatter, uniform_order
+from ldpfl.relay import uniform_order as module
+from ldpfl.relay.uniform_order import MAX_PARTS, PART_BYTES, part_count, scatter, uniform_order
 
 FALSE_ALARM = 1e-6  # of each chi-square test below, were its seed not fixed
 
@@ -44,7 +44,7 @@ def test_nothing_is_lost_or_doubled_however_the_stream_is_cut(
     ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     stream = [data[start:end] for start, end in pairwise(ends)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixing, "BATCH_BYTES", batch)
+        patch.setattr(module, "BATCH_BYTES", batch)
         result = mixed(stream, record_bytes, parts, seeded(seed))
     assert records(b"".join(result), record_bytes) == records(data, record_bytes)
     assert all(len(part) % record_bytes == 0 for part in result)
@@ -53,7 +53,7 @@ def test_nothing_is_lost_or_doubled_however_the_stream_is_cut(
 @pytest.mark.parametrize(("parts", "batch"), [(1, 100), (2, 8), (4, 12)])
 def test_every_order_is_equally_likely(parts: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All 24 orders of four records, through parts and batches that are smaller than the round."""
-    monkeypatch.setattr(mixing, "BATCH_BYTES", batch)
+    monkeypatch.setattr(module, "BATCH_BYTES", batch)
     data, source, draws = numbered(4, 4), seeded(1), 6000
     seen = Counter(b"".join(mixed([data], 4, parts, source)) for _ in range(draws))
     orders = [b"".join(order) for order in permutations([data[start : start + 4] for start in range(0, 16, 4)])]

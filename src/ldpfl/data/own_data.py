@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ldpfl.data.from_table import dataset_of
-from ldpfl.data.hub import Pictures, fetched, holds_images
+from ldpfl.data.hub import fetched
+from ldpfl.data.own_images import Pictures, holds_images
 from ldpfl.data.partition import TEST_SHARE, held_out
 from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each
 from ldpfl.data.settings import DataConfig

@@ -24,9 +24,8 @@ from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds
-from ldpfl.privacy.accounting import account
-from ldpfl.privacy.guarantee import Scope
-from ldpfl.privacy.statement import Statement
+from ldpfl.privacy.guarantee import Scope, Statement
+from ldpfl.privacy.statement import account
 
 DELTA = 1e-5
 CLAIM = "LDP-FL, section 4"

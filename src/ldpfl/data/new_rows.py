@@ -1,0 +1,38 @@
+"""What a trained model says of new rows of a table: from their columns to its inputs, and from its outputs to words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.data.columns import features_of, texts_of
+from ldpfl.data.encoder import Encoder
+from ldpfl.data.tables import read_table, table_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+    """Return what ``module`` says of ``rows``, in words.
+
+    Raises:
+        DataError: a column is missing, or a value does not fit; its place is named.
+    """
+    with torch.no_grad():
+        return encoder.answers(module.eval()(encoded(encoder, rows)))
+
+
+def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
+    """Return what a model takes (N, ...) for ``rows``: a data frame, or a file or folder; the target's column need not be there.
+
+    Raises:
+        DataError: a column is missing, or a value does not fit; its place is named.
+    """
+    table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
+    if encoder.data.text:
+        return texts_of(table, encoder.data, encoder.targets)
+    return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))

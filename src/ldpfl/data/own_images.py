@@ -1,0 +1,145 @@
+"""Images of a user's own, with their classes: from a folder by class, or from a data set as the hub lays it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data.samples import Samples
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import SUFFIXES
+from ldpfl.data.targets import MOST_CLASSES
+from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.suggestions import did_you_mean
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+"""How files of images end."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images with their classes.
+
+    Attributes:
+        parts: train samples, and test samples where there are some.
+        classes: what the numbers stand for; empty where the data have numbers themselves.
+        owners: (N,) whose each train sample is, if the data say so.
+    """
+
+    parts: tuple[Samples, ...]
+    classes: tuple[str, ...]
+    owners: NDArray[np.str_] | None
+
+
+def holds_images(path: Path) -> bool:
+    """Tell whether ``path`` is a folder of images, by class, or of Parquet files that hold some, as data sets of the hub do."""
+    import pyarrow
+    from pyarrow import parquet
+
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.stem != "metadata") if path.is_dir() else [path]
+    if path.is_dir() and any(file.suffix.lower() in IMAGES for file in files):
+        return not any(file.suffix.lower() in SUFFIXES for file in files)
+    first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
+    try:
+        schema = [] if first is None else parquet.read_schema(first)
+    except (OSError, pyarrow.ArrowException):
+        return False  # which is told where it is read
+    return any(pyarrow.types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type} for field in schema)
+
+
+def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pictures:
+    """Return the images of ``splits`` train and, if it is there, test, with their classes and owners as ``config`` names them.
+
+    Raises:
+        ConfigError: a column that is not there.
+        DataError: an image, or a class, that does not fit.
+    """
+    import datasets
+
+    image = image_column(splits["train"]) or ""
+    label = _label_column(splits["train"], image, config, origin)
+    feature = splits["train"].features[label]
+    named = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
+    parts: list[Samples] = []
+    for split in splits.values():
+        told, named = _numbered(_labels(split, label, origin), named, origin)
+        parts.append(Samples(_pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
+    return Pictures(tuple(parts), named, _owners(splits["train"], image, config))
+
+
+def image_column(split: Any) -> str | None:
+    import datasets
+
+    return next((column for column, kind in split.features.items() if isinstance(kind, datasets.Image)), None)
+
+
+def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> str:
+    names = [name for name in split.column_names if name != image]
+    named = config.target if isinstance(config.target, str) else ""
+    label = named or next((name for name in names if "label" in name), "")
+    if label not in names:
+        known = ", ".join(names)
+        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
+    return label
+
+
+def _pixels(split: Any, image: str, origin: str) -> Tensor:
+    """Return all images as (N, 3, H, W) bytes."""
+    try:
+        arrays = [np.asarray(picture.convert("RGB")) for picture in split[image]]
+    except Exception as error:  # Pillow and the library raise many kinds
+        raise DataError(f"an image of {origin!r} cannot be decoded: {first_line(error)}") from error
+    shapes = {array.shape for array in arrays}
+    if len(shapes) != 1:
+        raise DataError(f"images of {origin!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
+    return torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
+
+
+def _labels(split: Any, label: str, origin: str) -> list[Any]:
+    """Return what is told of each image, by name where there are names: another folder may number its classes in another way."""
+    import datasets
+
+    if label not in split.column_names:
+        raise DataError(f"the test images of {origin!r} have no column {label!r}")
+    feature, told = split.features[label], list(split[label])
+    if not isinstance(feature, datasets.ClassLabel):
+        return told
+    if any(one is None or not 0 <= one < len(feature.names) for one in told):
+        raise DataError(f"an image of {origin!r} has no class: leave such images out")
+    return [feature.int2str(one) for one in told]
+
+
+def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
+    """Return classes as numbers, and which word each stands for; a data set of the hub has numbers, or words."""
+    odd = next((one for one in told if not isinstance(one, str | int)), "")
+    if odd != "":
+        raise DataError(f"an image of {origin!r} has the class {str(odd)[:40]!r}: each has one, a word or a whole number")
+    if not classes and all(isinstance(one, int) for one in told):
+        if not 0 <= min(told) <= max(told) < MOST_CLASSES:
+            raise DataError(f"classes of {origin!r} are whole numbers from 0 to {MOST_CLASSES - 1}, got {min(told)} to {max(told)}")
+        return told, ()
+    words = [str(one) for one in told]
+    places: Mapping[str, int] = {word: place for place, word in enumerate(classes or sorted(set(words)))}
+    odd = next((word for word in words if word not in places), None)
+    if odd is not None:
+        raise DataError(f"the class {odd[:40]!r} of {origin!r} is not among {', '.join(list(places)[:10])}")
+    return [places[word] for word in words], tuple(places)
+
+
+def _owners(split: Any, image: str, config: DataConfig) -> NDArray[np.str_] | None:
+    if not config.client:
+        return None
+    names = [name for name in split.column_names if name != image]
+    if config.client not in names:
+        raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
+    owners = list(split[config.client])
+    if any(owner is None or str(owner) == "" for owner in owners):
+        raise DataError(f"an image has nothing in {config.client!r}, and it must be somebody's")
+    return np.array([str(owner) for owner in owners])

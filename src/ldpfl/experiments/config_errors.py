@@ -1,0 +1,39 @@
+"""What a wrong setting of a config is told: which, why, and the nearest one that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from ldpfl.suggestions import did_you_mean
+
+_LONGEST_SHOWN = 200
+"""Characters of a refused value: a server may have sent it, and this ends in a node's log."""
+
+
+def explained(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str]) -> str:
+    """Return what is wrong with a config, and what was meant: ``known`` are all its settings, ``sections`` what they stand in."""
+    errors = error.errors()
+    first = errors[0]
+    parts = {part for key in known for part in key.split(".")}
+    key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
+    if first["type"] == "extra_forbidden":
+        key = ".".join(str(part) for part in first["loc"])
+        return f"unknown setting {key!r} in {origin}: {_suggest(key, known, sections, is_section=isinstance(first['input'], dict))}"
+    if first["type"] == "unknown_mechanism":
+        return f"setting {key!r} in {origin}: {first['msg']}"
+    # A setting of several kinds, a number or a word, gives an error for each kind.
+    expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
+    message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
+    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {repr(first['input'])[:_LONGEST_SHOWN]}"
+
+
+def _suggest(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:
+    """Look among the settings of the same section first, then everywhere, sections included."""
+    if is_section and "." not in key:
+        return did_you_mean(key, sections)
+    section = key.rpartition(".")[0]
+    siblings = [name for name in known if section and name.startswith(f"{section}.")]
+    everywhere = sorted({*known, *sections})
+    return did_you_mean(key, siblings) if siblings else did_you_mean(key, everywhere)

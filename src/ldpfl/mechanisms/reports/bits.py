@@ -1,0 +1,148 @@
+"""Reports of one bit a weight: in memory, on the wire, and shuffled, of which only counts are left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.errors import ProtocolError
+
+
+@dataclass(frozen=True, eq=False)
+class BitReports:
+    """One bit a weight and client, packed: bit j of a client stands in byte j // 8 at position j % 8 (lowest first).
+
+    Attributes:
+        packed: (clients, ceil(dimension / 8)) uint8; the unused bits of the last byte are 0.
+        dimension: number d of weights.
+    """
+
+    packed: NDArray[np.uint8]
+    dimension: int
+
+    def __post_init__(self) -> None:
+        if self.packed.dtype != np.uint8 or self.packed.ndim != 2 or self.packed.shape[1] != packed_size(self.dimension):
+            raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
+
+    @property
+    def clients(self) -> int:
+        return int(self.packed.shape[0])
+
+    @property
+    def bytes_per_client(self) -> int:
+        return packed_size(self.dimension)
+
+    def payloads(self) -> Iterable[bytes]:
+        """Yield what each client puts on the wire."""
+        return (row.tobytes() for row in self.packed)
+
+    @classmethod
+    def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> BitReports:
+        """Read reports off the wire.
+
+        Raises:
+            ProtocolError: a payload has the wrong length or sets a bit beyond ``dimension``.
+        """
+        size, spare = packed_size(dimension), -dimension % 8
+        for payload in payloads:
+            if len(payload) != size:
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {dimension} weights")
+            if spare and payload[-1] >> (8 - spare):
+                raise ProtocolError(f"a report sets a bit beyond its {dimension} weights")
+        packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
+        return cls(packed, dimension)
+
+    @classmethod
+    def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
+        """Keep each column's count alone: a uniformly random permutation of its bits is an arrangement that follows from it."""
+        clients = sum(batch.clients for batch in batches)
+        return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
+
+    def counted(self) -> BitReports:
+        """Return what mixing keeps of these reports: how many set each bit."""
+        return CountedBits(count_ones([self]).numpy(), self.clients)
+
+    def unpack(self, row: int) -> NDArray[np.uint8]:
+        """Return the (d,) bits of one row."""
+        return np.unpackbits(self.packed[row], count=self.dimension, bitorder="little")
+
+
+class CountedBits(BitReports):
+    """Bit reports of which nothing but the counts is left, and no order of their own.
+
+    Args:
+        ones: (d,) int32, how many reports set each bit.
+        clients: how many reports there are.
+    """
+
+    def __init__(self, ones: NDArray[np.int32], clients: int) -> None:
+        object.__setattr__(self, "dimension", ones.size)
+        self.ones = ones
+        self._clients = clients
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def bytes_per_client(self) -> int:
+        return packed_size(self.dimension)
+
+
+class ShuffledBits(CountedBits):
+    """Bit reports of which nothing but the counts is left: each column's bits stand in a uniformly random arrangement.
+
+    It follows from the counts and chance alone, so it is drawn when somebody looks at ``packed`` for the first time; a mean
+    needs the counts only.
+
+    Args:
+        ones, clients: as above.
+        generator: what the arrangement is drawn from; nobody else may use it.
+    """
+
+    def __init__(self, ones: NDArray[np.int32], clients: int, generator: np.random.Generator) -> None:
+        super().__init__(ones, clients)
+        self._generator = generator
+
+    @cached_property
+    def packed(self) -> NDArray[np.uint8]:
+        """Row by row, a 1 is placed with probability (ones left) / (rows left): drawing without replacement."""
+        ones_left = self.ones.astype(np.uint32)
+        packed = np.empty((self.clients, self.bytes_per_client), dtype=np.uint8)
+        for row in range(self.clients):
+            bits = self._generator.integers(0, self.clients - row, size=ones_left.size, dtype=np.uint32) < ones_left
+            ones_left -= bits
+            packed[row] = np.packbits(bits, bitorder="little")
+        return packed
+
+
+def packed_size(dimension: int) -> int:
+    """Bytes that hold ``dimension`` bits."""
+    return (dimension + 7) // 8
+
+
+def count_ones(reports: Sequence[BitReports]) -> Tensor:
+    """Return how many reports set each bit, (d,) int32, one unpacked row in memory at a time."""
+    dimension = reports[0].dimension
+    total = np.zeros(dimension, dtype=np.int32)
+    partial = np.zeros(dimension, dtype=np.uint8)
+    pending = 0
+    for batch in reports:
+        if isinstance(batch, CountedBits):
+            total += batch.ones
+            continue
+        for row in range(batch.clients):
+            partial += batch.unpack(row)
+            pending += 1
+            if pending == 255:  # the most that a uint8 counter holds
+                total += partial
+                partial[:] = 0
+                pending = 0
+    total += partial
+    return torch.from_numpy(total)
