@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
+from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+
+import ldpfl
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -27,6 +32,25 @@ def test_code_on_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monke
     assert code
     for block in code:
         exec(compile(block, page, "exec"), names)
+
+
+@pytest.mark.slow
+def test_figures_are_handed_on_by_a_callback(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the three services' interfaces made up: that each is called with every round's score."""
+    services = {name: MagicMock() for name in ("mlflow", "wandb", "torch.utils.tensorboard")}
+    for name, service in services.items():
+        monkeypatch.setitem(sys.modules, name, service)
+    small = {"data.name": "mnist", "model.name": "linear", "clients.count": 4}
+    quick = partial(ldpfl.run, settings=small, data_dir=tiny_data, progress=False, baseline=False)
+    monkeypatch.setattr(ldpfl, "run", lambda what, *, rounds, count, on_round: quick(what, rounds=rounds, on_round=on_round))
+    for block in blocks(ROOT / "docs" / "tracking.md"):
+        exec(compile(block, "tracking.md", "exec"), {})
+    board = services["torch.utils.tensorboard"].SummaryWriter().__enter__().add_scalar
+    tracked = services["wandb"].init().__enter__()
+    scores = [call.args[1] for call in board.call_args_list]
+    assert [call.args[1:] for call in services["mlflow"].log_metric.call_args_list[:-1]] == [(score,) for score in scores]
+    assert [call.args[0]["accuracy"] for call in tracked.log.call_args_list] == scores
+    assert len(scores) == 3
 
 
 def test_all_code_on_pages_is_python() -> None:
