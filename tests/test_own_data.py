@@ -689,6 +689,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     short = ("run", "--data", tmp_path / "hub", "--no-baseline", "--set", "clients.count=3")
     assert "names no column 'wart'" in ldpfl.refused("run", "--data", tmp_path / "hub", "--target", "kind", "--client", "wart")
     assert "has no column 'label'" in ldpfl.refused(*short)
+    assert "both name 'kind'" in ldpfl.refused(*short, "--target", "kind", "--client", "kind")
     (tmp_path / "scans" / "train" / "dark" / "odd.png").write_bytes(b"no picture")
     assert "cannot be" in ldpfl.refused("run", "--data", tmp_path / "scans", "--no-baseline", "--set", "clients.count=3")
 
@@ -791,7 +792,41 @@ def test_a_class_may_be_called_as_it_likes(classes: tuple[str, ...], held: float
         Image.fromarray(own).save(folder / f"{place:02}.png")
     (tmp_path / "scans" / "notes.txt").write_text("a text beside them")
     found = load_brought(DataConfig(name="given", path=str(tmp_path / "scans")), "class")
-    assert (len(found.train) + len(found.test), len(found.test), found.outputs) == (30, round(30 * held), 2)
+    assert (len(found.train) + len(found.test), found.outputs) == (30, 2)
+    assert abs(len(found.test) - 30 * held) < 5
+
+
+def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> None:
+    """Neither who is held out nor whose they are, though files come in the order of their classes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 4, 4, 3), dtype=np.uint8)
+
+    def divided(moved: str) -> list[set[bytes]]:
+        root = tmp_path / moved
+        for place, own in enumerate(pixels):
+            folder = root / ("dog" if place >= 60 or f"{place:03}" == moved else "cat")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(own).save(folder / f"{place:03}.png")
+        data: Any = {"name": "given", "path": str(root), "evaluate_on": "holdout" if moved.endswith("7") else "test"}
+        config = RunConfig.model_validate({"data": data, "clients": {"count": 4}, "model": {"name": "linear"}})
+        federation, _ = build(config, load_dataset(config, None), torch.device("cpu"))
+        parts = [federation.task.data.tensor[torch.from_numpy(own)] for own in federation.samples]
+        return [{image.numpy().tobytes() for image in part} for part in (*parts, federation.evaluation.tensor)]
+
+    for one, other in (("none", "005"), ("nobody7", "017")):
+        before, after = divided(one), divided(other)
+        assert before == after
+        assert all(before)
+    with pytest.raises(ConfigError, match="dealt out by their names"):
+        api.run(data=tmp_path / "none", settings={**FEW, "data.partition": "quantity"}, progress=False, baseline=False)
+    with pytest.raises(ConfigError, match="one client has none"):
+        api.run(data=tmp_path / "none", settings={**FEW, "clients.count": 90}, progress=False, baseline=False)
+
+
+def test_a_folder_of_images_that_another_library_sorted_is_not_taken() -> None:
+    pairs = Pairs([(torch.zeros(1, 4, 4), 0)] * 20)
+    pairs.class_to_idx, pairs.imgs = {"cat": 0}, ["cat/0.png"]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="Give its folder itself"):
+        api.run(data=pairs, settings=FEW, progress=False, baseline=False)
 
 
 class Pairs(torch.utils.data.Dataset[Any]):

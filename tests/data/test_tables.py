@@ -42,6 +42,11 @@ def test_the_header_alone_says_what_separates_cells(end: str, tmp_path: Path) ->
     np.testing.assert_array_equal(table.numbers("age"), [41.0, 42.0])
 
 
+def test_a_cell_without_a_value_is_a_row_where_there_is_one_column(tmp_path: Path) -> None:
+    for text in ("note\na\n\nb\n", 'note\na\n""\nb\n'):
+        assert list(read_table(written(tmp_path, text)).columns["note"]) == ["a", "", "b"]
+
+
 ODD = ("about 50", "50.5", "1.234,5", "yes", "", "1e400", "0x1f", "NA")
 
 

@@ -88,6 +88,8 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(given, Dataset):
         return given
     if isinstance(given, torch.utils.data.Dataset):
+        if hasattr(given, "class_to_idx") and hasattr(given, "imgs"):
+            raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
         return _of_pairs(given, targets)
     if isinstance(given, Sequence) and len(given) == 2:
         inputs, told = given
@@ -128,11 +130,14 @@ def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
 def _of_images(given: Pictures, config: DataConfig) -> Dataset:
     name = Path(config.path).name if config.path else config.name
     notes = () if config.classes else (_COUNTED,)
-    found = _split(name, list(given.parts), notes, outputs=len(given.classes) or None)
-    if given.owners is None:
-        return found
-    kept = given.owners if len(given.parts) > 1 else given.owners[~held_out(len(given.owners), TEST_SHARE)]
-    return replace(found, clients=np.unique(kept, return_inverse=True)[1].astype(np.int64))
+    parts, train = list(given.parts), given.parts[0]
+    is_test = np.zeros(len(train), dtype=bool)
+    if len(parts) == 1:
+        is_test = held_out(len(train), TEST_SHARE) if given.identities is None else given.identities % np.uint64(TEST_SHARE) == 0
+        parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
+    found = _split(name, parts, notes, outputs=len(given.classes) or None)
+    owners = None if given.owners is None else np.unique(given.owners[~is_test], return_inverse=True)[1].astype(np.int64)
+    return replace(found, clients=owners, identities=None if given.identities is None else given.identities[~is_test])
 
 
 def _given_test(config: DataConfig) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,13 @@ class Pictures:
         parts: train samples, and test samples where there are some.
         classes: what the numbers stand for; empty where the data have numbers themselves.
         owners: (N,) whose each train sample is, if the data say so.
+        identities: (N,) what the name of each train image's file alone decides; None where they are no files of their own.
     """
 
     parts: tuple[Samples, ...]
     classes: tuple[str, ...]
     owners: NDArray[np.str_] | None
+    identities: NDArray[np.uint64] | None
 
 
 def holds_images(path: Path) -> bool:
@@ -71,7 +74,28 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     for split in splits.values():
         told, named = _numbered(_labels(split, label, origin), named, origin)
         parts.append(Samples(_pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
-    return Pictures(tuple(parts), named, _owners(splits["train"], image, config))
+    owners = _owners(splits["train"], image, label, config)
+    return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, Path(config.path).absolute()))
+
+
+def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64] | None:
+    """Return a number for each image by its file's name, and by the folders that it is in but for the last, which may be its class.
+
+    Files of a folder come in the order of their paths, and so of their classes: by places, the class of one image would decide which
+    others are held out, and whose they are.
+    """
+    import datasets
+
+    paths = [Path(one["path"]) if one["path"] else None for one in split.cast_column(image, datasets.Image(decode=False))[image]]
+    if not all(paths):
+        return None
+    return np.array([_identity(path, root) for path in paths if path], dtype=np.uint64)
+
+
+def _identity(path: Path, root: Path) -> int:
+    own = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
+    name = "/".join([*own.parts[:-2], own.name])
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
 
 
 def image_column(split: Any) -> str | None:
@@ -133,9 +157,11 @@ def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[lis
     return [places[word] for word in words], tuple(places)
 
 
-def _owners(split: Any, image: str, config: DataConfig) -> NDArray[np.str_] | None:
+def _owners(split: Any, image: str, label: str, config: DataConfig) -> NDArray[np.str_] | None:
     if not config.client:
         return None
+    if config.client == label:
+        raise ConfigError(f"data.client and data.target both name {label!r}: who the clients are is public, and so would be what is told")
     names = [name for name in split.column_names if name != image]
     if config.client not in names:
         raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")

@@ -88,6 +88,8 @@ class Dataset:
             from the clients' data at run time. Samples that are no pixels are taken as they are.
         fingerprint: identifies the content.
         clients: for each train sample the client that it belongs to, from 0, where the data say so; else a partition divides them.
+        identities: (N,) of each train sample a number that nothing but the name of its own file decides, where its place would tell
+            what is in others: samples are then divided by these.
         vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
         unscaled: columns of ``inputs`` on whatever scale they have, see :mod:`ldpfl.data.scaling`.
         unscaled_names: of those columns, and of the target where it is one of them.
@@ -105,6 +107,7 @@ class Dataset:
     std: tuple[float, ...]
     fingerprint: str
     clients: NDArray[np.int64] | None = None
+    identities: NDArray[np.uint64] | None = None
     vocabulary: int | Mapping[str, int] | None = None
     unscaled: tuple[int, ...] = ()
     unscaled_names: tuple[str, ...] = ()

@@ -189,12 +189,13 @@ def _rows(path: Path, reader: Any, *, strict: bool) -> tuple[list[str], list[lis
     lines: list[int] = []
     try:
         for row in reader:
-            if not row:
+            if not row and len(header) != 1:  # of a single column, nothing is a cell without a value
                 continue
             if not header:
                 header = [name.strip() for name in row]
                 _check_header(path, header)
                 continue
+            row = row or [""]
             fits = len(row) == len(header)
             if strict and not fits:
                 raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells, and the header has {len(header)}")

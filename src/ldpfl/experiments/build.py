@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ldpfl import models, tasks
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.loading import Warn
-from ldpfl.data.partition import LABEL_BLIND
+from ldpfl.data.partition import LABEL_BLIND, TEST_SHARE
+from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
@@ -38,6 +39,9 @@ from ldpfl.tasks import Targets
 
 _LOG = logging.getLogger(__name__)
 _HOLDOUT = 0.1
+_APART = 1_000_003
+"""Of what files are called: by what is left above it others are set aside than by what is below."""
+
 MUCH_CLAMPED = 0.1
 """Share of a layer outside its range that is worth a word."""
 
@@ -179,6 +183,8 @@ def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
         if not all(part.size for part in parts):
             raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
         return parts
+    if task.identities is not None:
+        return _by_identity(own, task.identities, config.clients.count)
     classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
     if own.by_label and not classes:
         raise ConfigError(f"data.partition = {own.partition!r} divides by classes, and these targets are none: take iid or quantity")
@@ -191,6 +197,17 @@ def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
         labels_per_client=own.labels_per_client,
         isolated=own.isolated,
     )
+
+
+def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], ...]:
+    """Deal samples out by what each of them is called, so that none decides where another goes."""
+    if own.by_label or own.partition != "iid":
+        raise ConfigError("files are dealt out by their names: leave data.partition and data.private_label out, or give data.client")
+    drawn = identities // np.uint64(TEST_SHARE) % np.uint64(count)
+    parts = tuple(np.flatnonzero(drawn == client) for client in range(count))
+    if not all(part.size for part in parts):
+        raise ConfigError(f"of {len(identities):,} files, dealt out by their names to {count} clients, one client has none: take fewer")
+    return parts
 
 
 def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]], mechanism: Mechanism) -> tuple[Dataset, Ledger]:
@@ -304,8 +321,13 @@ def _evaluation_split(config: RunConfig, task: Dataset) -> Dataset:
         return task
     order = torch.from_numpy(stream(config.seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
     held_out = int(len(task.train) * _HOLDOUT)
-    train, test = task.train.take(order[held_out:]), task.train.take(order[:held_out])
-    return replace(task, train=train, test=test, clients=None if task.clients is None else task.clients[order[held_out:].numpy()])
+    kept, held = order[held_out:], order[:held_out]
+    if task.identities is not None:
+        chosen = torch.from_numpy(task.identities // np.uint64(_APART) % np.uint64(round(1 / _HOLDOUT)) == 0)
+        kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
+    own = kept.numpy()
+    clients, identities = (None if of is None else of[own] for of in (task.clients, task.identities))
+    return replace(task, train=task.train.take(kept), test=task.train.take(held), clients=clients, identities=identities)
 
 
 def _validation_split(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:

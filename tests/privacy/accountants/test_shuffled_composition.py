@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from ldpfl.privacy.accountants import shuffled_composition
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.accountants.losses import GridLosses
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
@@ -285,6 +286,19 @@ def test_a_group_without_a_crowd_counts_in_full() -> None:
     alone = composed_epsilon(1.0, 30, 1e-5)
     bracket = shuffled_epsilon([ShuffledRounds(1.0, 1, 30), ShuffledRounds(1.0, 100, 30)], 1e-5)
     assert alone < bracket.upper <= bracket.adaptive
+
+
+@pytest.mark.slow
+def test_many_budgets_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a ledger of somebody else does not take an hour; and what is attained stays below."""
+    groups = [ShuffledRounds(epsilon, 200, 3) for epsilon in (0.2, 0.25, 0.5)]
+    exact = certified_epsilon(groups, 1e-5)
+    attained = attained_epsilon(groups, 1e-5)
+    monkeypatch.setattr(shuffled_composition, "_BUDGETS", 2)
+    rounded = certified_epsilon(groups, 1e-5)
+    assert all(a < b for a, b in zip(exact, rounded, strict=True))
+    assert rounded[1] < certified_epsilon([ShuffledRounds(0.5, 200, 9)], 1e-5)[1]
+    assert attained_epsilon(groups, 1e-5) <= attained < exact[1]
 
 
 @pytest.mark.slow

@@ -59,6 +59,9 @@ _FAR = 3.0
 
 _FEWEST, _MOST = 1 << 16, 1 << 20
 
+_KINDS = 16
+"""Of records that are composed: each takes seconds. Of more what holds locally is said."""
+
 _NOTHING = -80.0
 """Logarithm of what is left out of a characteristic function."""
 
@@ -188,7 +191,7 @@ def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     kinds = _merged(kinds)
     parts = [(*kind.record.parts, kind.records) for kind in kinds]
     local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
-    if not kinds or delta <= 0 or not all(kind.record.is_countable for kind in kinds):
+    if not kinds or delta <= 0 or len(kinds) > _KINDS or not all(kind.record.is_countable for kind in kinds):
         return local
     curves = [Curve(_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
     return min(local, composed_curves(curves, delta, _POINTS))

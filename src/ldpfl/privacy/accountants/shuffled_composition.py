@@ -15,7 +15,7 @@ Beside them stands the epsilon that one real data set attains, all other clients
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf, log, pi, sqrt
 
@@ -39,6 +39,9 @@ from ldpfl.privacy.accountants.shuffled import (
 _BERRY_ESSEEN = 0.56
 _CURVE_POINTS = 8192
 _SIZES = 8
+_BUDGETS = 16
+"""Different budgets of a bit that are told apart: each takes seconds, and tens of megabytes."""
+
 _UP = 1 + 2.0**-50
 """Next to the pure sum delta falls so steeply that the last digits of an epsilon are a thousandth of it."""
 _ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
@@ -92,7 +95,7 @@ def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
 
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
     """Return certified upper bounds of epsilon: for inputs that are fixed beforehand, and for adaptive ones."""
-    groups = _merged(groups)
+    groups = _merged(groups, _SIZES, _BUDGETS)
     if _nothing_to_hide_in(groups, delta):
         return _local(groups, delta), _local(groups, delta)
     if len(groups) == 1 and groups[0].releases == 1:
@@ -109,7 +112,7 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
-    groups = _merged(groups, sizes=None)
+    groups = sorted(_merged(groups, None, None), key=lambda group: group.epsilon0 * sqrt(group.releases))[-_BUDGETS:]
     if _nothing_to_hide_in(groups, delta):
         # Of one budget, or where no failure is allowed, that is exact; of several, what one of them attains by itself.
         exact = delta <= 0 or len(groups) < 2
@@ -286,11 +289,18 @@ def _half(group: ShuffledRounds) -> int:
     return 1 << 14 if group.clients <= 128 and group.releases <= 10_000 else 1 << 11
 
 
-def _merged(groups: Sequence[ShuffledRounds], sizes: int | None = _SIZES) -> tuple[ShuffledRounds, ...]:
-    """Add up rounds that are alike, after rounding their cohorts down to a few ``sizes``: safe for an upper bound alone."""
+def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | None) -> tuple[ShuffledRounds, ...]:
+    """Add up rounds that are alike, their cohorts rounded down to a few ``sizes``, their ``budgets`` up: safe for an upper bound alone."""
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
-    rounded = rounded_down((group.clients for group in groups), sizes)
+    rounded, up = rounded_down((group.clients for group in groups), sizes), _rounded_up({group.epsilon0 for group in groups}, budgets)
     for group in groups:
-        rounds[group.epsilon0, rounded[group.clients], group.reports] += group.rounds
+        rounds[up[group.epsilon0], rounded[group.clients], group.reports] += group.rounds
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
+
+
+def _rounded_up(budgets: Collection[float], most: int | None) -> dict[float, float]:
+    """Return for each budget one of ``most`` that is no smaller: a bit at a smaller one is that bit with more noise."""
+    known = sorted(budgets)
+    kept = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]
+    return {budget: min(other for other in kept if other >= budget) for budget in known}
