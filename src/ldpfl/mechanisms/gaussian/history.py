@@ -79,7 +79,7 @@ class SensitiveDP(SensitivitySchedule):
 
     @property
     def proved(self) -> bool:
-        return self.clip_to_estimate or self.sensitivity.proved
+        return self.clip_to_estimate
 
     def public_sensitivity(self, public: PublicState) -> float:
         """Return Dhat for ``lam`` 0, from what was broadcast alone."""
@@ -114,16 +114,14 @@ class SensitiveDP(SensitivitySchedule):
         return {"moved": row_norms(raw_update(public, clients), public.sizes)} if self.data_dependent else {}
 
     def mu(self, public: PublicState) -> float | None:
-        if self.data_dependent or not self.proved:
-            return None
-        if self.clip_to_estimate:  # what is clipped to and what the noise is for are the same
-            return self.epsilon / self.c
-        return self.epsilon / self.c * self.sensitivity.value / self.public_sensitivity(public)
+        # What is clipped to and what the noise is for are the same. Else a round's cost would follow from what rounds before released,
+        # and what is added up as if it had been fixed beforehand does not hold.
+        return self.epsilon / self.c if self.clip_to_estimate else None
 
     def reason(self) -> str:
         if self.data_dependent:
             return "the noise depends on how far the client's own weights moved"
-        return "" if self.proved else self.sensitivity.reason
+        return "" if self.proved else "how large the noise is follows from what was released before, and no accountant here adds that up"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         """Return ``epsilon`` a layer: the sensitivity that a sigma came from is its own estimate."""
