@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,16 @@ def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None
         how = DataConfig(target="outcome", columns=["smokes", "seen", "number"], words=words, categories=categories, buckets=64)
         tables = table_of(frame), read_table(tmp_path / "rows.csv")
         assert torch.equal(*(dataset_of("rows", table, None, how, "class").train.tensor for table in tables))
+
+
+def test_one_long_name_of_a_client_takes_no_memory_for_others() -> None:
+    """An array of texts is as wide as the longest everywhere: a gigabyte here."""
+    frame = pd.DataFrame({"age": range(300), "who": ["a", "b", "a"] * 99 + ["b", "c" * 1_000_000, "c" * 1_000_000], "told": ["x", "y"] * 150})
+    tracemalloc.start()
+    try:
+        made = dataset_of("rows", table_of(frame), None, DataConfig(name="given", target="told", client="who"), "class")
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()
+    assert made.clients is not None
+    assert set(made.clients.tolist()) <= {0, 1, 2}

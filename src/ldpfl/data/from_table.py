@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.partition import TEST_SHARE, held_out
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Dataset, Samples, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of, unit_of
@@ -100,8 +100,7 @@ def _clients(table: Table, config: DataConfig, kept: NDArray[np.bool_]) -> NDArr
     if not config.client:
         return None
     table.column(config.client, "data.client")
-    words = np.array(words_of(table, config.client), dtype=object)
-    absent = np.flatnonzero(words == "")
-    if absent.size:
-        raise DataError(f"{table.where(int(absent[0]))}: the client's column {config.client!r} has no value")
-    return np.unique(words[kept].astype(str), return_inverse=True)[1].astype(np.int64)
+    words = words_of(table, config.client)
+    if "" in words:
+        raise DataError(f"{table.where(words.index(''))}: the client's column {config.client!r} has no value")
+    return numbered([words[place] for place in np.flatnonzero(kept)])

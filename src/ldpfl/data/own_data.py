@@ -17,7 +17,7 @@ from ldpfl.data.from_table import dataset_of
 from ldpfl.data.hub import fetched
 from ldpfl.data.own_images import Pictures, holds_images
 from ldpfl.data.partition import TEST_SHARE, held_out
-from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each
+from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
@@ -136,7 +136,7 @@ def _of_images(given: Pictures, config: DataConfig) -> Dataset:
         is_test = held_out(len(train), TEST_SHARE) if given.identities is None else given.identities % np.uint64(TEST_SHARE) == 0
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     found = _split(name, parts, notes, outputs=len(given.classes) or None)
-    owners = None if given.owners is None else np.unique(given.owners[~is_test], return_inverse=True)[1].astype(np.int64)
+    owners = None if given.owners is None else numbered([given.owners[place] for place in np.flatnonzero(~is_test)])
     return replace(found, clients=owners, identities=None if given.identities is None else given.identities[~is_test])
 
 

@@ -37,7 +37,7 @@ class Pictures:
 
     parts: tuple[Samples, ...]
     classes: tuple[str, ...]
-    owners: NDArray[np.str_] | None
+    owners: tuple[str, ...] | None
     identities: NDArray[np.uint64] | None
 
 
@@ -157,7 +157,7 @@ def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[lis
     return [places[word] for word in words], tuple(places)
 
 
-def _owners(split: Any, image: str, label: str, config: DataConfig) -> NDArray[np.str_] | None:
+def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str, ...] | None:
     if not config.client:
         return None
     if config.client == label:
@@ -168,4 +168,4 @@ def _owners(split: Any, image: str, label: str, config: DataConfig) -> NDArray[n
     owners = list(split[config.client])
     if any(owner is None or str(owner) == "" for owner in owners):
         raise DataError(f"an image has nothing in {config.client!r}, and it must be somebody's")
-    return np.array([str(owner) for owner in owners])
+    return tuple(map(str, owners))
