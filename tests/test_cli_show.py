@@ -403,10 +403,10 @@ def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl:
 
 
 @pytest.mark.slow
-def test_nothing_of_a_foreign_result_steers_the_terminal(tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+def test_nothing_of_a_foreign_result_steers_the_terminal(config_file: Path, tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Every text in it, names included; and square brackets are no markup."""
     folder = tmp_path / "run"
-    ldpfl("run", "--data-dir", tiny_data, "--set", "training.rounds=1", "--no-baseline", "--out", folder)
+    ldpfl("run", config_file, "--data-dir", tiny_data, "--set", "training.rounds=1", "--no-baseline", "--out", folder)
 
     def changed(figures: Any) -> Any:
         match figures:

@@ -173,7 +173,9 @@ def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None
 
 def test_one_long_name_of_a_client_takes_no_memory_for_others() -> None:
     """An array of texts is as wide as the longest everywhere: a gigabyte here."""
-    frame = pd.DataFrame({"age": range(300), "who": ["a", "b", "a"] * 99 + ["b", "c" * 1_000_000, "c" * 1_000_000], "told": ["x", "y"] * 150})
+    frame = pd.DataFrame(
+        {"age": range(300), "who": ["a", "b", "a"] * 99 + ["b", "c" * 1_000_000, "c" * 1_000_000], "told": ["x", "y"] * 150}
+    )
     tracemalloc.start()
     try:
         made = dataset_of("rows", table_of(frame), None, DataConfig(name="given", target="told", client="who"), "class")
