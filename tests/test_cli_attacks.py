@@ -58,6 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
 
 
+@pytest.mark.slow
 def test_an_attack_writes_figures_and_pictures_and_leaves_the_run_as_it_was(ldpfl: CommandLine, run: Path, tiny_data: Path) -> None:
     before = contents(run)
     outcome = ldpfl("attack", "gan", run, *QUICK, "--data-dir", tiny_data)
@@ -81,6 +82,7 @@ def test_an_attack_writes_figures_and_pictures_and_leaves_the_run_as_it_was(ldpf
             assert picture.format == "PNG"
 
 
+@pytest.mark.slow
 def test_a_second_call_makes_nothing_again_and_a_damaged_part_is_made_again(
     ldpfl: CommandLine, run: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_second_call_makes_nothing_again_and_a_damaged_part_is_made_again(
     assert len(attacked) == 5
 
 
+@pytest.mark.slow
 def test_an_interrupted_attack_is_gone_on_with(run: Path, tiny_data: Path, tmp_path: Path) -> None:
     plan, cpu = AttackPlan(gan=GanConfig(steps=2)), torch.device("cpu")
     with pytest.raises(KeyboardInterrupt):
@@ -125,6 +128,7 @@ def test_a_run_without_protection_is_attacked_once(ldpfl: CommandLine, config_fi
     assert not (run / "attacks/gan-4/protected.png").exists()
 
 
+@pytest.mark.slow
 def test_the_unprotected_model_is_the_runs_own_without_noise(run: Path, config_file: Path, tiny_data: Path, tmp_path: Path) -> None:
     overrides = ("data.private_label=4", "mechanism.name=none", "mechanism.perturbed=weights")
     open_run = made(tmp_path / "open", config_file, tiny_data, *overrides)
@@ -136,6 +140,7 @@ def test_the_unprotected_model_is_the_runs_own_without_noise(run: Path, config_f
     assert rows["protected"] != unprotected.rows[0]
 
 
+@pytest.mark.slow
 def test_a_label_that_the_client_holds_is_warned_of(ldpfl: CommandLine, run: Path, tiny_data: Path) -> None:
     outcome = ldpfl("attack", "gan", run, *QUICK, "--label", "5", "--data-dir", tiny_data, "--out", "out")
     assert outcome.code == 0
@@ -164,6 +169,7 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine, run: Path, 
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_a_table_of_two_extractors_is_refused(run: Path, tiny_data: Path, tmp_path: Path) -> None:
     result, _ = Attacker(tiny_data, torch.device("cpu"), Quiet()).run(RunFolder(run), AttackPlan(gan=GanConfig(steps=1)), tmp_path / "out")
     attack_table(result)

@@ -199,6 +199,7 @@ def test_without_noise_a_plan_promises_nothing(ldpfl: CommandLine) -> None:
     assert "epsilon 1 a report" not in text
 
 
+@pytest.mark.slow
 def test_the_clients_for_a_target_are_found_and_planned_for(ldpfl: CommandLine) -> None:
     arguments = ["plan", "--epsilon", "1", "--target-central", "0.5", *ONE_BIT]
     found = figures(ldpfl, *arguments)
@@ -217,6 +218,7 @@ def test_the_epsilon_for_a_target_is_found_and_planned_for(ldpfl: CommandLine) -
     assert f"{found['epsilon']:.4g}" in ldpfl(*arguments).out
 
 
+@pytest.mark.slow
 def test_with_both_given_both_are_found_and_the_plan_is_as_given(ldpfl: CommandLine) -> None:
     found = figures(ldpfl, "plan", "--epsilon", "1", "--clients", "100", "--target-central", "0.5", *ONE_BIT)
     assert (found["epsilon"], found["clients"]) == (1.0, 100)

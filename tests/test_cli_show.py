@@ -319,6 +319,7 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(ldpfl: CommandLine, u
     assert "no regular file" in ldpfl.refused("show", unfinished)
 
 
+@pytest.mark.slow
 def test_figures_of_another_kind_are_one_line(ldpfl: CommandLine, tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     """Each figure that is read is left out, or something else, in turn: no command stumbles over it."""
     run = tmp_path / "run"

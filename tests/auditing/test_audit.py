@@ -410,6 +410,7 @@ def test_continuous_noise_passes() -> None:
 
 
 @pytest.mark.parametrize("hair", [0.0, 1e-3])
+@pytest.mark.slow
 def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: float) -> None:
     # At epsilon 1 the leak adds 0.01 to events of probability 1/2: only an event that isolates the value shows it.
     audit = audited(LaplaceNoise(1.0, leak=0.01, hair=hair))
@@ -426,6 +427,7 @@ def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal[
     assert "independent weights" not in {check.name for check in audit.checks}
 
 
+@pytest.mark.slow
 def test_whole_rows_that_share_their_noise_are_found() -> None:
     class Shared(LaplaceNoise):
         def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:

@@ -153,6 +153,7 @@ def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(first.test.targets, second.test.targets)
 
 
+@pytest.mark.slow
 def test_a_cached_load_does_not_import_datasets(tmp_path: Path) -> None:
     """Importing it takes seconds, which each start of the command line would pay."""
     small(tmp_path)

@@ -119,6 +119,7 @@ def test_a_folder_belongs_to_one_sweep_with_one_set_of_overrides(tmp_path: Path)
             open_folder(other, overrides, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_result_of_another_version_is_not_taken_for_ones_own(tiny_data: Path, tmp_path: Path) -> None:
     cell = cells(sweep(axes={}, seeds=[0]), TINY)[1]
     runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)

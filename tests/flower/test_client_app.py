@@ -619,7 +619,7 @@ def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
     def train(message: Message, context: Context) -> Message:
         raise DataError(f"record 7: PATIENT {SECRET}")
 
-    ask(app_of(train), instruction(terms_of(reply_s=TIMES[when])))
+    ask(app_of(train), instruction(terms_of(reply_s=4 * TIMES[when])))
     assert "PATIENT" not in caplog.text
     assert "DataError at test_client_app.py" in caplog.text
 

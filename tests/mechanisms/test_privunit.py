@@ -294,6 +294,7 @@ def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.slow
 def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: float) -> None:
     """Six comparisons with |z| < 4, seed fixed."""
     clients, mechanism, ranges = 10_000, PrivUnitG(4.0, 1.0, share), one_layer(3)

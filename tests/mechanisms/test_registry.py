@@ -26,6 +26,7 @@ def config_of(*overrides: str) -> RunConfig:
     return parse_config("", SMALL, overrides, origin="test")
 
 
+@pytest.mark.slow
 def test_another_package_brings_a_mechanism(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is configured, trained, accounted, planned and refused as those of ours, and nothing of ours names it."""
     assert "careless" not in mechanisms.names()

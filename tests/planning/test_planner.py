@@ -61,6 +61,7 @@ def test_a_plan_has_the_promised_keys_and_is_strict_json() -> None:
 
 
 @pytest.mark.parametrize("setting", [ONE, replace(ONE, weights=7, rounds=1, clients=9)])
+@pytest.mark.slow
 def test_a_plan_is_the_account_of_the_run_that_it_plans(setting: Setting) -> None:
     expected = account(explicit(setting), setting.delta).to_dict()
     assert {name: figures(setting)[name] for name in expected} == expected
@@ -108,6 +109,7 @@ def test_secret_participation_is_worth_something() -> None:
     assert figures(replace(ONE, self_sampling=True)) == {**figures(ONE), "self_sampling": True}  # all take part: no secret
 
 
+@pytest.mark.slow
 def test_clients_that_decide_for_themselves_are_sometimes_few() -> None:
     """Where how many took part is not averaged over, a plan is for as few as there hardly ever are: no run's ledger says more."""
     sampled = plan(Setting(1.0, 10_000, 100, 2, participation=0.01, self_sampling=True, mechanism="harmony"))
@@ -207,6 +209,7 @@ def solved() -> Solution:
     return solve(ONE, 0.5, clients=True, epsilon=True)
 
 
+@pytest.mark.slow
 def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Solution) -> None:
     assert solved.clients is not None
     assert solved.clients_necessary is not None
@@ -221,6 +224,7 @@ def test_with_fewer_than_the_necessary_clients_some_data_set_exceeds_the_target(
     assert epsilon_among(ONE, solved.clients_necessary)[0] <= 0.5
 
 
+@pytest.mark.slow
 def test_the_epsilon_found_is_allowed_and_hardly_less_than_could_be(solved: Solution) -> None:
     assert solved.epsilon is not None
     assert figures(replace(ONE, epsilon=solved.epsilon))["shuffled_upper_adaptive"] <= 0.5
@@ -236,6 +240,7 @@ def test_the_answer_is_json_under_its_names(solved: Solution) -> None:
     }
 
 
+@pytest.mark.slow
 def test_only_what_is_asked_is_solved_for() -> None:
     for_clients = solve(ONE, 0.5, clients=True, epsilon=False)
     assert for_clients.epsilon is None

@@ -598,6 +598,7 @@ def test_thousands_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypa
     assert [times for releases in seen for _, times in releases] == [3001, 3001]  # for the policy and for the file
 
 
+@pytest.mark.slow
 def test_a_budget_of_nothing_does_not_fix_the_rule_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "own.sqlite"
     set_limit(path, 0.0, 1e-5)
@@ -641,6 +642,7 @@ def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path
 @pytest.mark.parametrize(
     ("changes", "mechanism"), [({"transport": "direct", "key": b""}, DUCHI), ({}, NOISE)], ids=["a reply", "another mechanism"]
 )
+@pytest.mark.slow
 def test_what_a_relay_does_not_hide_is_declined_under_such_a_bound(changes: dict[str, Any], mechanism: Mechanism, path: Path) -> None:
     budget = Budget(path, with_policy(relay_epsilon=50.0))
     declined(lambda: budget.charge(request(1, mechanism, **changes)), "relay_epsilon")

@@ -467,6 +467,7 @@ FIELDS: list[tuple[str | int, ...]] = [
 
 @settings(max_examples=150)
 @given(st.sampled_from(FIELDS), JSON)
+@pytest.mark.slow
 def test_a_mutated_field_is_refused_in_one_line_or_read_as_it_stands(path: tuple[str | int, ...], value: Any) -> None:
     """What is read must be what is written: nothing is turned into something else on the way."""
     text = mutated(put(*path, to=value))

@@ -223,6 +223,7 @@ GENEROUS = Policy(
 )
 @example(GENEROUS, "duchi", 1.0, 1e-5, 10, 2, "relay", KEY, 1, 1)
 @settings(max_examples=400)
+@pytest.mark.slow
 def test_what_is_accepted_keeps_every_bound(
     policy: Policy,
     name: str,

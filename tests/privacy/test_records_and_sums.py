@@ -84,6 +84,7 @@ def test_the_smallest_sum_counts() -> None:
     assert row.epsilon >= gaussian_epsilon(0.2 * sqrt(1 / 25 + 2 / 100), 1e-5) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_a_sum_of_bits_says_what_a_shuffler_says() -> None:
     bits = BinaryRelease("duchi", 0.5, 4)
     summed, shuffled = (account(ledger(bits, 1, 20, channel=channel)) for channel in ("secure-sum", "ideal-shuffler"))

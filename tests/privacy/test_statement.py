@@ -574,6 +574,7 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
 
 
 @pytest.mark.parametrize("common", [None, exp(-6.0) * 1.01])
+@pytest.mark.slow
 def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: float | None) -> None:
     """Whichever came first: at the same epsilon, what is known of one round says nothing of another."""
     hiding = PureRelease("piecewise", 6.0, 1, "vector", blanket=exp(-3.0))

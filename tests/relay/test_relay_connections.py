@@ -363,6 +363,7 @@ def speak_tls(port: int, source: str = "127.0.0.1") -> tuple[socket.socket, ssl.
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(_ssl.__file__), "SSL_key_update"), reason="OpenSSL's own functions cannot be called")
+@pytest.mark.slow
 def test_tls_that_says_nothing_is_ended_and_others_are_served_meanwhile(tmp_path: Path) -> None:
     """Each of 10 strangers sends 324 kB of KeyUpdates, which would hold the relay for 150 ms each time it looks."""
     with relay(tmp_path, Connections(), tls=True) as (_, port), ExitStack() as stack, httpx.Client(verify=False, timeout=SOON_S) as http:

@@ -129,6 +129,7 @@ def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, t
         page([tmp_path / "nowhere"])
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     with watching(path) as address:

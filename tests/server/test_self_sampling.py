@@ -58,6 +58,7 @@ def test_a_round_is_recorded_as_secret_only_behind_a_shuffler(tiny_data: Path) -
     assert (seen.sampling, seen.rate) == ("visible", 1.0)
 
 
+@pytest.mark.slow
 def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1])
@@ -79,6 +80,7 @@ def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(ti
         before = after
 
 
+@pytest.mark.slow
 def test_idle_rounds_alone_are_charged(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     idle = next(seed for seed in range(100) if self_sampled_cohort(seed, 1, 1, 0.0).size == 0)

@@ -134,6 +134,7 @@ def test_poisson_batches_take_each_record_by_a_coin_of_its_own() -> None:
     assert not torch.equal(batches[0].mask, batches[1].mask)
 
 
+@pytest.mark.slow
 def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:
     """Over 400 batches: the mean report is the whole batch's, within 6 standard errors a weight."""
     overrides = [

@@ -184,6 +184,7 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", LESS)
+@pytest.mark.slow
 def test_a_certificate_that_charges_less_than_its_ledger_holds_is_refused(case: str, tmp_path: Path) -> None:
     name, change, said = LESS[case]
     file = write(tmp_path / "ledger.json", {**RUNS, **NOT_CHECKED}[name])
@@ -194,6 +195,7 @@ def test_a_certificate_that_charges_less_than_its_ledger_holds_is_refused(case: 
         verify(Certificate.model_validate(tree), ledger=file)
 
 
+@pytest.mark.slow
 def test_rounds_that_nobody_joined_in_secret_are_charged_also_at_the_end(tmp_path: Path) -> None:
     event = NOT_CHECKED["in secret"].events[0]
     later = (replace(event, round=2, joined=2), *(replace(event, round=number, cohort=0, joined=2) for number in (3, 4)))
@@ -216,6 +218,7 @@ def test_what_would_take_too_long_is_not_checked() -> None:
     assert {(verdict.line.trusted, verdict.status) for verdict in found.lines} == {("local", "confirmed"), ("shuffled", "not checked")}
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_edited_confirms_nothing(tmp_path: Path) -> None:
     """Its events follow from each other no longer, as where it is accounted."""
     file = write(tmp_path / "ledger.json", RUNS["bits behind a shuffler"])
@@ -284,6 +287,7 @@ def test_a_record_s_guarantee_is_none_of_its_client() -> None:
         {"delta": 1e-25, "release": {"parameter": 1.99}, "cohort": 1, "population": 1, "linked": 2_436_201, "sampling": "once"},
     ],
 )
+@pytest.mark.slow
 def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
     tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
     first, delta = tree["statement"]["charged"][0], change.get("delta", 1e-5)
@@ -294,6 +298,7 @@ def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
     assert not verify(Certificate.model_validate(tree)).holds
 
 
+@pytest.mark.slow
 def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path) -> None:
     """A field that is not there is not in what was signed; nor in the chain of a ledger."""
     made = certified(RUNS["vectors behind a shuffler"].to_json(), "run", 1e-5, {})
@@ -327,6 +332,7 @@ def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_p
 
 @pytest.mark.parametrize(("number", "epsilon0"), [(10**7, 29.9), (10**7, 1e-4), (10**5, 0.5), (10**6, 29.9)])
 @pytest.mark.parametrize("stated", [1e-6, 1e300])
+@pytest.mark.slow
 def test_a_figure_far_from_the_truth_takes_no_sum_of_all_terms(number: int, epsilon0: float, stated: float) -> None:
     made = certificate_of(ledger(PureRelease("laplace", epsilon0, number, "weight"), 1, channel="direct"))
     lines = [line.model_copy(update={"epsilon": stated, "delta": 1e-5}) for line in made.statement.guarantees[:1]]
@@ -334,6 +340,7 @@ def test_a_figure_far_from_the_truth_takes_no_sum_of_all_terms(number: int, epsi
     assert found.status == ("not confirmed" if stated < 1e300 else "confirmed") or found.second is None
 
 
+@pytest.mark.slow
 def test_another_ledger_is_refused(tmp_path: Path) -> None:
     file, other = (write(tmp_path / f"{name}.json", RUNS[name]) for name in ("one round", "records"))
     with pytest.raises(DataError, match="is not the ledger that was certified"):
@@ -363,6 +370,7 @@ def test_what_is_no_certificate_is_named(text: str, tmp_path: Path, ldpfl: Comma
     assert "is no certificate" in ldpfl.refused("verify", tmp_path / "file.json")
 
 
+@pytest.mark.slow
 def test_what_is_not_checked_does_not_pass(tmp_path: Path, ldpfl: CommandLine) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED["linked bits"])
     ldpfl("certify", file, "--out", tmp_path / "certificate.json")

@@ -184,6 +184,7 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_of_three_kinds(epsilon0: fl
         assert found == pytest.approx(expected / (share * clients), rel=3e-3, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_more_in_common_hides_more_and_never_less_than_any_report_does() -> None:
     """And a report whose two halves are all that it tells is a bit."""
 
@@ -201,6 +202,7 @@ def cloned(group: RoundGroup) -> ClonedReports:
 
 
 @pytest.mark.parametrize("linked", [1, 3])
+@pytest.mark.slow
 def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_is_certified(linked: int) -> None:
     release = PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25))
     group = RoundGroup(release, 400, 400, 5, linked=linked)
@@ -222,6 +224,7 @@ def test_a_single_bit_costs_little_more_than_its_count() -> None:
     assert counted <= linked <= 1.05 * counted
 
 
+@pytest.mark.slow
 def test_links_cost_more_the_longer_they_are_and_far_less_than_any_report_would() -> None:
     release = BinaryRelease("rotated-sign", 0.06, 4096, unit="coordinate")
     groups = {linked: RoundGroup(release, 20_000, 20_000, 5, linked=linked) for linked in (1, 2, 8, 32)}
@@ -235,6 +238,7 @@ def test_links_cost_more_the_longer_they_are_and_far_less_than_any_report_would(
     assert found[32] < 0.25 * cloned(groups[32]).epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_a_sampled_coordinate_costs_what_a_known_one_costs_to_a_blanket() -> None:
     """s of D bits at sqrt(D / s) times the epsilon: as private, while epsilon is small."""
     whole = RoundGroup(BinaryRelease("rotated-sign", 0.02, 4096, unit="coordinate"), 20_000, 20_000, 20)
@@ -271,6 +275,7 @@ def test_the_budget_of_a_bit_may_be_huge() -> None:
     assert blanket_epsilon([Hidden(Bits(20.0, 2), 100, 1)], 1e-5) < inf
 
 
+@pytest.mark.slow
 def test_what_is_attained_is_not_said_of_clients_that_decide_in_secret() -> None:
     release = PureRelease("piecewise", 2.0, 100, "weight", blanket=exp(-1.0))
     secret = behind_shuffler([RoundGroup(release, 90, 10_000, 20, sampling="secret", rate=0.01)])

@@ -202,6 +202,7 @@ def test_a_little_more_costs_at_most_one_percent_less(near: ShuffledRounds) -> N
         assert first * 0.99 <= second <= first * 1.03
 
 
+@pytest.mark.slow
 def test_a_smaller_delta_costs_more() -> None:
     found = [one_group(ShuffledRounds(0.5, 150, 400, 2), delta) for delta in (1e-3, 1e-6, 1e-8)]
     assert found[0].lower < found[1].lower < found[2].lower
@@ -281,6 +282,7 @@ def test_unequal_groups_cover_enumeration() -> None:
         assert bracket.adaptive <= 3.2
 
 
+@pytest.mark.slow
 def test_a_group_without_a_crowd_counts_in_full() -> None:
     # One round that a client spent alone: nothing hides it, and the others cannot make it cheaper.
     alone = composed_epsilon(1.0, 30, 1e-5)
@@ -324,6 +326,7 @@ def test_the_papers_mnist_run_is_known_within_half_a_percent() -> None:
     assert bracket.lower <= bracket.upper <= 1.005 * bracket.lower
 
 
+@pytest.mark.slow
 def test_the_papers_mnist_run_by_rounds_is_nearly_as_good() -> None:
     upper, adaptive = certified_epsilon([ShuffledRounds(1.0, 100, 21_840, 10)], 1e-5)
     assert upper == pytest.approx(mnist().upper, rel=1e-6)
@@ -337,6 +340,7 @@ def test_the_cohort_that_epsilon_four_needs() -> None:
     assert bracket.upper == pytest.approx(4.0, rel=0.005)
 
 
+@pytest.mark.slow
 def test_a_million_clients_and_a_million_weights() -> None:
     start = time.process_time()
     bracket = shuffled_epsilon([ShuffledRounds(1.0, 10**6, 10**6)], 1e-5)
