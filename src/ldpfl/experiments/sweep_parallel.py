@@ -93,6 +93,7 @@ def _started(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[
         "--out",
         str(task.folder.path),
         "--no-baseline",
+        "--no-report",
         "--json",
         "--device",
         "cpu",
