@@ -120,10 +120,10 @@ def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, t
 
     api.run(config_file, folder=path, data_dir=tiny_data, progress=False, baseline=False, on_round=look)
     read = Reader(seen[0])
-    assert "of 3 so far." in read.words
+    assert "of 3 so far;" in read.words
     assert "without noise" not in read.words
     assert 'http-equiv="refresh"' in seen[0]
-    assert "so far." not in Reader(page([path], refresh_s=5)).words
+    assert "so far;" not in Reader(page([path], refresh_s=5)).words
     assert 'http-equiv="refresh"' not in page([path], refresh_s=5)
     with pytest.raises(ConfigError, match="holds no run"):
         page([tmp_path / "nowhere"])
@@ -140,7 +140,7 @@ def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file:
         api.run(
             config_file, folder=path, data_dir=tiny_data, progress=False, baseline=False, on_round=lambda metrics: seen.append(look().text)
         )
-        assert "of 3 so far." in Reader(seen[-1]).words
+        assert "of 3 so far;" in Reader(seen[-1]).words
         last = look()
         assert last.text == page([path])
         assert last.headers["cache-control"] == "no-store"

@@ -62,7 +62,7 @@ def progress_of(folder: RunFolder, config: RunConfig, rounds: int) -> str:
     """Return how far a run is, in a sentence."""
     if folder.kind() is Kind.OWN_APP:
         return f"Round {rounds:,}; how many there are to be, and on which data, its own app alone knows."
-    return f"Round {rounds:,} of {config.training.rounds:,} so far."
+    return f"Round {rounds:,} of {config.training.rounds:,} so far; what is said of the whole run is of these."
 
 
 def _unit(last: Checkpoint, delta: float) -> dict[str, Any]:
