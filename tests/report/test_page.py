@@ -155,6 +155,15 @@ def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file:
         look()
 
 
+def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    config = tmp_path / "dear.toml"
+    config.write_text(config_file.read_text(encoding="utf-8").replace('name = "tiny"', 'name = "cost $5} or $6"'), encoding="utf-8")
+    arguments = ("run", config, "--data-dir", tiny_data, "--no-baseline", "--set", "training.rounds=1", "--report", "--out")
+    assert ldpfl(*arguments, tmp_path / "run").code == 0
+    for name in ("curve.svg", "report.html"):
+        assert "cost $5} or $6" in (tmp_path / "run" / name).read_text(encoding="utf-8")
+
+
 def test_every_run_s_folder_gets_its_page(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     arguments = ("run", config_file, "--data-dir", tiny_data, "--no-baseline", "--set", "training.rounds=1", "--out")
     outcome = ldpfl(*arguments, tmp_path / "with", "--report", "--watch")

@@ -122,8 +122,8 @@ def _write_report(folder: Path, errors: Console) -> None:
 
 
 def _json(result: dict[str, Any]) -> str:
-    """Return ``result.json`` as it is printed: without a seed from which the noise on a user's own data follows."""
-    return to_json({**result, "seed": None} if result.get("seed_is_secret") else result, indent=2)
+    """Return ``result.json`` as it is printed: of a user's own data without the seed that noise follows from, and their fingerprint."""
+    return to_json({**result, "seed": None, "data_fingerprint": None} if result.get("seed_is_secret") else result, indent=2)
 
 
 def _stopped_by(error: WriteError, again: str) -> WriteError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ldpfl.number_format import number
-from ldpfl.report.plots import figure_file, require_plot
+from ldpfl.report.plots import figure_file, literal, require_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def draw_noise(path: Path, sweep: SweepConfig, curves: Sequence[Curve]) -> bool:
         return False
     private = [variant for variant in sweep.variants if any(_is_private(curve) for curve in drawn if curve.row.variant == variant)]
     with figure_file(path, kind, (12.0, 0.6 + 4.0 * len(shown))) as figure:
-        figure.suptitle(_TITLE.format(name=sweep.name), fontsize=11)
+        figure.suptitle(_TITLE.format(name=literal(sweep.name)), fontsize=11)
         parts = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
         for part, (point, own) in zip(parts, shown.items(), strict=True):
             _draw_point(part, private, point, own)
@@ -87,7 +87,7 @@ def _draw_point(part: SubFigure, private: Sequence[str], point: Point, curves: S
         _choose_scale(panel)
     _finish(part, (budget, noise, accuracy))
     if point:
-        part.suptitle(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point), fontsize=10, fontweight="bold")
+        part.suptitle(literal(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point)), fontsize=10, fontweight="bold")
 
 
 def _finish(part: SubFigure, panels: Sequence[Axes]) -> None:
@@ -142,4 +142,4 @@ def _label(curve: Curve) -> str:
     budget, seeds = curve.row.budget, len(curve.score)
     ledger = "infinite" if isinf(budget) else number(budget)
     partly = f"; {seeds} of {seeds + len(curve.row.stopped)} seeds" if curve.row.stopped else ""
-    return f"{curve.row.variant} (ledger: {ledger}{partly})"
+    return f"{literal(curve.row.variant)} (ledger: {ledger}{partly})"

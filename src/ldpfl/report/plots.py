@@ -52,7 +52,7 @@ def draw_score_curve(path: Path, result: dict[str, Any]) -> None:
     with _figure(path, "svg") as (axes,):
         plot_scores(axes, result)
         seed = "" if result.get("seed_is_secret") else f", seed {result['seed']}"
-        axes.set_title(f"{result['name']}, n = {result['clients']}{seed}")
+        axes.set_title(f"{literal(result['name'])}, n = {result['clients']}{seed}")
 
 
 def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
     scores = [nan if a is None else times * a for a in result["score_per_round"]]
     axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_label(result))
     axes.set_xlabel("round")
-    axes.set_ylabel(f"{heading(result['metric'])}, {result['evaluated_on']}")
+    axes.set_ylabel(literal(f"{heading(result['metric'])}, {result['evaluated_on']}"))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
@@ -134,8 +134,8 @@ def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
             panels[0].legend(loc="best", fontsize=8)
         _draw_bytes(panels[-1], sweep, drawn, axis)
         panels[-1].legend(loc="best", fontsize=8)
-        panels[0].set_ylabel(heading(drawn[0].metric if drawn else ACCURACY))
-        panels[0].figure.suptitle(sweep.name)
+        panels[0].set_ylabel(literal(heading(drawn[0].metric if drawn else ACCURACY)))
+        panels[0].figure.suptitle(literal(sweep.name))
         for panel in panels:
             panel.grid(alpha=0.3)
 
@@ -145,15 +145,15 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
     by_budget, values = sweep.plot_against == "budget", list(sweep.axes[axis])
     places = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
     if not by_budget and any(isinstance(value, str) for value in values):
-        panel.set_xticks(places, [str(value) for value in values])
+        panel.set_xticks(places, [literal(str(value)) for value in values])
     used = []
     for number, variant in enumerate(sweep.variants):
         own = [row for row in rows if row.variant == variant]
         at = [row.budget if by_budget else places[values.index(row.point[0][1])] for row in own if row.point]
         if len(at) < len(own) or not all(map(isfinite, at)):
-            panel.axhline(_shown(own)[0][0], color="0.4", linestyle="--", linewidth=1, label=variant)
+            panel.axhline(_shown(own)[0][0], color="0.4", linestyle="--", linewidth=1, label=literal(variant))
         elif own:
-            panel.errorbar(at, *_shown(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=variant)
+            panel.errorbar(at, *_shown(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=literal(variant))
             used += at
     if used and min(used) > 0 and max(used) > 10 * min(used):
         panel.set_xscale("log")
@@ -165,11 +165,11 @@ def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str 
     for place, value in enumerate(sweep.axes[axis] if axis else []):
         joined = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
         shade = str(0.8 - 0.6 * place / max(1, len(sweep.axes[str(axis)]) - 1))
-        label = f"{str(axis).rpartition('.')[2]} {value}"
+        label = literal(f"{str(axis).rpartition('.')[2]} {value}")
         panel.plot([row.bytes_per_client for row in joined], _shown(joined)[0], color=shade, linewidth=1, label=label)
     for number, variant in enumerate(sweep.variants):
         own = [row for row in rows if row.variant == variant]
-        label = "" if axis else variant
+        label = "" if axis else literal(variant)
         at = [row.bytes_per_client for row in own]
         panel.errorbar(at, *_shown(own), color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
     panel.set_xscale("log")
@@ -255,7 +255,12 @@ def styled_figure(size: tuple[float, float]) -> Iterator[Figure]:
         yield Figure(figsize=size, layout="constrained")
 
 
+def literal(text: str) -> str:
+    """Return a text of a config or a folder as it is to be drawn: a formula between dollars is none."""
+    return text.replace("$", r"\$")
+
+
 def _label(result: dict[str, Any]) -> str:
     if result["epsilon_per_unit"] is None:
         return "not private"
-    return f"{result['mechanism']}, ε = {float(result['epsilon_per_unit']):g} a {result['unit']}"
+    return literal(f"{result['mechanism']}, ε = {float(result['epsilon_per_unit']):g} a {result['unit']}")

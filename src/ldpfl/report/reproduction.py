@@ -15,7 +15,7 @@ from rich.text import Text
 from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.number_format import number
-from ldpfl.report.plots import figure_file
+from ldpfl.report.plots import figure_file, literal
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -110,7 +110,7 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
         _draw_lines(axes, str(axis), reproduction, sweep, found) if numbers else _draw_bars(axes, reproduction, found)
-        axes.set_title(f"{reproduction.source}: {reproduction.title}", fontsize=10)
+        axes.set_title(literal(f"{reproduction.source}: {reproduction.title}"), fontsize=10)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best", fontsize=8)
@@ -122,7 +122,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
         own = [one for one in found if one.variant == variant and _ours(reproduction.shows, one) is not None]
         heights, colour = [float(_ours(reproduction.shows, one) or 0.0) for one in own], f"C{place % 10}"
         if own and not own[0].point:
-            axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=variant)
+            axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
         elif own:
             at = [float(dict(one.point)[axis]) for one in own]
             axes.errorbar(
