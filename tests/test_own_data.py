@@ -822,6 +822,20 @@ def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> 
         api.run(data=tmp_path / "none", settings={**FEW, "clients.count": 90}, progress=False, baseline=False)
 
 
+def test_a_run_on_files_is_not_gone_on_with_once_they_are_called_otherwise(tmp_path: Path) -> None:
+    """They would be other clients'."""
+    for place, own in enumerate(np.random.default_rng(0).integers(0, 256, (60, 4, 4, 3), dtype=np.uint8)):
+        folder = tmp_path / "scans" / ("test" if place < 10 else "train") / ("cat", "dog")[place % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(own).save(folder / f"{place:02}.png")
+    settings = {"model.name": "linear", "training.rounds": 1, "clients.count": 2, "privacy.target_epsilon": "off"}
+    api.run(data=tmp_path / "scans", settings=settings, folder=tmp_path / "run", baseline=False, progress=False)
+    for file in sorted((tmp_path / "scans").rglob("*.png")):
+        file.rename(file.with_name(f"a{file.name}"))
+    with pytest.raises(ConfigError, match="was begun on"):
+        api.run(folder=tmp_path / "run", resume=True, more_rounds=1, progress=False)
+
+
 def test_a_folder_of_images_that_another_library_sorted_is_not_taken() -> None:
     pairs = Pairs([(torch.zeros(1, 4, 4), 0)] * 20)
     pairs.class_to_idx, pairs.imgs = {"cat": 0}, ["cat/0.png"]  # type: ignore[attr-defined]
@@ -896,17 +910,23 @@ def test_two_models_of_one_seed_have_no_noise_in_common(channel: str) -> None:
     assert float((apart - free).norm()) > float(free.norm())
 
 
-@pytest.mark.parametrize("begin", [0.0, 1.0])
-def test_records_take_part_by_other_coins_in_runs_of_other_models(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one seed, on the same rows: what the same coins decide in two runs costs more than their guarantees add up to."""
-    drawn: list[torch.Tensor] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Which records took part, of every training from here on."""
+    masks: list[torch.Tensor] = []
     train = RecordGradientTrainer.train
 
     def seen(trainer: RecordGradientTrainer, weights: torch.Tensor, schedule: BatchSchedule, round_number: int = 1) -> torch.Tensor:
-        drawn.append(schedule.mask.clone())
+        masks.append(schedule.mask.clone())
         return train(trainer, weights, schedule, round_number)
 
     monkeypatch.setattr(RecordGradientTrainer, "train", seen)
+    return masks
+
+
+@pytest.mark.parametrize("begin", [0.0, 1.0])
+def test_records_take_part_by_other_coins_in_runs_of_other_models(begin: float, drawn: list[torch.Tensor]) -> None:
+    """Of one seed, on the same rows: what the same coins decide in two runs costs more than their guarantees add up to."""
     data = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 2
     own = {"clients.count": 1, "training.rounds": 1, "mechanism.sample_rate": 0.1, "mechanism.noise_multiplier": 1.0}
 
@@ -927,16 +947,8 @@ def test_records_take_part_by_other_coins_in_runs_of_other_models(begin: float, 
     assert not torch.equal(first, coins(nn.Sequential(linear(begin), nn.Identity())))
 
 
-def test_records_take_part_by_other_coins_once_they_are_somebody_else_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_take_part_by_other_coins_once_they_are_somebody_else_s(drawn: list[torch.Tensor]) -> None:
     """Equal masks of all rounds but for a division: what two ledgers add up to is of coins that know nothing of each other."""
-    drawn: list[torch.Tensor] = []
-    train = RecordGradientTrainer.train
-
-    def seen(trainer: RecordGradientTrainer, weights: torch.Tensor, schedule: BatchSchedule, round_number: int = 1) -> torch.Tensor:
-        drawn.append(schedule.mask.clone())
-        return train(trainer, weights, schedule, round_number)
-
-    monkeypatch.setattr(RecordGradientTrainer, "train", seen)
     samples = Samples(torch.randn(320, 6, generator=torch.Generator().manual_seed(0)), torch.arange(320) % 2)
     settings = {"training.rounds": 1, "mechanism.sample_rate": 0.1, "mechanism.noise_multiplier": 1.0, "privacy.target_epsilon": "off"}
 

@@ -141,6 +141,11 @@ def _number_columns(table: Table, name: str, values: NDArray[np.float64], config
 
 
 def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
+    """Return the least and the largest value that the public knows of a column; None where it knows none.
+
+    Raises:
+        ConfigError: they are no interval.
+    """
     if name not in config.bounds:
         return None
     low, high = config.bounds[name]
@@ -183,6 +188,12 @@ def _place(word: str, places: int) -> int:
 
 
 def texts_of(table: Table, config: DataConfig, targets: Targets) -> Tensor:
+    """Return the texts of ``table`` as tokens (N, length) int64: words hashed, or bytes for a language model.
+
+    Raises:
+        ConfigError: inputs are named beside the texts.
+        DataError: the column is missing, or holds numbers.
+    """
     if config.columns:
         raise ConfigError("data.text makes texts of the inputs: leave data.columns out")
     texts = table.column(config.text, "data.text")

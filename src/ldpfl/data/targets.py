@@ -33,6 +33,12 @@ class Told(NamedTuple):
 
 
 def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) -> Told:
+    """Return what is told of each row of ``tables``, all by the same classes.
+
+    Raises:
+        ConfigError: the settings name too many columns, or too few.
+        DataError: a column is missing, or a value is none that can be told; the file and line are named.
+    """
     names = config.target_names
     for table in tables:
         for name in names:
@@ -121,5 +127,6 @@ def _tokens_to_tell(table: Table, config: DataConfig) -> Tensor:
 
 
 def unit_of(config: DataConfig, targets: Targets) -> float:
+    """Return what one of a target between -1 and 1 is in the column's own unit; 1 where it has no bounds."""
     bounds = bounds_of(config, config.target_names[0]) if targets == "number" else None
     return 1.0 if bounds is None else (bounds[1] - bounds[0]) / 2

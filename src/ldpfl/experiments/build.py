@@ -126,9 +126,10 @@ def build(
 
 def _division(task: Dataset) -> str:
     """Return what tells whose the samples are, where that is not in the fingerprint, as of a table it is."""
-    if task.clients is None or task.encoder is not None:
+    known = [of.tobytes() for of in (task.clients, task.identities) if of is not None]
+    if not known or task.encoder is not None:
         return ""
-    return f" of {hashlib.sha256(task.clients.tobytes()).hexdigest()[:16]}"
+    return f" of {hashlib.sha256(b''.join(known)).hexdigest()[:16]}"
 
 
 def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:

@@ -43,7 +43,7 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **_privacy(config, federation, last),
         "clients": config.clients.count,
-        "clients_per_round": _last_trained(last).clients,
+        "clients_per_round": last_trained(last).clients,
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
@@ -96,7 +96,7 @@ def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
     return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the records at random would satisfy it"]
 
 
-def _last_trained(last: Checkpoint) -> RoundMetrics:
+def last_trained(last: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
     return next((metrics for metrics in reversed(last.history) if metrics.clients), last.history[-1])
 
@@ -142,7 +142,7 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
 
 def _layers(federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return weights, radius, noise and clipping of each layer in the last round; clipping is None where only clients know it."""
-    layout, metrics = federation.task.layout, _last_trained(last)
+    layout, metrics = federation.task.layout, last_trained(last)
     return {
         name: {
             "weights": size,

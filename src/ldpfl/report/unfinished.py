@@ -6,6 +6,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.result import last_trained
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import finite
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -24,7 +25,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     last = folder.checkpoint()
     if last is None or not last.history:
         raise ConfigError(f"{folder.path} holds a run of which no round is finished")
-    trained = next((metrics for metrics in reversed(last.history) if metrics.clients), last.history[-1])
+    trained = last_trained(last)
     figures = {
         "name": config.name,
         "seed": config.seed,

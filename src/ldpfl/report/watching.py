@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ldpfl.errors import LdpflError
 from ldpfl.report.page import page
@@ -36,8 +36,7 @@ class _Latest:
             return self._text
 
     def _made_of(self) -> object:
-        files = (self._folder / name for name in ("checkpoint.safetensors", "ledger.json", "result.json"))
-        return tuple((state.st_mtime_ns, state.st_size) for file in files if file.exists() for state in (file.stat(),))
+        return tuple(_stamp(self._folder / name) for name in ("checkpoint.safetensors", "ledger.json", "result.json"))
 
     def _made(self) -> str:
         try:
@@ -46,15 +45,33 @@ class _Latest:
             return _WAITING.format(seconds=REFRESH_S, said=escape(str(error)))
 
 
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        state = file.stat()
+    except OSError:  # it is not there yet
+        return None
+    return state.st_mtime_ns, state.st_size
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__((HOST, 0), _Handler)
+        self.latest, self.path_of_page = _Latest(folder), f"/{secrets.token_urlsafe(12)}/"
+        self.place = f"{HOST}:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a browser that asks anew has hung up, and the terminal shows the run."""
+
+
 class _Handler(BaseHTTPRequestHandler):
-    latest: ClassVar[_Latest]
-    path_of_page: ClassVar[str]
-    hosts: ClassVar[tuple[str, ...]]
+    server: _Server
 
     def do_GET(self) -> None:
         # A page of somebody else's can make a browser ask for another name at this address: it is not answered, nor who guesses.
-        known = self.headers.get("Host") in self.hosts and self.path == self.path_of_page
-        body = (self.latest.text() if known else "there is no such page").encode()
+        known = self.headers.get("Host") == self.server.place and self.path == self.server.path_of_page
+        body = (self.server.latest.text() if known else "there is no such page").encode()
         self.send_response(200 if known else 404)
         self.send_header("Content-Type", "text/html; charset=utf-8" if known else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -70,16 +87,11 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def watching(folder: Path) -> Iterator[str]:
     """Serve the page of the run in ``folder`` to this machine alone, at an address that nobody guesses; yield the address."""
-    secret = secrets.token_urlsafe(12)
-    own = type("_OwnHandler", (_Handler,), {"latest": _Latest(folder), "path_of_page": f"/{secret}/", "hosts": ()})
-    with ThreadingHTTPServer((HOST, 0), own) as server:
-        server.daemon_threads = True
-        place = f"{HOST}:{server.server_address[1]}"
-        own.hosts = (place,)  # type: ignore[attr-defined]
+    with _Server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:
-            yield f"http://{place}/{secret}/"
+            yield f"http://{server.place}{server.path_of_page}"
         finally:
             server.shutdown()
             thread.join()
