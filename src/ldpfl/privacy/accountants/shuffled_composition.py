@@ -112,7 +112,7 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
-    groups = sorted(_merged(groups, None, None), key=lambda group: group.epsilon0 * sqrt(group.releases))[-_BUDGETS:]
+    groups = _of_few_budgets(_merged(groups, None, None))
     if _nothing_to_hide_in(groups, delta):
         # Of one budget, or where no failure is allowed, that is exact; of several, what one of them attains by itself.
         exact = delta <= 0 or len(groups) < 2
@@ -297,6 +297,15 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | 
     for group in groups:
         rounds[up[group.epsilon0], rounded[group.clients], group.reports] += group.rounds
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
+
+
+def _of_few_budgets(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds]:
+    """Leave out rounds of all but a few budgets, those that tell least: what the others attain, all of them do."""
+    told: Counter[float] = Counter()
+    for group in groups:
+        told[group.epsilon0] += group.releases
+    kept = sorted(told, key=lambda budget: budget**2 * told[budget])[-_BUDGETS:]
+    return [group for group in groups if group.epsilon0 in kept]
 
 
 def _rounded_up(budgets: Collection[float], most: int | None) -> dict[float, float]:
