@@ -1,22 +1,27 @@
 """Time and tightness of the shuffled accountant: attained and certified epsilon of whole runs, one core.
 
-    taskset -c 0 python benchmarks/accounting.py [--largest]
+    taskset -c 0 python benchmarks/accounting.py [--largest] [--vectors]
 
-``--largest`` adds the settings with 1e7 and 1e8 clients, which take about half a minute together.
+``--largest`` adds the settings with 1e7 and 1e8 clients, which take about half a minute together. ``--vectors`` is about whole vectors with
+Gaussian noise instead of bits.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from itertools import product
+from math import sqrt
 
 from rich.console import Console
 from rich.table import Table
 
 from ldpfl.number_format import number
+from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, shuffled_epsilon
+from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, shuffled_gaussian_attained, shuffled_gaussian_epsilon
 
 DELTA = 1e-5
 
@@ -47,7 +52,13 @@ LARGEST = (ShuffledRounds(1.0, 10**7, 10**8, 10), ShuffledRounds(1.0, 10**8, 10*
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", action="store_true")
-    settings = SETTINGS + (LARGEST if parser.parse_args().largest else ())
+    parser.add_argument("--vectors", action="store_true")
+    chosen = parser.parse_args()
+    Console(width=140).print(vectors() if chosen.vectors else bits(SETTINGS + (LARGEST if chosen.largest else ())))
+
+
+def bits(settings: tuple[ShuffledRounds, ...]) -> Table:
+    """Return what runs that send bits cost."""
     table = Table(title=f"central epsilon of a whole run, delta {DELTA:g}, ideal shuffler")
     for heading in _HEADINGS:
         table.add_column(heading, justify="right")
@@ -68,7 +79,24 @@ def main() -> None:
             f"{found.adaptive / found.lower - 1:.2%}",
             f"{seconds:.1f}",
         )
-    Console(width=140).print(table)
+    return table
+
+
+def vectors() -> Table:
+    """Return what runs cost in which each client sends a whole vector with Gaussian noise in each round."""
+    table = Table(title=f"epsilon of a whole run of whole vectors with Gaussian noise, delta {DELTA:g}")
+    for heading in ("epsilon of a round", "rounds", "clients", "trusting nobody", "behind a shuffler", "attained", "seconds"):
+        table.add_column(heading, justify="right")
+    for epsilon, rounds, clients in product((1.0, 4.0, 8.0), (1, 10), (100, 2000, 60_000)):
+        sent = [Vectors(gaussian_mu(epsilon, DELTA), clients, rounds)]
+        local = gaussian_epsilon(sent[0].mu * sqrt(rounds), DELTA)
+        began = time.perf_counter()
+        found = shuffled_gaussian_epsilon(sent, DELTA, local)
+        seconds = time.perf_counter() - began
+        attained = gaussian_epsilon(shuffled_gaussian_attained(sent), DELTA)
+        figures = (f"{epsilon:g}", f"{rounds}", f"{clients:,}", number(local), f"{found:.4g}", f"{attained:.4g}", f"{seconds:.1f}")
+        table.add_row(*figures)
+    return table
 
 
 if __name__ == "__main__":

@@ -180,12 +180,6 @@ def test_gaussian_noise_is_composed_by_its_mu() -> None:
     assert figures(direct(replace(NOISE, units=4)))["local"] == pytest.approx(gaussian_epsilon(0.6, DELTA), rel=1e-9)
 
 
-def test_gaussian_noise_has_no_shuffled_number_and_the_note_says_why() -> None:
-    statement = accounted(ledger_of(NOISE))
-    assert not [row for row in statement.rows if row.trust_model == "shuffled"]
-    assert any("Gaussian" in note for note in statement.notes)
-
-
 def test_pure_reports_and_gaussian_noise_together_cost_more_than_each_and_less_than_both() -> None:
     found = figures(direct(NOISE, NOISE, VECTOR))
     noise, pure = figures(direct(NOISE, NOISE))["local"], figures(direct(VECTOR))["local"]

@@ -33,6 +33,7 @@ BITS = BinaryRelease("duchi", 1.0, 500)
 VECTOR = PureRelease("privunit-g", 4.0, 1, "vector")
 LAPLACE = PureRelease("laplace", 1.0, 30, "weight", blanket=exp(-0.5))
 NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record")
+BALL = GaussianRelease("full-dp", 0.3, alike=True)
 
 
 def ledger(release: Release, rounds: int = 3, cohort: int = 100, **changes: Any) -> Ledger:
@@ -67,6 +68,8 @@ RUNS: dict[str, Ledger] = {
     "a vector once": ledger(VECTOR, 3, 1000, population=3000, joined=1, sampling="once"),
     "a bit once": ledger(BinaryRelease("duchi", 2.0, 1), 3, 1000, population=3000, joined=1, sampling="once"),
     "records": ledger(NOISE, channel="direct"),
+    "noise of one ball": ledger(BALL, 10),
+    "of two balls": mixed(ledger(BALL, 2), ledger(replace(BALL, mu=0.5), 1, 60, population=100, sampling="visible")),
     "summed noise": ledger(NOISE, channel="secure-sum"),
     "reports and noise": mixed(ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3), 2, channel="direct")),
     "without protection": ledger(UnprotectedRelease("nbafl", "its history"), channel="direct"),

@@ -88,4 +88,5 @@ def _released(release: Release) -> certificate.Released:
         sampled=release.sampled if isinstance(release, BinaryRelease) else 1,
         rate=float(release.rate) if isinstance(release, GaussianRelease) else 1.0,
         blanket=release.blanket if isinstance(release, PureRelease) else None,
+        alike=isinstance(release, GaussianRelease) and release.alike,
     )

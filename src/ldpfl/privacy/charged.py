@@ -66,9 +66,16 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
     # And where some rounds protect a client and others one record, the costliest are not those that protect least.
     rates, protected = {group.batch_rate for group in groups}, {group.release.unit == "record" for group in groups}
-    if len(rates) == len(protected) == 1 and all(group.release.by_round and group.channel != "secure-sum" for group in groups):
+    if len(rates) == len(protected) == 1 and all(group.release.by_round for group in groups) and _order_by_parameter(groups):
         return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
     return [replace(group, rounds=counts[group]) for group in groups]
+
+
+def _order_by_parameter(groups: Sequence[RoundGroup]) -> bool:
+    """Tell whether a round with a larger parameter costs more under each trust model: not where more clients may hide it better."""
+    channels = {group.channel for group in groups}
+    hidden = "ideal-shuffler" in channels and any(isinstance(group.release, GaussianRelease) and group.release.alike for group in groups)
+    return "secure-sum" not in channels and not (hidden and len({group.cohort for group in groups}) > 1)
 
 
 def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:

@@ -137,16 +137,24 @@ class GaussianRelease(_Stated):
         mechanism: its name.
         mu: sensitivity under replacement (twice the clipping norm) over the noise's standard deviation.
         rate: probability with which each record took part, by a coin of its own that nobody learns; 1 where all did.
+        alike: whether all clients of the round bounded their vectors to the same ball, of radius mu / 2 standard deviations, and added
+            noise of the same law: then they hide each other behind a shuffler.
     """
 
     by_round: ClassVar[bool] = True
-    not_shuffled: ClassVar[str] = "what a shuffler adds to Gaussian noise is not accounted here; the local figures hold behind it too"
 
     mechanism: str
     mu: float
     units: int = 1
     unit: Unit = "vector"
     rate: float = 1.0
+    alike: bool = False
+
+    @property
+    def not_shuffled(self) -> str:  # type: ignore[override]  # others have one reason each
+        if self.unit == "record":
+            return "how far apart the sums lie that clients send of their records is not bounded; the local figures hold"
+        return "" if self.alike else "it is not stated that all clients add the same noise; the local figures hold"
 
     @property
     def parameter(self) -> float:
@@ -258,6 +266,8 @@ class RoundEvent:
                 isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
             ):
                 raise ConfigError(f"round {self.round}: no report at {epsilon:g} has a blanket of {share}")
+            case GaussianRelease(unit="record", alike=True):
+                raise ConfigError(f"round {self.round}: sums over records do not lie in one ball")
             case GaussianRelease(rate=rate, unit=unit) if not (0 < rate <= 1 and (rate == 1 or unit == "record")):
                 raise ConfigError(f"round {self.round}: records, and nothing else, take part with a probability in (0, 1], got {rate}")
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):

@@ -37,6 +37,9 @@ _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
 }
 """Events of version 1 did not say what their mechanism's paper claims of them."""
 
+_NOT_STATED = [("blanket", None), ("alike", False)]
+"""What was not known of a release when a ledger was written is not in it, nor in its chain."""
+
 _PARTS = {"format", "version", "events", "accounted"}
 
 _KINDS: Mapping[str, type[Release]] = {
@@ -179,8 +182,7 @@ def _short(value: Any) -> str:
 
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
     tree = asdict(event)
-    # What was not known when a ledger was written is not in it, nor in its chain.
-    release = {name: value for name, value in tree["release"].items() if name != "blanket" or value is not None}
+    release = {name: value for name, value in tree["release"].items() if (name, value) not in _NOT_STATED}
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
 
 

@@ -17,7 +17,7 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged import RoundGroup, charged
-from ldpfl.privacy.events import BinaryRelease, Claim, PureRelease
+from ldpfl.privacy.events import BinaryRelease, Claim, GaussianRelease, PureRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
 
@@ -144,7 +144,9 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     def rest(group: RoundGroup) -> tuple[object, ...]:
         sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
-        return type(group.release), group.release.unit, sampled, group.batch_rate, group.sampling, group.rate, group.channel, group.linked
+        alike = isinstance(group.release, GaussianRelease) and group.release.alike
+        travelled = group.sampling, group.rate, group.channel, group.linked
+        return type(group.release), group.release.unit, sampled, alike, group.batch_rate, *travelled
 
     def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
         common = group.release.blanket if isinstance(group.release, PureRelease) else None

@@ -30,6 +30,9 @@ Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+_NOT_STATED = [("blanket", None), ("alike", False)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -44,6 +47,8 @@ class Released(_Part):
         rate: probability with which a record took part.
         blanket: share of a pure report that follows one law whatever its input; such reports are between that and e^epsilon times that as
             likely as under it. None where none is stated.
+        alike: whether all clients of the round bounded their vectors to one ball, of radius ``parameter`` / 2 standard deviations, and
+            added noise of the same law.
     """
 
     kind: Literal["binary", "pure", "gaussian", "unprotected"]
@@ -54,6 +59,7 @@ class Released(_Part):
     sampled: Count = 1
     rate: Share = 1.0
     blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+    alike: bool = False
 
     @model_validator(mode="after")
     def _has_a_parameter_if_protected(self) -> Self:
@@ -63,8 +69,8 @@ class Released(_Part):
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_stated(self, made: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave a missing blanket out: certificates that were signed before there were any are still what was signed."""
-        return {name: value for name, value in made(self).items() if name != "blanket" or value is not None}
+        """Leave out what is not stated: certificates that were signed before it could be are still what was signed."""
+        return {name: value for name, value in made(self).items() if (name, value) not in _NOT_STATED}
 
 
 class Charged(_Part):

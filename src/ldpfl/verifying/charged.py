@@ -63,6 +63,7 @@ def _round(event: Mapping[str, Any]) -> Charged:
         sampled=release.get("sampled", 1),
         rate=float(release.get("rate", 1.0)),
         blanket=release.get("blanket"),
+        alike=release.get("alike", False),
     )
     return Charged(
         release=what,
@@ -113,7 +114,8 @@ def _may_cost_more(one: Charged, other: Charged) -> bool:
     smaller = (one.release.parameter or 0.0) <= (other.release.parameter or 0.0) or one.release.parameter == other.release.parameter
     alike = one.model_copy(update={"cohort": 1, "population": 1, "release": _without(one.release)})
     same = alike == other.model_copy(update={"cohort": 1, "population": 1, "release": _without(other.release)})
-    alone = one.release.kind == "gaussian" and one.channel != "secure-sum"  # whom nobody hides, however many there are
+    hidden = one.channel == "secure-sum" or (one.channel == "ideal-shuffler" and one.release.alike)
+    alone = one.release.kind == "gaussian" and not hidden  # however many others there are
     return not (same and smaller and (alone or one.cohort >= other.cohort) and one.population >= other.population)
 
 

@@ -167,7 +167,7 @@ class ClonedReport:
 
     def __init__(self, epsilon0: float, clients: int) -> None:
         self.limit = epsilon0
-        counts, self._chances = _fewer(*_binomial(clients - 1, exp(-epsilon0)))
+        counts, self._chances = fewer(*binomial(clients - 1, exp(-epsilon0)))
         self._rows = [_Count(epsilon0, [(int(count), 0.5)]) for count in counts]
         self.outside = 3 * _TAIL + _ROUNDING
 
@@ -196,11 +196,11 @@ class BlanketedReport:
         self._low, self._high = share * (1 - _STATED), share * exp(epsilon0) * (1 + _STATED)
         large = (1 - self._low) / (self._high - self._low)
         self._both, self._apart = (self._high, 1 - large) if large > 0.5 else (self._low, large)
-        others, chances = _binomial(clients - 1, self._low)
+        others, chances = binomial(clients - 1, self._low)
         table = (2 * _reach(clients * self._low, 2 * self._apart)) ** 2
         self.takes_long = table > _LARGEST_TABLE
         cells = max(_FEWEST_TABLES, _MOST_ENTRIES // max(1, int(table)))
-        self._crowds = _fewer(others + 1, chances, cells)
+        self._crowds = fewer(others + 1, chances, cells)
         self.outside = 4 * _TAIL + _ROUNDING
 
     def delta(self, epsilons: Array) -> Array:
@@ -223,7 +223,7 @@ class BlanketedReport:
 
     def _table(self, crowd: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return the probabilities under both inputs and the losses, for all numbers (i, j) that matter."""
-        telling, chances = _binomial(crowd, 2 * self._apart)
+        telling, chances = binomial(crowd, 2 * self._apart)
         halves = [_halves(int(number)) for number in telling]
         i = np.concatenate([values for values, _ in halves])
         number = np.repeat(telling, [values.size for values, _ in halves])
@@ -235,7 +235,7 @@ class BlanketedReport:
 
 @lru_cache(maxsize=4096)
 def _halves(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    return _binomial(count, 0.5)
+    return binomial(count, 0.5)
 
 
 def _reach(count: float, share: float) -> float:
@@ -251,7 +251,7 @@ class _Count:
         pmf = np.ones(1)
         for count, share in others:
             if count:
-                pmf = np.convolve(pmf, _binomial(count, share)[1])  # of positive terms: each digit is right
+                pmf = np.convolve(pmf, binomial(count, share)[1])  # of positive terms: each digit is right
         one, none = np.append(0.0, pmf).astype(np.longdouble), np.append(pmf, 0.0).astype(np.longdouble)
         truth, lie = _response(epsilon0)
         first, second = truth * one + lie * none, lie * one + truth * none
@@ -280,8 +280,8 @@ class _Count:
         return float(mean), float(np.dot(weights, apart**2)), float(np.dot(weights, apart**3))
 
 
-def _fewer(counts: np.ndarray, chances: np.ndarray, most: int = _CLONES) -> tuple[np.ndarray, np.ndarray]:
-    """Round numbers of those one hides among down to a few."""
+def fewer(counts: np.ndarray, chances: np.ndarray, most: int = _CLONES) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers of those one hides among, and their probabilities, rounded down to a few."""
     if counts.size <= most:
         return counts, chances
     starts = np.linspace(0, counts.size, most, endpoint=False).astype(np.int64)
@@ -294,7 +294,7 @@ def _response(epsilon0: float) -> tuple[np.longdouble, np.longdouble]:
     return 1 - lie, lie
 
 
-def _binomial(count: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+def binomial(count: int, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of a binomial and their probabilities, but for tails below ``_TAIL``, by Bernstein's inequality."""
     far = log(2 / _TAIL)
     reach = ceil(far / 3 + sqrt(far**2 / 9 + 2 * count * share * (1 - share) * far))

@@ -15,6 +15,7 @@ from ldpfl.verifying.certificate import INFINITE, Certificate, Charged, Line, St
 from ldpfl.verifying.charged import check_charged
 from ldpfl.verifying.composition import Release, composed_epsilon, convolved_epsilon
 from ldpfl.verifying.exact import gaussian_delta, least_epsilon, pure_sum, randomised_response_delta
+from ldpfl.verifying.hidden_vectors import HiddenVector, common_share
 from ldpfl.verifying.laws import BlanketedReport, ClonedReport, CountedBit, CountedRound, GaussianReport, PureReport
 
 Status = Literal["confirmed", "nearly", "not confirmed", "not checked"]
@@ -28,6 +29,8 @@ _MOST_KINDS, _MOST_BUDGETS = 16, 256
 """Of rounds behind a shuffler, some 70 MB each among a million clients; and of reports that nobody hides."""
 _LARGEST_CROWD = 10**6
 _HUGE, _HIDES_NOTHING = 700.0, 60.0
+_LARGEST_HIDDEN, _VARIED = 30.0, 0.01
+"""Epsilon of vectors beyond which nobody hides them; and part of delta that pays for what they have not in common."""
 _POINTS = 2049
 _FEW, _FAR, _MANY = 2_000, 1.15, 10**5
 """Reports whose exact sum is short, wherever it begins; how far two accountants may be apart for more than so many terms to be added."""
@@ -205,6 +208,8 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta * (1 - 1e-9)), "in closed form, to 150 digits"
     if len(charged) > _MOST_KINDS:
         return None, f"more than {_MOST_KINDS} kinds of rounds behind a shuffler take too long here"
+    if all(one.channel == "ideal-shuffler" and _lies_in_a_ball(one) for one in charged):
+        return _vectors(charged, delta, stated)
     if any(_parameter(one) * _in_a_message(one) > _HIDES_NOTHING for one in charged if one.release.kind != "gaussian"):
         return None, "nobody hides what has so large a budget"
     if max(one.cohort for one in charged) > _LARGEST_CROWD:
@@ -254,6 +259,32 @@ def _blanketed(charged: Sequence[Charged], delta: float, stated: float) -> Opini
     return composed_epsilon(kinds, delta, stated), "by what reports have in common, and convolution"
 
 
+def _vectors(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
+    """Say what vectors of one ball cost; what is not in common is paid for as if epsilon were what is ``stated``, or a little more."""
+    how, highest = "by what vectors of one ball have in common, number by number, and convolution", stated * (1 + TOLERANCE)
+    local, _ = _local(charged, delta, stated)
+    others = sum(one.rounds * (one.cohort - 1) for one in charged)
+    if local is None or min(stated, local) > _LARGEST_HIDDEN or others == 0:
+        return None, "nobody hides it"
+    found = inf
+    for most in (highest, min(local, _LARGEST_HIDDEN)):
+        found = _of_one_ball(charged, (1 - _VARIED) * delta, stated, _VARIED * delta / (1 + exp(most)) / others)
+        if found <= most:
+            return found, how
+    return local, "as without the shuffler"
+
+
+def _of_one_ball(charged: Sequence[Charged], delta: float, stated: float, variation: float) -> float:
+    """Return what vectors cost if replacing one costs ``variation``; infinity where they have next to nothing in common."""
+    kinds: list[tuple[Release, int]] = []
+    for one in charged:
+        share = common_share(_parameter(one), variation)
+        if share is None:
+            return inf
+        kinds.append((HiddenVector(_parameter(one), one.cohort, share), one.rounds))
+    return convolved_epsilon(kinds, delta, stated)
+
+
 def _least(release: Release, delta: float, stated: float) -> float:
     """Return ``stated`` where it holds, and else what does: by a curve of many points at once, and another between two of them."""
     if _single(release, stated) <= delta * _SAME:
@@ -267,6 +298,10 @@ def _least(release: Release, delta: float, stated: float) -> float:
         first = int(enough[0])
         low, high = float(places[max(first - 1, 0)]), float(places[first])
     return high
+
+
+def _lies_in_a_ball(one: Charged) -> bool:
+    return one.release.kind == "gaussian" and one.release.alike and one.release.unit == "vector" and one.release.units == 1
 
 
 def _in_a_message(one: Charged) -> int:

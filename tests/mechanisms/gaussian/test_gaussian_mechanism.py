@@ -333,7 +333,7 @@ def test_a_sound_schedule_states_its_mu_as_an_epsilon(schedule: NoiseSchedule) -
         mu = schedule.mu(public)
         assert mu is not None
         release = mechanism.release(RANGES)
-        assert release == GaussianRelease(schedule.name, release.parameter)
+        assert release == GaussianRelease(schedule.name, release.parameter, alike=True)
         assert mu < release.parameter < mu * (1 + 1e-13)  # rounded up
         guarantee = mechanism.guarantee(RANGES)
         assert guarantee.epsilon == gaussian_epsilon(release.parameter, schedule.delta)

@@ -141,7 +141,7 @@ class Gaussian(VectorMechanism):
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))
         if mu is not None:
-            return GaussianRelease(self.name, mu * _UP)
+            return GaussianRelease(self.name, mu * _UP, alike=not self.schedule.data_dependent)
         claim = self.schedule.claim()
         delta = None if claim is None else self.schedule.delta
         return UnprotectedRelease(

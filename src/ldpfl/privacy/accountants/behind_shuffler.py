@@ -14,9 +14,11 @@ from math import ceil, inf, log, sqrt
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, shuffled_gaussian_attained, shuffled_gaussian_epsilon
 from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release
 
@@ -95,6 +97,31 @@ class SummedNoise(ShuffledAccountant):
 
 def _adds_up(release: Release) -> bool:
     return isinstance(release, GaussianRelease) and release.unit == "record"
+
+
+class ShuffledVectors(ShuffledAccountant):
+    """Vectors with Gaussian noise, the same of all clients of a round, each in a ball."""
+
+    @classmethod
+    def supports(cls, groups: Sequence[RoundGroup]) -> bool:
+        return all(group.channel == "ideal-shuffler" and _lie_in_a_ball(group.release) for group in groups)
+
+    def epsilon(self, delta: float) -> float:
+        return shuffled_gaussian_epsilon(self._vectors(), delta, self.local.epsilon(delta))
+
+    def bounds(self, delta: float) -> Bounds:
+        found = self.epsilon(delta)
+        if any(group.sampling == "secret" and group.rate < 1 for group in self.groups):
+            return Bounds(found, found)
+        attained = gaussian_epsilon(shuffled_gaussian_attained(self._vectors()) * (1 - _DIGITS), delta)
+        return Bounds(found, found, min(attained, found))
+
+    def _vectors(self) -> list[Vectors]:
+        return [Vectors(group.release.parameter, group.cohort, group.reports) for group in self.groups]
+
+
+def _lie_in_a_ball(release: Release) -> bool:
+    return isinstance(release, GaussianRelease) and release.alike and release.unit == "vector" and release.units == 1
 
 
 class SelfSampledBits(ShuffledAccountant):

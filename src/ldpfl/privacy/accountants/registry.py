@@ -17,6 +17,7 @@ from ldpfl.privacy.accountants.behind_shuffler import (
     LinkedBits,
     SelfSampledBits,
     ShuffledAccountant,
+    ShuffledVectors,
     SummedNoise,
 )
 from ldpfl.privacy.accountants.local import GaussianAccountant, LocalAccountant, NoAccountant, PureAccountant, RenyiAccountant
@@ -26,7 +27,15 @@ from ldpfl.privacy.events import Release
 LOCAL: tuple[type[LocalAccountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
 """Against one who sees and keeps all that a client sends; in the order in which they are asked whether they support it."""
 
-HIDDEN: tuple[type[ShuffledAccountant], ...] = (CountedBits, SummedNoise, SelfSampledBits, LinkedBits, BlanketedReports, ClonedReports)
+HIDDEN: tuple[type[ShuffledAccountant], ...] = (
+    CountedBits,
+    SummedNoise,
+    ShuffledVectors,
+    SelfSampledBits,
+    LinkedBits,
+    BlanketedReports,
+    ClonedReports,
+)
 """Against one who sees what a shuffler or a sum lets through; in the order in which they are asked whether they support it."""
 
 
