@@ -326,13 +326,15 @@ def test_figures_of_another_kind_are_one_line(ldpfl: CommandLine, tiny_data: Pat
     assert ldpfl("run", config_file, "--data-dir", tiny_data, "--no-baseline", "--out", run).code == 0
     figures = json.loads((run / "result.json").read_text())
     commands: list[list[str | Path]] = [["show", run], ["certify", run, "--out", tmp_path / "x.json"], ["report", run]]
-    wrongs: tuple[Any, ...] = (None, [], {"a": {}}, "x", 1e400)
+    wrongs: tuple[Any, ...] = (None, [], {"a": {}}, "x", 1e400, 10**9)
     for number, (name, wrong) in enumerate(itertools.product(figures, wrongs)):
         kept = {key: value for key, value in figures.items() if key != name}
         (run / "result.json").write_text(json.dumps(kept if wrong is None else {**kept, name: wrong}))
         outcome = ldpfl(*commands[number % 3])
         assert "unexpected" not in outcome.err, (name, wrong, outcome.err)
         assert outcome.code in (0, 2), (name, wrong, outcome.err)
+    (run / "result.json").write_text(json.dumps({**figures, "rounds": 1, "score_per_round": [0.5, 0.6]}))
+    assert "score for each of 1 rounds" in ldpfl.refused("report", run)
 
 
 def spoil(path: Path, damage: str) -> None:
@@ -378,8 +380,10 @@ def test_nothing_that_a_foreign_sweep_names_is_run_or_opened(ldpfl: CommandLine,
     folder = tmp_path / "sweep"
     folder.mkdir()
     (folder / "sweep.json").write_text(json.dumps({**SweepConfig.model_validate(foreign).model_dump(), "overrides": []}))
+    (folder / "runs" / "\x1b]0;mine\x07").mkdir(parents=True)
     outcome = ldpfl("show", folder)
     assert "0 of 1 runs finished" in outcome.out
+    assert "\x1b" not in outcome.out
     assert "told" not in sys.modules
 
 

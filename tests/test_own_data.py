@@ -838,9 +838,12 @@ def test_a_run_on_files_is_not_gone_on_with_once_they_are_called_otherwise(tmp_p
 
 def test_a_folder_of_images_that_another_library_sorted_is_not_taken() -> None:
     pairs = Pairs([(torch.zeros(1, 4, 4), 0)] * 20)
-    pairs.class_to_idx, pairs.imgs = {"cat": 0}, ["cat/0.png"]  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="Give its folder itself"):
-        api.run(data=pairs, settings=FEW, progress=False, baseline=False)
+    pairs.class_to_idx, pairs.samples = {"cat": 0}, ["cat/0.png"]  # type: ignore[attr-defined]
+    part = torch.utils.data.Subset(pairs, list(range(10)))
+    several: Any = torch.utils.data.ConcatDataset([Pairs([(torch.zeros(1, 4, 4), 0)]), part])
+    for given in (pairs, part, several):
+        with pytest.raises(ConfigError, match="Give its folder itself"):
+            api.run(data=given, settings=FEW, progress=False, baseline=False)
 
 
 class Pairs(torch.utils.data.Dataset[Any]):

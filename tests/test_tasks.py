@@ -92,3 +92,20 @@ def test_a_task_of_one_s_own_is_found_by_its_path() -> None:
             tasks.create(path, 2)
     with pytest.raises(ConfigError, match="did you mean 'regression'"):
         tasks.create("regresion", 1)
+
+
+@pytest.mark.parametrize(("name", "figure"), [("classification", "AUROC"), ("multilabel", "AUROC"), ("multilabel", "macro F1")])
+def test_a_class_of_which_no_sample_is_measured_on_counts_for_nothing(name: str, figure: str) -> None:
+    """Nor one of which all are; a model that is right is right."""
+    classes = torch.tensor([0, 1, 0, 1])
+    targets = classes if name == "classification" else torch.stack([classes == 0, classes == 1, classes == 5], dim=1).float()
+    outputs = 8 * torch.nn.functional.one_hot(classes, 3).float() - 4
+    task = tasks.create(name, 3)
+    assert task.measured(iter([(outputs, targets)]), every=True)[figure] == pytest.approx(1.0)
+    alone = targets[:1]
+    assert math.isnan(task.measured(iter([(outputs[:1], alone)]), every=True)[figure])
+
+
+def test_outputs_that_are_no_numbers_are_no_class() -> None:
+    batch = torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64)
+    assert tasks.create("classification", 3).measured(iter([batch]), every=False) == {"accuracy": 0.0}

@@ -108,7 +108,8 @@ class _Accuracy:
         self._right, self._all = 0, 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self._right += int((outputs.argmax(dim=1) == targets).sum())
+        known = ~outputs.isnan().any(dim=1)  # of outputs that are none, the first would be the largest
+        self._right += int(((outputs.argmax(dim=1) == targets) & known).sum())
         self._all += len(targets)
 
     def compute(self) -> float:
@@ -121,13 +122,36 @@ class _Transformed:
     def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], factor: float = 1.0) -> None:
         self._metric, self._form, self._factor = metric, form, factor
 
+    def figure(self) -> Any:
+        return self._metric.compute()
+
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         self._metric.update(*(part.detach().cpu() for part in self._form(outputs, targets)))
 
     def compute(self) -> float:
-        with warnings.catch_warnings():  # of classes that the test samples lack: the figure says so itself
+        with warnings.catch_warnings():  # of classes that the samples lack, see _OfThoseThatOccur
             warnings.simplefilter("ignore")
-            return float(self._metric.compute()) * self._factor
+            return float(self.figure()) * self._factor
+
+
+class _OfThoseThatOccur(_Transformed):
+    """The mean over the classes, or labels, of which there are samples and of which there are others: of the rest nothing is known.
+
+    torchmetrics counts those as 0. NaN where none is left.
+    """
+
+    def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
+        super().__init__(metric, form)
+        self._classes, self._of, self._all = classes, torch.zeros(classes), 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        super().update(outputs, targets)
+        several = targets.dim() > 1
+        own = targets.detach().cpu() if several else F.one_hot(targets.detach().cpu(), self._classes)
+        self._of, self._all = self._of + own.sum(dim=0), self._all + len(own)
+
+    def figure(self) -> Any:
+        return self._metric.compute()[(self._of > 0) & (self._of < self._all)].mean()
 
 
 def _value(metric: Metric) -> float:
@@ -146,34 +170,42 @@ def _where_present(losses: Tensor, targets: Tensor) -> Tensor:
 
 
 def _classification(outputs: int, scale: float) -> Task:
-    def metric(kind: str, **options: Any) -> Callable[[], Metric]:
-        def make() -> Metric:
-            from torchmetrics import classification  # takes a second to import
+    def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.softmax(dim=1), targets
 
-            made = getattr(classification, kind)(num_classes=outputs, average="macro", **options)
-            return _Transformed(made, lambda logits, targets: (logits.softmax(dim=1), targets))
+    def f1() -> Metric:
+        from torchmetrics.classification import MulticlassF1Score  # takes a second to import
 
-        return make
+        return _Transformed(MulticlassF1Score(num_classes=outputs, average="macro"), form)
 
-    metrics = {ACCURACY: _Accuracy, "macro F1": metric("MulticlassF1Score"), "AUROC": metric("MulticlassAUROC")}
+    def auroc() -> Metric:
+        from torchmetrics.classification import MulticlassAUROC
+
+        return _OfThoseThatOccur(MulticlassAUROC(num_classes=outputs, average=None), form, outputs)
+
+    metrics = {ACCURACY: _Accuracy, "macro F1": f1, "AUROC": auroc}
     return Task("classification", "class", _cross_entropy, metrics)
 
 
 def _multilabel(outputs: int, scale: float) -> Task:
-    def metric(kind: str) -> Callable[[], Metric]:
-        def make() -> Metric:
-            from torchmetrics import classification
+    def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.sigmoid(), targets.long()
 
-            made = getattr(classification, kind)(num_labels=outputs, average="macro")
-            return _Transformed(made, lambda logits, targets: (logits.sigmoid(), targets.long()))
+    def f1() -> Metric:
+        from torchmetrics.classification import MultilabelF1Score
 
-        return make
+        return _OfThoseThatOccur(MultilabelF1Score(num_labels=outputs, average=None), form, outputs)
+
+    def auroc() -> Metric:
+        from torchmetrics.classification import MultilabelAUROC
+
+        return _OfThoseThatOccur(MultilabelAUROC(num_labels=outputs, average=None), form, outputs)
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
         by_label = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
         return _where_present(by_label, targets).mean(dim=-1)
 
-    metrics = {"AUROC": metric("MultilabelAUROC"), "macro F1": metric("MultilabelF1Score"), "exact match": _ExactMatch}
+    metrics = {"AUROC": auroc, "macro F1": f1, "exact match": _ExactMatch}
     return Task("multilabel", "classes", losses, metrics)
 
 

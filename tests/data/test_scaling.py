@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.scaling import STAGES, center_and_spread, coarse_edges, fine_edges, place, scaled, unscaled_values
+from ldpfl.data.scaling import STAGES, beyond, center_and_spread, coarse_edges, fine_edges, place, scaled, unscaled_values
 
 GENERATOR = np.random.default_rng(5)
 COLUMNS = {
@@ -81,3 +81,12 @@ def test_scaling_changes_those_columns_alone() -> None:
     assert inputs[0, 0] == 10.0
     only = scaled(replace(own, target_unscaled=False), np.array([20.0]), np.array([10.0]))
     assert (only.train.targets.tolist(), only.unit) == ([100.0, 200.0, 900.0], 1.0)
+
+
+@pytest.mark.parametrize(("scale", "far"), [(1.0, False), (1e9, True), (-1e9, True)])
+@pytest.mark.parametrize("noise", [0.0, 20.0])
+def test_numbers_too_large_to_be_told_apart_are_told_of(scale: float, far: bool, noise: float) -> None:
+    values = GENERATOR.normal(1.7e3, 1, 5000) * scale
+    counts = counted(values, coarse_edges(1))
+    found = beyond(counts + np.random.default_rng(2).normal(0, noise, counts.shape), noise)
+    assert found.tolist() == [far]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
+from contextlib import ExitStack, suppress
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -153,6 +156,26 @@ def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file:
             assert wrong.status_code == 404
     with pytest.raises(httpx.ConnectError):
         look()
+
+
+def test_connections_that_say_nothing_are_few(tmp_path: Path) -> None:
+    """Each has a thread and an open file, of which a run needs some itself."""
+    with watching(tmp_path) as address, ExitStack() as stack:
+        place = httpx.URL(address)
+        silent = [stack.enter_context(socket.create_connection((place.host, place.port or 0), timeout=20)) for _ in range(80)]
+        refused = 0
+        for one in silent[32:]:
+            with suppress(ConnectionError):  # a reset says the same
+                assert one.recv(1) == b""
+            refused += 1
+        assert refused == 48
+        stack.close()
+        for _ in range(200):  # until the threads of the others have seen that these are closed
+            with suppress(httpx.HTTPError):
+                assert "holds no run" in httpx.get(address).text
+                return
+            time.sleep(0.05)
+        pytest.fail("nobody was answered any more")
 
 
 def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:

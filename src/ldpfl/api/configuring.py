@@ -21,8 +21,8 @@ from ldpfl.suggestions import did_you_mean
 Settings = Mapping[str, Any] | Sequence[str]
 """Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them."""
 
-_SEED_BITS = 63
-"""As many as every reader of JSON and TOML takes; beyond what anybody could try."""
+_SEED_BITS = 127
+"""Beyond what anybody could try."""
 
 
 def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), **overrides: Any) -> RunConfig:
@@ -34,7 +34,8 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     config = configured(what, [*listed(settings), *listed(_by_leaf(overrides, what))])
     # A user's own data have a seed that nobody knows, unless one is said: their noise follows from it.
     said = what.model_fields_set if isinstance(what, RunConfig) else config.model_fields_set
-    if config.data.brought and "seed" not in said and "seed" not in overrides:
+    changed = any(change.partition("=")[0].strip() == "seed" for change in listed(settings))
+    if config.data.brought and not changed and "seed" not in said and "seed" not in overrides:
         return config.model_copy(update={"seed": new_seed()})
     return config
 

@@ -262,7 +262,7 @@ def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_j
     where = "" if known else "\nwhere FILE.toml is the file that it was begun with"
     print(f"go on, or print its table, with: {command}{where}")
     if runs:
-        print(f"one of its runs: ldpfl show {shlex.quote(str(runs[0].path))}")
+        print(f"one of its runs: ldpfl show {printable(shlex.quote(str(runs[0].path)))}")
 
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:

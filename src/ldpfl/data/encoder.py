@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ldpfl.data.settings import DataConfig
@@ -17,6 +17,10 @@ from ldpfl.tasks import Targets
 
 if TYPE_CHECKING:
     import pandas
+
+
+_WIDEST = 1 << 24
+"""Inputs of a row: a file of somebody else's makes no model beyond all memory."""
 
 
 class Encoder(BaseModel):
@@ -42,8 +46,8 @@ class Encoder(BaseModel):
     spreads: tuple[float | None, ...] = ()
     target_center: float = 0.0
     target_spread: float = 1.0
-    width: int
-    outputs: int
+    width: Annotated[int, Field(ge=0, le=_WIDEST)]
+    outputs: Annotated[int, Field(ge=1, le=_WIDEST)]
 
     @model_validator(mode="after")
     def _has_a_class_an_output(self) -> Self:

@@ -52,6 +52,8 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         unscaled_names, notes = features[0].names, (features[0].said, *notes)
     made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
     train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
+    if targets == "number" and bounds_of(config, config.target_names[0]):
+        train = Samples(train.inputs, train.targets.clamp(-1, 1))  # bounds are those of what is trained on
     target_unscaled = targets == "number" and not bounds_of(config, config.target_names[0])
     if target_unscaled:
         unscaled_names += (f"{config.target_names[0]}, the target",)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ldpfl.data.folders import check_one_split, split_of, visible_files
 from ldpfl.data.loading import quiet
 from ldpfl.data.own_images import IMAGES, Pictures, image_column, pictures
 from ldpfl.data.settings import DataConfig
-from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
 
 if TYPE_CHECKING:
     import pandas
@@ -50,6 +52,8 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
             cache = folder if of_ones_own else None
             source, more = _source(Path(origin), one_class=one_class) if of_ones_own else (origin, {})
             loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=of_ones_own or None, **more)
+    except LdpflError:
+        raise
     except Exception as error:  # the library raises many kinds
         where = "be read" if of_ones_own else "be had from the hub"
         raise DataError(f"data set {origin!r} cannot {where}: {first_line(error)}") from error
@@ -60,14 +64,31 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
 
 def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     """Return what the library is to load, and how: which images there are, and in which split, it would guess by words in their paths."""
+    if not path.exists():
+        raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")
     if path.is_file():
-        return "parquet", {"data_files": {"train": str(path)}}
-    files = sorted(file for file in path.rglob("*") if file.is_file() and (file.suffix.lower() in IMAGES or file.stem == "metadata"))
+        return "parquet", {"data_files": {"train": escape(str(path))}}
+    files = [file for file in visible_files(path) if file.suffix.lower() in IMAGES or file.stem == "metadata"]
     if not any(file.suffix.lower() in IMAGES for file in files):
-        return str(path), {}
+        return "parquet", {"data_files": _parquet_of(path)}
     folders = {file.relative_to(path).parts[0] for file in files}
     divided = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
+    if not divided:
+        check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
     parts = {name: path / name for name in sorted(folders, reverse=True)} if divided else {"train": path}
     by_class = one_class and not any(file.stem == "metadata" for file in files)
-    chosen = {name: [str(file) for file in files if file.is_relative_to(part)] for name, part in parts.items()}
+    chosen = {name: [escape(str(file)) for file in files if file.is_relative_to(part)] for name, part in parts.items()}
     return "imagefolder", {"data_files": chosen, **({"drop_labels": False} if by_class else {})}
+
+
+def _parquet_of(path: Path) -> dict[str, list[str]]:
+    """Return the Parquet files of the splits train and test, by their names; what else lies there, such as a page, names none."""
+    files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
+    if not files:
+        raise DataError(f"{path} holds no images, by class or in Parquet files")
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        splits.setdefault(split_of(file.relative_to(path)) or "train", []).append(escape(str(file)))
+    if "train" not in splits:  # rows to measure on, of one split
+        return {"train": [escape(str(file)) for file in files]}
+    return {split: splits[split] for split in ("train", "test") if split in splits}

@@ -88,7 +88,7 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(given, Dataset):
         return given
     if isinstance(given, torch.utils.data.Dataset):
-        if hasattr(given, "class_to_idx") and hasattr(given, "imgs"):
+        if _is_sorted_by_class(given):
             raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
         return _of_pairs(given, targets)
     if isinstance(given, Sequence) and len(given) == 2:
@@ -101,6 +101,12 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         f"data of the type {type(given).__name__} cannot be used: give a data frame, a pair of inputs and targets, a PyTorch data set of "
         "such pairs, or an ldpfl.data.Dataset"
     )
+
+
+def _is_sorted_by_class(given: Any) -> bool:
+    """Tell whether these are files by class, as torchvision reads a folder, or a part of such, or several."""
+    inner = [given.dataset] if hasattr(given, "dataset") else list(getattr(given, "datasets", ()))
+    return (hasattr(given, "class_to_idx") and hasattr(given, "samples")) or any(map(_is_sorted_by_class, inner))
 
 
 def _numbers(values: object, what: str) -> Tensor:

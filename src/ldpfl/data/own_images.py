@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.folders import visible_files
 from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import SUFFIXES
@@ -22,6 +23,9 @@ from ldpfl.suggestions import did_you_mean
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 """How files of images end."""
+
+_EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
+"""What Pillow calls pixels of 8 bits or fewer; others it cuts off at 255."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,15 @@ def holds_images(path: Path) -> bool:
     import pyarrow
     from pyarrow import parquet
 
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.stem != "metadata") if path.is_dir() else [path]
+    files = [file for file in visible_files(path) if file.stem != "metadata"] if path.is_dir() else [path]
     if path.is_dir() and any(file.suffix.lower() in IMAGES for file in files):
-        return not any(file.suffix.lower() in SUFFIXES for file in files)
+        table = next((file for file in files if file.suffix.lower() in SUFFIXES), None)
+        if table is not None:
+            raise ConfigError(
+                f"{path} holds images, and the table {table.relative_to(path)}: what is told of images stands in metadata.csv, with their "
+                "file_name; for a table beside which pictures lie, name the table itself"
+            )
+        return True
     first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
     try:
         schema = [] if first is None else parquet.read_schema(first)
@@ -74,22 +84,21 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     for split in splits.values():
         told, named = _numbered(_labels(split, label, origin), named, origin)
         parts.append(Samples(_pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
-    owners = _owners(splits["train"], image, label, config)
-    return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, Path(config.path).absolute()))
+    owners, root = _owners(splits["train"], image, label, config), Path(config.path).absolute()
+    files = bool(config.path) and root.is_dir() and any(file.suffix.lower() in IMAGES for file in visible_files(root))
+    return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, root) if files else None)
 
 
-def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64] | None:
+def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
     """Return a number for each image by its file's name, and by the folders that it is in but for the last, which may be its class.
 
     Files of a folder come in the order of their paths, and so of their classes: by places, the class of one image would decide which
-    others are held out, and whose they are.
+    others are held out, and whose they are. Rows of Parquet files have places, whatever they say of where their images come from.
     """
     import datasets
 
-    paths = [Path(one["path"]) if one["path"] else None for one in split.cast_column(image, datasets.Image(decode=False))[image]]
-    if not all(paths):
-        return None
-    return np.array([_identity(path, root) for path in paths if path], dtype=np.uint64)
+    paths = [Path(one["path"]) for one in split.cast_column(image, datasets.Image(decode=False))[image]]
+    return np.array([_identity(path, root) for path in paths], dtype=np.uint64)
 
 
 def _identity(path: Path, root: Path) -> int:
@@ -117,9 +126,13 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
 def _pixels(split: Any, image: str, origin: str) -> Tensor:
     """Return all images as (N, 3, H, W) bytes."""
     try:
-        arrays = [np.asarray(picture.convert("RGB")) for picture in split[image]]
+        found = [picture.mode for picture in split[image]]
+        odd = next((mode for mode in found if mode not in _EIGHT_BITS), None)
+        arrays = [np.asarray(picture.convert("RGB")) for picture in split[image]] if odd is None else []
     except Exception as error:  # Pillow and the library raise many kinds
         raise DataError(f"an image of {origin!r} cannot be decoded: {first_line(error)}") from error
+    if odd is not None:
+        raise DataError(f"an image of {origin!r} has values of more than 8 bits (mode {odd}): bring all to 8 bits, by the same rule")
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise DataError(f"images of {origin!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")

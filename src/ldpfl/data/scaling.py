@@ -43,6 +43,15 @@ def fine_edges(counts: Floats, edges: Floats, noise: float) -> Floats:
     return np.stack([_span(*own, noise) for own in zip(counts, edges, strict=True)])
 
 
+def beyond(counts: Floats, noise: float) -> NDArray[np.bool_]:
+    """Tell which columns have numbers beyond the first histograms, from their ``counts`` (columns, bins): these count as one there."""
+    return np.asarray((counts[:, [0, -1]] > max(_SURE * noise, 0.5)).any(axis=1))
+
+
+LARGEST = float(_POWERS[-1])
+"""Beyond which numbers are beyond the first histograms."""
+
+
 def _not_empty(counts: Floats, noise: float) -> NDArray[np.intp]:
     """Return the bins that surely hold something."""
     return np.flatnonzero(counts > max(_SURE * noise, 0.5))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError
 from ldpfl.suggestions import did_you_mean
 
@@ -136,9 +137,10 @@ def read_table(path: Path, only: Collection[str] | None = None) -> Table:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        files = [file for file in visible_files(path) if file.suffix.lower() in SUFFIXES]
         if not files:
             raise DataError(f"there is no file of a table in {path}: expected {', '.join(SUFFIXES)}")
+        check_one_split((file.relative_to(path) for file in files), path)
         return files
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []

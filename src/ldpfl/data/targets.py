@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.columns import BYTES, bounds_of, bytes_of, within, words_of
+from ldpfl.data.columns import BYTES, bounds_of, bytes_of, words_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import ConfigError, DataError
@@ -21,6 +21,9 @@ MOST_CLASSES = 1000
 
 _MOST_NUMBERS = 20
 """Different numbers beyond which a target is none of classes."""
+
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Told(NamedTuple):
@@ -62,7 +65,9 @@ def _numbers_to_tell(table: Table, name: str, config: DataConfig) -> Tensor:
     values = table.numbers(name)
     _require_all(table, name, np.isnan(values))
     bounds = bounds_of(config, name)
-    return torch.from_numpy((values if bounds is None else within(values, bounds)).astype(np.float32))
+    if bounds is not None:  # what lies beyond stays there: what a model is measured on is told as it is
+        values = (values - bounds[0]) / (bounds[1] - bounds[0]) * 2 - 1
+    return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
 
 
 def _label(table: Table, name: str) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 Figure = float | None
 """None stands for one that is not a finite number."""
@@ -64,6 +64,16 @@ class Figures(_Strict):
     seconds: float
     device: str
     versions: dict[Word, Word]
+
+    @model_validator(mode="after")
+    def _has_a_figure_a_round(self) -> Self:
+        figures = (self.score_per_round, self.noise_free_score_per_round)
+        if any(own is not None and len(own) != self.rounds for own in figures) or self.rounds > _MOST_ROUNDS:
+            raise ValueError(f"there is a score for each of {self.rounds:.6g} rounds, and of no more than {_MOST_ROUNDS:,}")
+        return self
+
+
+_MOST_ROUNDS = 100_000
 
 
 def problem_of(figures: Any) -> str:

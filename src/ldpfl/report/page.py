@@ -175,7 +175,9 @@ def _layers(folder: RunFolder, result: dict[str, Any]) -> Iterator[dict[str, str
     except (OSError, ValueError):
         lines = []
     first: Any = next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
-    shares = {name: share for name, share in first.items() if isinstance(share, int | float)} if isinstance(first, dict) else {}
+    shares = (
+        {name: share for name, share in first.items() if isinstance(share, float) or share in (0, 1)} if isinstance(first, dict) else {}
+    )
     for name, layer in result["layers"].items():
         yield {
             "name": name,

@@ -53,6 +53,10 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     return state.st_mtime_ns, state.st_size
 
 
+_MOST_CONNECTIONS, _SILENT_S = 32, 5.0
+"""At once, each with a thread; and how long one may say nothing."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -60,6 +64,20 @@ class _Server(ThreadingHTTPServer):
         super().__init__((HOST, 0), _Handler)
         self.latest, self.path_of_page = _Latest(folder), f"/{secrets.token_urlsafe(12)}/"
         self.place = f"{HOST}:{self.server_address[1]}"
+        self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hang up where there are too many: whoever may reach this port could use up what the run has to open files."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a browser that asks anew has hung up, and the terminal shows the run."""
@@ -67,6 +85,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    timeout = _SILENT_S
 
     def do_GET(self) -> None:
         # A page of somebody else's can make a browser ask for another name at this address: it is not answered, nor who guesses.

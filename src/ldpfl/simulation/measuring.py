@@ -52,6 +52,12 @@ class Measuring:
         values, ledger = scaling.unscaled_values(dataset), Ledger()
         edges = scaling.coarse_edges(values.shape[1])
         counts, noise = self._histograms(values, edges, parts, stage=1)
+        huge = [name for name, far in zip(dataset.unscaled_names, scaling.beyond(counts, noise), strict=True) if far]
+        if huge:
+            dataset = dataset.noted(
+                f"beyond {scaling.LARGEST:.3g} on either side numbers are not told apart: {', '.join(huge)}; give data.bounds for them, or "
+                "another unit"
+            )
         for stage in range(2, scaling.STAGES + 1):
             edges = scaling.fine_edges(counts, edges, noise)
             counts, noise = self._histograms(values, edges, parts, stage=stage)
