@@ -112,8 +112,8 @@ class HiddenVector:
         root = np.sqrt(half**2 + exp(epsilon))
         grown = np.where(half > 0, half + root, exp(epsilon) / (root - half))  # e^(a z), the root that is above 0
         z = np.log(grown) / a
-        between = np.diff(ndtr(z))
-        means = np.diff(ndtr(z - a)) - exp(epsilon) * np.diff(ndtr(z + a))
+        between = _normal(z)
+        means = _normal(z - a) - exp(epsilon) * _normal(z + a)
         upper = np.clip((means - between * values[:-1]) / step, 0.0, between)
         chances = np.zeros_like(values)
         chances[:-1] += between - upper
@@ -133,6 +133,12 @@ def common_share(mu: float, variation: float) -> float | None:
     if excess(_LARGEST) > 0:
         return None
     return exp(-float(brentq(excess, 0.0, _LARGEST)) * (1 + 1e-9)) if excess(0.0) > 0 else 1.0
+
+
+def _normal(places: Floats) -> Floats:
+    """Return the normal probabilities between each two places; far above 0, as those below it."""
+    sides = np.where(places[:-1] > 0, -1.0, 1.0)
+    return np.asarray(sides * (ndtr(sides * places[1:]) - ndtr(sides * places[:-1])))
 
 
 def _beyond(values: Floats, chances: Floats, count: float) -> float:

@@ -168,14 +168,20 @@ def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
     reach = radius + 7.66  # P(Z > 7.66) < 1e-14
     ends = np.linspace(-reach, reach, _CELLS + 1)
     gains = np.exp(radius * ends - radius**2 / 2) - np.exp(epsilon - radius * ends - radius**2 / 2)
-    chances = np.diff(ndtr(ends))
-    means = np.diff(ndtr(ends - radius)) - exp(epsilon) * np.diff(ndtr(ends + radius))
+    chances = _between(ends)
+    means = _between(ends - radius) - exp(epsilon) * _between(ends + radius)
     width = np.diff(gains)
     above = np.clip((means - chances * gains[:-1]) / width, 0.0, chances)
     weights = np.zeros_like(gains)
     weights[:-1] += chances - above
     weights[1:] += above
     return np.append(gains, 0.0), np.append(weights, max(0.0, 1 - float(chances.sum())))
+
+
+def _between(ends: Array) -> Array:
+    """Return the probability that a standard normal number lies between each two ``ends``, to all digits on either side."""
+    low, high = ends[:-1], ends[1:]
+    return np.asarray(np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low)))
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:

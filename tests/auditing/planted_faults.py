@@ -1,0 +1,385 @@
+"""Mechanisms with a fault each, for the audit to find; ``benchmarks/planted_faults.py`` counts how many it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl import Guarantee, LayerRanges, SeededStreams
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import BitReports, DenseReports, Mechanism
+from ldpfl.mechanisms.base import require_finite
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
+from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.bits import packed_size
+from ldpfl.mechanisms.scalar import Laplace
+from ldpfl.privacy import Release
+from ldpfl.randomness import RandomSource, as_source, draw
+
+
+class OwnEncoder(Duchi):
+    """Duchi's formula written out plainly, with a place for each fault."""
+
+    def plus(self, distance: Tensor) -> Tensor:
+        """Return the probability of + at a distance from the center, in radii."""
+        return 0.5 + distance.clamp(-1, 1) / (2 * self.gain)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        values = require_finite(values, ranges)
+        center, radius = ranges.expand()
+        words = torch.stack([draw(as_source(generator), row, ranges.dimension) for row in range(len(values))])
+        bits = (words.double() + 2**31) / 2**32 < self.plus((values - center) / radius)
+        return BitReports(np.packbits(bits.numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+class NoClamp(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return 0.5 + distance / (2 * self.gain)
+
+
+class LateClamp(Duchi):
+    """Clamps, but to ten times the range."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values, replace(ranges, radius=10 * ranges.radius), generator)
+
+
+class HalfTheRange(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values, replace(ranges, radius=ranges.radius / 2), generator)
+
+
+class TwoPercentMore(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return 1.02 * super().plus(distance)
+
+
+class TwoPercentLess(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return 0.98 * super().plus(distance)
+
+
+class Reusing:
+    """A source that hands the same words out again: to every client of a block, or along the weights of a client."""
+
+    def __init__(self, source: RandomSource, *, clients: bool = False, period: int = 0, blocks: bool = False) -> None:
+        self._source, self._clients, self._period, self._blocks = source, clients, period, blocks
+        self._kept: dict[int, Tensor] = {}
+
+    def int32(self, row: int, count: int) -> Tensor:
+        if self._period:
+            return self._source.int32(row, self._period).repeat(-(-count // self._period))[:count]
+        if self._blocks:
+            kept = self._kept.setdefault(row, self._source.int32(row, COORDINATE_BLOCK))
+            return kept[:count].clone()
+        if row == 0 or not self._clients:
+            self._kept[0] = self._source.int32(0, count)
+        return self._kept[0].clone()
+
+
+@dataclass(frozen=True, eq=False)
+class ChattyReports(BitReports):
+    """Appends a byte to a report with more + than -."""
+
+    def payloads(self) -> Iterable[bytes]:
+        return (row.tobytes() + b"\0" * int(np.unpackbits(row).sum() > self.dimension / 2) for row in self.packed)
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Mechanism):
+    """Each weight plus Laplace noise: for tests alone, because doubles leak. ``unit`` says what epsilon is to cover.
+
+    With unit "vector" epsilon is divided over the weights; ``leak`` is how often a value leaves as it is; ``hair`` the
+    width of what noise is left on it then, in radii.
+    """
+
+    epsilon: float
+    unit: Literal["weight", "layer", "vector", "client"] = "weight"
+    divided: bool = True
+    leak: float = 0.0
+    hair: float = 0.0
+    name = "laplace-noise"
+
+    def _scale(self, ranges: LayerRanges) -> Tensor:
+        weights = ranges.dimension if self.unit == "vector" and self.divided else 1
+        return 2 * ranges.expand()[1] * weights / self.epsilon
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        center, radius = ranges.expand()
+        inside = require_finite(values, ranges).double().clamp(center - radius, center + radius)
+        source = as_source(generator)
+        words = torch.stack([draw(source, row, 2 * ranges.dimension) for row in range(len(values))]).double()
+        noise, chance = ((words + 2**31 + 0.5) / 2**32).chunk(2, dim=1)
+        noise = -(noise - 0.5).sign() * torch.log1p(-2 * (noise - 0.5).abs())
+        noise = torch.where(chance < self.leak, noise * radius * self.hair, noise * self._scale(ranges))
+        return DenseReports((inside + noise).float())
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports:
+        return DenseReports.from_payloads(payloads, ranges.dimension)
+
+    def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
+        return reports.values.clone()
+
+    def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
+        return torch.cat([batch.values for batch in reports]).double().mean(dim=0).float()
+
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        return (2 * self._scale(ranges) ** 2).float().expand(values.shape)
+
+    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+        raise NotImplementedError
+
+    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+        raise NotImplementedError
+
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return 32 * ranges.dimension
+
+    def release(self, ranges: LayerRanges) -> Release:
+        raise NotImplementedError
+
+    def guarantee(self, ranges: LayerRanges) -> Guarantee:
+        units = ranges.dimension if self.unit == "weight" else 1
+        return Guarantee(self.epsilon, 0.0, self.unit, units, "replace one client's value", "local", "claimed")
+
+
+class Tampered(Laplace):
+    """Laplace noise on every weight, with a place for each fault, in estimates t* (K, d) of values t (K, d) in [-1, 1]."""
+
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        return sent
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        reports = super().encode(values, ranges, generator)
+        assert isinstance(reports, DenseReports)
+        center, radius = ranges.expand()
+        t = ((values - center) / radius).clamp(-1, 1)
+        return DenseReports(self.tampered(reports.values.clone(), t, ranges).float())
+
+
+class FirstOpen(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        sent[:, 0] = t[:, 0].float()
+        return sent
+
+
+class LastThousandthOpen(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        sent[:, -max(1, ranges.dimension // 1000) :] = t[:, -max(1, ranges.dimension // 1000) :].float()
+        return sent
+
+
+class TwoShareNoise(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        sent[:, 5] = t[:, 5] + sent[:, 17] - t[:, 17]
+        return sent
+
+
+class SignInTheLowestBit(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        bits = sent.contiguous().view(torch.int32)
+        return ((bits & ~1) | (t > 0).int()).view(torch.float32)
+
+
+class SignInTheLowestBitOfOneWeight(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        bits = sent.contiguous().view(torch.int32)
+        bits[:, 40] = (bits[:, 40] & ~1) | (t[:, 40] > 0).int()
+        return bits.view(torch.float32)
+
+
+class LargestOpen(Tampered):
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        return torch.where(t == 1, t.double(), sent.double())
+
+
+class LessNoiseInTheMiddle(Tampered):
+    """A weight of one layer gets a fifth of its noise."""
+
+    def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
+        place = ranges.dimension // 2
+        sent[:, place] = t[:, place] + (sent[:, place] - t[:, place]) / 5
+        return sent
+
+
+class NoClampInTheSixthLayer(OwnEncoder):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        center, radius = ranges.expand()
+        words = torch.stack([draw(as_source(generator), row, ranges.dimension) for row in range(len(values))])
+        distance = ((values - center) / radius).double()
+        sizes = torch.arange(len(ranges.sizes)).repeat_interleave(torch.tensor(ranges.sizes))
+        distance = torch.where(sizes == 5, distance, distance.clamp(-1, 1))
+        bits = (words.double() + 2**31) / 2**32 < 0.5 + distance / (2 * self.gain)
+        return BitReports(np.packbits(bits.numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+class PlaceBySize(Harmony):
+    """Sends the largest weight of each layer in place of one that is drawn without looking."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
+        center, radius = ranges.expand()
+        sizes, start = ((values - center) / radius).abs(), 0
+        reports = super().encode(values, ranges, generator)
+        index = np.array(reports.index)
+        for layer, size in enumerate(ranges.sizes):
+            index[:, layer] = sizes[:, start : start + size].argmax(dim=1).numpy()
+            start += size
+        return replace(reports, index=index)
+
+
+class ClosedHalfSpace(DuchiVector):
+    """For an even number of weights, ties belong to both halves: ln(1 + e) is spent at epsilon 1, which is 1.313."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorBitReports:
+        values = require_finite(values, ranges)
+        center, radius = ranges.expand()
+        chosen = torch.Generator().manual_seed(int(draw(as_source(generator), 0, 1)[0]) & 0xFFFF)
+        t = ((values - center) / radius).double().clamp(-1, 1)
+        signs = torch.where(torch.rand(t.shape, generator=chosen) < 0.5 + t / 2, 1.0, -1.0)
+        want = torch.where(torch.rand(len(t), generator=chosen) < math.e**self.epsilon / (1 + math.e**self.epsilon), 1.0, -1.0)
+        found = torch.zeros_like(signs)
+        left = torch.ones(len(t), dtype=torch.bool)
+        while bool(left.any()):
+            tried = 2.0 * torch.randint(0, 2, signs.shape, generator=chosen) - 1
+            fits = left & ((tried * signs).sum(dim=1) * want >= 0)
+            found[fits], left = tried[fits], left & ~fits
+        return VectorBitReports(np.packbits((found > 0).numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+@dataclass(frozen=True)
+class OneLayer(Duchi):
+    """Takes one layer's range for a quarter wider than it is."""
+
+    layer: int = 0
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        radius = ranges.radius.clone()
+        radius[self.layer] *= 1.25
+        return super().encode(values, replace(ranges, radius=radius), generator)
+
+
+@dataclass(frozen=True)
+class Reuser(Duchi):
+    """Draws from a :class:`Reusing` source, with ``reuse`` as its arguments."""
+
+    reuse: tuple[tuple[str, Any], ...] = ()
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values, ranges, Reusing(as_source(generator), **dict(self.reuse)))
+
+
+class Restarting(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values, ranges, SeededStreams.for_clients(7, 1, range(len(values))))
+
+
+class Silent(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        return (distance > 0).double()
+
+
+class Chatty(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        sent = super().encode(values, ranges, generator)
+        return ChattyReports(sent.packed, sent.dimension)
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+        return super().read([payload[: packed_size(ranges.dimension)] for payload in payloads], ranges)
+
+
+class Understated(Duchi):
+    def payload_bits(self, ranges: LayerRanges) -> int:
+        return ranges.dimension - 8
+
+
+class Unreadable(Duchi):
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+        raise ProtocolError("a report is not what it should be")
+
+
+class Scaled(Duchi):
+    def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
+        return super().aggregate(reports, ranges) * 1.0001
+
+
+class Forgetful(Duchi):
+    def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
+        return super().aggregate(reports[:1], ranges)
+
+
+class Boasting(Duchi):
+    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        return super().variance(values, ranges) * 0.97
+
+
+class Undefined(Duchi):
+    def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
+        estimates = super().decode(reports, ranges)
+        estimates[0, 0] = math.nan
+        return estimates
+
+
+class SharedRows(LaplaceNoise):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        return super().encode(values, ranges, Reusing(as_source(generator), clients=True))
+
+
+class RestartingRows(LaplaceNoise):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        return super().encode(values, ranges, SeededStreams.for_clients(7, 1, range(len(values))))
+
+
+class Planted(NamedTuple):
+    """A mechanism with a fault, and the kind of check that is there for it; ``trials`` where the usual number is not enough."""
+
+    mechanism: Mechanism
+    found: str
+    trials: int | None = None
+
+
+FAULTS: Mapping[str, Planted] = {
+    "no clamp": Planted(NoClamp(1.0), "epsilon"),
+    "a clamp to ten times the range": Planted(LateClamp(1.0), "bias"),
+    "half the range": Planted(HalfTheRange(1.0), "bias"),
+    "two per cent more": Planted(TwoPercentMore(1.0), "epsilon"),
+    "two per cent less": Planted(TwoPercentLess(1.0), "bias"),
+    "a wider range of the third layer": Planted(OneLayer(1.0, layer=2), "bias"),
+    "the same bits for every client": Planted(Reuser(1.0, reuse=(("clients", True),)), "independent clients"),
+    "the same bits for every weight": Planted(Reuser(1.0, reuse=(("period", 1),)), "independent weights"),
+    "the same bits every 64 weights": Planted(Reuser(1.0, reuse=(("period", 64),)), "independent weights"),
+    "the same bits every 4,097 weights": Planted(Reuser(1.0, reuse=(("period", 4097),)), "independent weights"),
+    "the same bits in every block": Planted(Reuser(1.0, reuse=(("blocks", True),)), "independent weights"),
+    "the same bits in every call": Planted(Restarting(1.0), "independent calls"),
+    "no noise": Planted(Silent(1.0), "epsilon"),
+    "a length that depends on the value": Planted(Chatty(1.0), "equal lengths"),
+    "a wrong statement of the payload": Planted(Understated(1.0), "stated length"),
+    "reports that cannot be read": Planted(Unreadable(1.0), "readable reports"),
+    "an aggregate that is not the mean": Planted(Scaled(1.0), "aggregate is the mean"),
+    "an aggregate without some reports": Planted(Forgetful(1.0), "aggregate is the mean"),
+    "a wrong closed form of the variance": Planted(Boasting(1.0), "variance"),
+    "estimates that are no numbers": Planted(Undefined(1.0), "bias"),
+    "a value as it is, once in a hundred times": Planted(LaplaceNoise(1.0, leak=0.01), "epsilon"),
+    "a value nearly as it is, once in a hundred times": Planted(LaplaceNoise(1.0, leak=0.01, hair=1e-3), "epsilon"),
+    "noise of one weight for a whole client": Planted(LaplaceNoise(1.0, unit="client", divided=False), "epsilon"),
+    "noise of one weight for a whole layer": Planted(LaplaceNoise(1.0, unit="layer", divided=False), "epsilon"),
+    "rows that share their noise": Planted(SharedRows(1.0, unit="vector"), "independent clients"),
+    "rows with the same noise in every call": Planted(RestartingRows(1.0, unit="vector"), "independent calls"),
+    "the first weight without noise": Planted(FirstOpen(1.0), "epsilon of bits"),
+    "the last thousandth without noise": Planted(LastThousandthOpen(1.0), "epsilon of bits"),
+    "two weights that share noise": Planted(TwoShareNoise(1.0), "noise of each weight"),
+    "the sign in the lowest bit": Planted(SignInTheLowestBit(1.0), "epsilon of bits"),
+    "the sign in the lowest bit of one weight": Planted(SignInTheLowestBitOfOneWeight(1.0), "epsilon of bits"),
+    "the largest weight without noise": Planted(LargestOpen(1.0), "epsilon of bits"),
+    "a fifth of the noise on one weight": Planted(LessNoiseInTheMiddle(1.0), "epsilon of bits"),
+    "no clamp in the sixth layer": Planted(NoClampInTheSixthLayer(1.0), "epsilon of bits"),
+    "the place of the largest weight": Planted(PlaceBySize(1.0), "epsilon of bits"),
+    "ties in both halves of the cube": Planted(ClosedHalfSpace(1.0), "epsilon"),
+}
