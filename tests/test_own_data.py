@@ -36,6 +36,7 @@ from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented
 from ldpfl.experiments.sweep_config import SweepConfig
+from ldpfl.importing import called
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, RecordGradientTrainer
 
@@ -385,6 +386,30 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     done = ldpfl("run", "--model", "nets:Net", "--set", "model.mend=true", "--set", "model.options.wide=8", *arguments, *short)
     assert json.loads(done.out)["weights"] == 2 * 8 + 8 + 16 + 2 * 8 + 2
     assert sys.path == path
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may be somebody else's, with a file in place of what a library looks for and can do without; beside a file are its own."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "code").mkdir()
+    for place in ("here", "code"):
+        (tmp_path / place / "ldpfl_optional.py").write_text(f"PLACE = {place!r}\n")
+    (tmp_path / "code" / "wanted.py").write_text(
+        "try:\n    from ldpfl_optional import PLACE\nexcept ImportError:\n    PLACE = ''\ndef place():\n    return PLACE\n"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delitem(sys.modules, "ldpfl_optional", raising=False)
+    monkeypatch.delitem(sys.modules, "wanted", raising=False)
+    if inside:  # as if it were installed; what it looks for is not
+        monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed")])
+        (tmp_path / "code").rename(tmp_path / "installed")
+        (tmp_path / "installed" / "ldpfl_optional.py").unlink()
+        assert called("data", "wanted:place") == ""
+    else:
+        assert called("data", f"{tmp_path / 'code' / 'wanted.py'}:place") == "code"
+    sys.modules.pop("ldpfl_optional", None)
+    sys.modules.pop("wanted", None)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def called(what: str, path: str, *arguments: Any, **options: Any) -> Any:
     """
     module_name, _, attribute = path.partition(":")
     try:
-        with _current_folder():
+        with _found_in(_folder_of(module_name)):
             module = _of_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
             return getattr(module, attribute)(*arguments, **options)
     except Exception as error:  # it is the user's code: anything may come out of it
@@ -49,12 +49,24 @@ def _of_file(path: Path) -> ModuleType:
     return module
 
 
+def _folder_of(module: str) -> Path | None:
+    """Return where what is named may have others beside it: a file's own folder, or the current one if nowhere else is a module so called.
+
+    What is installed, and what lies elsewhere, needs nothing of the folder that one happens to be in, which may be somebody else's.
+    """
+    if module.endswith(".py"):
+        return Path(module).resolve().parent
+    return Path.cwd() if util.find_spec(module.partition(".")[0]) is None else None
+
+
 @contextmanager
-def _current_folder() -> Iterator[None]:
-    """Let modules of the current folder be found, after all others: what is installed keeps its name."""
-    here = str(Path.cwd())
-    sys.path.append(here)
+def _found_in(folder: Path | None) -> Iterator[None]:
+    """Let modules of ``folder`` be found, after all others: what is installed keeps its name."""
+    if folder is None:
+        yield
+        return
+    sys.path.append(str(folder))
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(str(folder))

@@ -1,4 +1,4 @@
-"""Mechanisms with a fault each, for the audit to find; ``benchmarks/planted_faults.py`` counts how many it does."""
+"""Mechanisms with a fault each, for the audit to find; ``benchmarks/audit.py`` counts how many it does."""
 
 from __future__ import annotations
 

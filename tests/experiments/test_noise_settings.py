@@ -270,7 +270,7 @@ def test_the_closing_tables_show_the_noise_and_the_claim(name: str, sound: bool,
     assert "epsilon as papers add it up" in outcome.out
     claims = [line for line in outcome.out.splitlines() if "paper's claim" in line]
     assert len(claims) == (0 if sound else 1)
-    (run,) = (line for line in outcome.out.splitlines() if "one client, whole run" in line)
+    run = next(line for line in outcome.out.splitlines() if "one client, whole run" in line)
     assert ("warning: no guarantee: ladp: " in outcome.out) == (not sound)
     if sound:
         assert "(infinity pure)" in run

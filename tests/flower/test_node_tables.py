@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
+import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,27 @@ def test_a_node_without_a_table_says_so_to_its_operator(tables: Path, monkeypatc
     context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
     with pytest.raises(DataError, match="name it in LDPFL_DATA"):
         apps.train(instruction(terms_of(config=config_of())), context)
+
+
+def test_nothing_of_an_app_s_folder_is_found_while_the_ready_app_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, libraries look for what they can do without, and where they find it, that could take the noise for small."""
+    app_in(tmp_path / "app", {})
+    (tmp_path / "app" / "ldpfl_optional.py").write_text("raise SystemExit('run')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), *sys.path])
+    assert find_spec("ldpfl_optional") is not None
+    found = []
+
+    def looking(*_: object) -> None:
+        found.append(find_spec("ldpfl_optional"))
+        raise DataError("seen")
+
+    monkeypatch.setattr(apps, "_data_dir", looking)
+    context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    path = list(sys.path)
+    with pytest.raises(DataError, match="seen"):
+        apps.train(instruction(terms_of(config=config_of())), context)
+    assert found == [None]
+    assert sys.path == path
 
 
 def app_in(folder: Path, changes: dict[str, Any]) -> str:

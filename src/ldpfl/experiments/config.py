@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -216,16 +216,37 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
     _without_noise_section(tree)
-    for group in overrides:
+    groups = [list(group) for group in overrides]
+    for group in groups:
         for override in sorted(group, key=lambda text: not _names_mechanism(text)):
             _apply(tree, override)
             if _names_mechanism(override):
                 _keep_what_fits(tree)
     try:
-        return RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree)
+        _check_one_says_the_noise(config, [text for group in groups for text in group])
+        return config
     except ValidationError as error:
         known = known_keys(str(_section(tree, "mechanism").get("name", "duchi")))
         raise ConfigError(explained(error, origin, known, tuple(RunConfig.model_fields))) from None
+
+
+def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if one of ``overrides`` sets what is found for a target: it would be replaced without a word."""
+    if config.privacy.target_epsilon == "off" or not overrides:
+        return
+    try:
+        twice, half = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
+    except ConfigError:  # it has none, which is refused where one is looked for
+        return
+    found = {name for name in type(config.mechanism).model_fields if getattr(twice, name) != getattr(half, name)}
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key.removeprefix("mechanism.") in found and key.startswith("mechanism."):
+            target = config.privacy.target_epsilon
+            raise ConfigError(
+                f"{key} is found for privacy.target_epsilon = {target:g}, and was set: set the target to another number, or to 'off'"
+            )
 
 
 def _names_mechanism(override: str) -> bool:

@@ -46,6 +46,7 @@ from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.course import AllDeclined, Waiting
+from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.policy_init import as_sent, for_nodes
 from ldpfl.flower.relayed import operator_relay
@@ -63,6 +64,11 @@ def train(message: Message, context: Context) -> Message:
 
     Nothing of the run's config is read: the node's policy has judged the terms, and knows nothing of that one.
     """
+    with apps_left_out():  # training needs nothing of the app's folder, and an author may have put there what libraries look for
+        return _trained(message, context)
+
+
+def _trained(message: Message, context: Context) -> Message:
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
     data, data_dir, table = terms.config.data, _data_dir(context), None

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions
@@ -89,6 +90,24 @@ def _path_elsewhere() -> list[str]:
     """Return where Python looks for modules, without the current folder, which may be the app's."""
     here = Path.cwd().resolve()
     return [str(place) for entry in sys.path if entry and (place := Path(entry).resolve()) != here]
+
+
+@contextmanager
+def apps_left_out() -> Iterator[None]:
+    """Let no module of an app's folder be found, which Flower puts first: libraries look for some that they can do without."""
+    before = sys.path
+    sys.path = [entry for entry in before if not _is_app(Path(entry))]
+    try:
+        yield
+    finally:
+        sys.path = before
+
+
+def _is_app(folder: Path) -> bool:
+    try:
+        return "app" in from_toml(read_text(folder / "pyproject.toml"))["tool"]["flwr"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 _LOOK = """

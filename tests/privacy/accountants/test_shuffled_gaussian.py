@@ -161,6 +161,20 @@ def test_nothing_is_gained_where_all_is_told() -> None:
         assert shuffled_gaussian_epsilon(kinds, DELTA, local) == local
 
 
+def test_what_lies_below_all_rounding_is_not_said() -> None:
+    """One vector among very many, for a delta that no floating point of this size tells from 0: what holds locally does."""
+    local = gaussian_epsilon(3.2, 1e-22)
+    assert shuffled_gaussian_epsilon([Vectors(3.2, 10**11, 1)], 1e-22, local) == local
+    assert shuffled_gaussian_epsilon([Vectors(0.3, 100, 1)], 1e-22, local) == local
+
+
+def test_what_is_in_common_of_wide_balls_is_counted_to_its_end() -> None:
+    """Of one client alone nothing hides it, and the curve is that of its noise, also where a normal probability is next to 1."""
+    for mu in (4.0, 6.0, 10.0):
+        for epsilon in (0.0, mu, mu**2):
+            assert vector_delta(mu, 1, 1.0, epsilon) >= gaussian_delta(mu, epsilon)
+
+
 # --- in ledgers -------------------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ _SPENT = 0.01
 """Part of delta that pays for reports that are not like U's."""
 
 _HIDES_NOTHING = 40.0
-"""Epsilon, and logarithm of 1 / g, beyond which nothing is computed."""
+"""Logarithm of 1 / g beyond which nothing is computed."""
 
 _GUESSES = (1.0, 3.0, 8.0, 20.0, 40.0)
 """How large epsilon may come out."""
@@ -107,7 +107,7 @@ def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
         share = common_share(kind.mu, variation)
         if share is None or share * kind.clients < _FEWEST_HIDDEN:
             return inf
-        curves.append(Curve(_curve(kind, share), _HIDES_NOTHING, kind.times, 4 * _floor(kind.clients, share)))
+        curves.append(Curve(_curve(kind, share), inf, kind.times, 4 * _floor(kind.clients, share)))
     return composed_curves(curves, (1 - _SPENT) * delta, _POINTS)
 
 

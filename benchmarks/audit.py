@@ -1,6 +1,6 @@
 """How many planted faults `ldpfl audit` finds, with as many trials as it takes by itself, and how often it suspects what is sound.
 
-    python benchmarks/planted_faults.py [--sound 200] [--trials 100000]
+    python benchmarks/audit.py [--sound 200] [--trials 100000]
 
 The faults are those of the tests (``tests/auditing/planted_faults.py``). Of ``--sound`` audits, each with a seed of its own, of sound
 mechanisms in turn, each takes ``--trials``.
@@ -39,7 +39,7 @@ def main() -> None:
 
 def planted() -> Table:
     """Return what was found of each fault, and in how many seconds of one core."""
-    from planted_faults import FAULTS
+    from planted_faults import FAULTS  # of the tests
 
     table = Table("fault", "found by", "trials", "seconds of a core", title="planted faults")
     found = 0
