@@ -38,8 +38,8 @@ _COARSE = 512
 """Values of one gain that are told apart where the sum's reach is looked for."""
 _FAR = 66.0
 """Logarithm of the probability that is left beyond the lattice of sums, on each side."""
-_ROUNDING = 2e-14
-"""Of a delta, for each standard deviation of the number that one hides among."""
+_ROUNDING = 4e-16
+"""Of a Fourier coefficient of one gain, and of a transform for each doubling of its length."""
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class HiddenVector:
         self._alone, self._radius = GaussianReport(mu), mu / 2
         others, self._chances = fewer(*binomial(clients - 1, share), _CROWDS)
         self._crowds = others + 1
-        self.outside = _OUTSIDE + _ROUNDING * (1 + sqrt(clients * share))
+        self.outside = _OUTSIDE
 
     def delta(self, epsilons: Array) -> Array:
         found = self._alone.delta(epsilons)
@@ -90,8 +90,10 @@ class HiddenVector:
         for crowd, chance in zip(self._crowds.tolist(), self._chances.tolist(), strict=True):
             present = logs.real * crowd > -_FAR
             total[present] += chance / crowd * np.exp(crowd * logs[present])
-        mass = fft.irfft(total, size)[: size // 2]
-        return min(1.0, float(np.dot(np.maximum(mass, 0), np.arange(size // 2))) * step + self.outside)
+        mass = fft.irfft(total, size)
+        worst = sqrt(float(np.dot(mass, mass)) * size) * reach  # of an error relative to the norm, at the places where it counts most
+        rounding = _ROUNDING * (log2(size) + float(self._crowds[-1])) * worst
+        return min(1.0, float(np.dot(np.maximum(mass[: size // 2], 0), np.arange(size // 2))) * step + rounding + self.outside)
 
     def _reach(self, values: Floats, chances: Floats) -> float:
         largest = float(self._crowds[-1])
