@@ -129,7 +129,7 @@ class RotatedSign(Mechanism):
         return sqrt(pi / (2 * size))
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
-        return torch.stack([self.from_coordinates(row, ranges) for row in self._sent.decode(reports, self.unit_ranges(ranges))])
+        return self.from_coordinates(self._sent.decode(reports, self.unit_ranges(ranges)), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
         return self._sent.read(payloads, self.unit_ranges(ranges))

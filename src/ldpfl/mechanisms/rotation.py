@@ -23,21 +23,26 @@ def rotate(rows: Tensor, key: int) -> Tensor:
     size = rotated_size(rows.shape[1])
     rotated = torch.zeros(rows.shape[0], size)
     rotated[:, : rows.shape[1]] = rows * _signs(size, key)[: rows.shape[1]]
-    at_once = max(1, _AT_ONCE // size)
-    for start in range(0, len(rotated), at_once):
-        _transform(rotated[start : start + at_once])
+    _transform(rotated)
     return rotated
 
 
-def rotate_back(vector: Tensor, dimension: int, key: int) -> Tensor:
-    """Return the (d,) vector that the rotation takes to ``vector`` (D,), in its dtype."""
-    back = vector[None].clone()
+def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
+    """Return the vectors (..., d) that the rotation takes to ``vectors`` (..., D), in their dtype."""
+    size = vectors.shape[-1]
+    back = vectors.reshape(-1, size).clone()
     _transform(back)
-    return back[0, :dimension] * _signs(vector.numel(), key)[:dimension]
+    return (back[:, :dimension] * _signs(size, key)[:dimension]).reshape(*vectors.shape[:-1], dimension)
 
 
 def _transform(rows: Tensor) -> None:
     """Multiply ``rows`` (K, D) in place by the Hadamard matrix over sqrt(D), by sums and differences in a fixed order."""
+    at_once = max(1, _AT_ONCE // rows.shape[1])
+    for start in range(0, len(rows), at_once):
+        _transform_block(rows[start : start + at_once])
+
+
+def _transform_block(rows: Tensor) -> None:
     count, size = rows.shape
     half = 1
     while half < size:
