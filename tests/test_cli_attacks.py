@@ -120,6 +120,7 @@ def test_an_interrupted_attack_is_gone_on_with(run: Path, tiny_data: Path, tmp_p
     assert resumed == whole
 
 
+@pytest.mark.slow
 def test_a_run_without_protection_is_attacked_once(ldpfl: CommandLine, config_file: Path, tiny_data: Path, tmp_path: Path) -> None:
     run = made(tmp_path / "open", config_file, tiny_data, "mechanism.name=none", "data.private_label=4")
     result = json.loads(ldpfl("attack", "gan", run, *QUICK, "--data-dir", tiny_data, "--json").out)

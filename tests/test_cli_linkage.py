@@ -29,6 +29,7 @@ def test_the_table_has_a_line_for_each_channel_and_says_how_to_read_it(ldpfl: Co
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_figures_and_plot_are_written_and_repeat(ldpfl: CommandLine) -> None:
     first = ldpfl(*QUICK, "--out", "a/b", "--json")
     second = ldpfl(*QUICK, "--out", "c", "--json")

@@ -209,6 +209,7 @@ def test_the_clients_for_a_target_are_found_and_planned_for(ldpfl: CommandLine) 
     assert f"{found['clients_needed']} are enough" in ldpfl(*arguments).out
 
 
+@pytest.mark.slow
 def test_the_epsilon_for_a_target_is_found_and_planned_for(ldpfl: CommandLine) -> None:
     arguments = ["plan", "--clients", "100", "--target-central", "0.5", *ONE_BIT]
     found = figures(ldpfl, *arguments)

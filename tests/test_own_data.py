@@ -1071,6 +1071,7 @@ def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine
     assert "seed: another one" in ldpfl.refused(*other)
 
 
+@pytest.mark.slow
 def test_seeds_that_come_with_a_sweep_are_none_of_own_data(table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everybody knows them, and a secure sum's noise could be taken off a published model."""
     drawn = iter(range(100, 200))
@@ -1089,6 +1090,7 @@ def test_seeds_that_come_with_a_sweep_are_none_of_own_data(table: Path, monkeypa
     assert (tmp_path / "sweep").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_sweep_over_own_data_has_a_seed_that_nobody_knows(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it goes on."""
     drawn = iter((11, 22))

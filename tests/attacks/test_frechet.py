@@ -129,6 +129,7 @@ def test_settings_and_data_make_another_name(tiny_task: Dataset, cache: Path) ->
     assert len(files(cache)) == 3
 
 
+@pytest.mark.slow
 def test_the_classifier_recognises_and_its_features_separate(tiny_task: Dataset) -> None:
     classifier = trained_classifier(tiny_task)
     assert classifier.accuracy > 0.95

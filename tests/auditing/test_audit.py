@@ -224,6 +224,7 @@ def test_estimates_that_are_no_numbers_are_found() -> None:
 # --- another mechanism, with continuous noise -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_continuous_noise_passes() -> None:
     audit = audited(LaplaceNoise(1.0))
     assert audit.passed, audit.verdict
@@ -240,6 +241,7 @@ def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: flo
 
 
 @pytest.mark.parametrize(("unit", "divided"), [("vector", True), ("client", False), ("layer", False)])
+@pytest.mark.slow
 def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal["vector", "client", "layer"], divided: bool) -> None:
     """A row of noise as large as one weight needs costs d epsilon, which only a judgement of whole rows shows."""
     audit = audited(LaplaceNoise(1.0, unit=unit, divided=divided), trials=5000)

@@ -53,6 +53,7 @@ def test_what_else_is_run_is_named(client: str, package: str, found: list[str], 
     assert list(run_at_import(app_in(tmp_path, client, package))) == found
 
 
+@pytest.mark.slow
 def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "ldpfl").mkdir()
     assert list(run_at_import(app_in(tmp_path))) == ["mine/client_app.py:3"]

@@ -180,6 +180,7 @@ def test_no_simulation_has_such_data() -> None:
         api.run("own", settings=listed({"data.name": "node"}), progress=False)
 
 
+@pytest.mark.slow
 def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLine) -> None:
     """And what the server measures on is not looked for here."""
     asked = app_in(tables / "app", {"data.test_path": "/nowhere.csv"})

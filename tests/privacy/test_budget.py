@@ -551,6 +551,7 @@ def test_of_many_processes_one_gets_the_last_bit(path: Path, clients: Clients) -
     assert read_books(path).spent(0.0) == 120.0
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_has_counted_what_was_sent(path: Path, clients: Clients) -> None:
     set_limit(path, 1e5)
     generator, kills = random.Random(3), 30
@@ -631,6 +632,7 @@ def fitting(path: Path, **changes: Any) -> int:
     return len(read_charges(path))
 
 
+@pytest.mark.slow
 def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path: Path) -> None:
     """Never less than what is known of as many rounds that were fixed beforehand; linked units cost more."""
     sent, ledger = fitting(tmp_path / "apart.sqlite"), Ledger()

@@ -105,6 +105,7 @@ def test_the_lines_come_in_the_order_of_a_table(mnist: Statement) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_estimate_of_the_central_limit_theorem_bounds_nothing_and_says_so(mnist: Statement) -> None:
     """At the paper's setting it lies below what a data set attains, and is not shown: whoever quotes it as a guarantee is wrong."""
     lower = mnist.figures()["shuffled_lower"]

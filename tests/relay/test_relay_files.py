@@ -212,6 +212,7 @@ def test_what_a_killed_process_left_of_a_round_that_is_gone_is_deleted_at_the_ne
     second.close()
 
 
+@pytest.mark.slow
 def test_a_tidying_that_fails_is_logged_and_done_at_the_next_end_of_a_round(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

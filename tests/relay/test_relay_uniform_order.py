@@ -61,6 +61,7 @@ def test_every_order_is_equally_likely(parts: int, batch: int, monkeypatch: pyte
     assert stats.chisquare([seen[order] for order in orders]).pvalue > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_a_record_may_end_up_anywhere_and_beside_any_other() -> None:
     """Places of the first record, and distances of the first two, in a round of several parts."""
     data, source, count, draws = numbered(30, 4), seeded(2), 30, 6000

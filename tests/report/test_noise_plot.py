@@ -61,6 +61,7 @@ def bands(text: str) -> int:
     return len(re.findall(r'<g id="FillBetweenPolyCollection_\d+"', text))
 
 
+@pytest.mark.slow
 def test_it_has_three_panels_a_point_and_says_what_is_no_guarantee(tmp_path: Path) -> None:
     text = drawn(tmp_path / "noise.svg", COURSES)
     assert panels(text) == 6

@@ -63,6 +63,7 @@ def test_equal_runs_have_equal_pages(folder: Path) -> None:
     assert page([folder]) == page([folder])
 
 
+@pytest.mark.slow
 def test_runs_stand_beside_each_other(folder: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     outcome = ldpfl("report", folder, folder, "--out", tmp_path / "both.html")
     assert outcome.code == 0, outcome.err
@@ -71,11 +72,13 @@ def test_runs_stand_beside_each_other(folder: Path, ldpfl: CommandLine, tmp_path
     assert read.tags.count("article") == 2
 
 
+@pytest.mark.slow
 def test_a_run_s_page_lies_in_its_folder(folder: Path, ldpfl: CommandLine) -> None:
     assert "report.html" in ldpfl("report", folder).out
     assert (folder / "report.html").read_text(encoding="utf-8") == page([folder])
 
 
+@pytest.mark.slow
 def test_colours_follow_the_reader_s_mode(folder: Path) -> None:
     """No picture keeps a colour of its own, which may be that of the paper."""
     pictures = re.findall(r"<svg.*?</svg>", page([folder]), re.S)
@@ -112,6 +115,7 @@ def test_what_a_foreign_run_is_called_is_no_markup(folder: Path, tmp_path: Path)
     assert "<script" not in page([place])
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     """With nothing in it that only the end tells, and no run at all where no round is finished."""
     path = tmp_path / "run"
@@ -187,6 +191,7 @@ def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl
         assert "cost $5} or $6" in (tmp_path / "run" / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_run_s_folder_gets_its_page(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     arguments = ("run", config_file, "--data-dir", tiny_data, "--no-baseline", "--set", "training.rounds=1", "--out")
     outcome = ldpfl(*arguments, tmp_path / "with", "--report", "--watch")

@@ -226,6 +226,7 @@ def test_every_dealing_of_sampled_weights_to_records_is_equally_likely() -> None
     assert chisquare(list(seen.values())).pvalue > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_a_record_tells_of_another_one_of_its_client_only_what_it_does_not_hold() -> None:
     """Of 6 weights 4 are sampled: given the first record's 2, the other's are any 2 of the 4 left, each equally likely."""
     mechanism = Laplace(4.0, 4)

@@ -279,6 +279,8 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     linked = max(group.linked for group in groups)
     values = "value" if linked == 1 else f"record of {linked} values"
     shows = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"
+    if all(group.release.by_round for group in groups):
+        shows = "an ideal shuffler shows which vectors were sent, and nothing else"
     summed = [group.channel == "secure-sum" for group in groups]
     if any(summed):
         both = "" if all(summed) else f"{shows}; and in other rounds, "

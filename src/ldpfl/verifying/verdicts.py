@@ -15,7 +15,7 @@ from ldpfl.verifying.certificate import INFINITE, Certificate, Charged, Line, St
 from ldpfl.verifying.charged import check_charged
 from ldpfl.verifying.composition import Release, composed_epsilon, convolved_epsilon
 from ldpfl.verifying.exact import gaussian_delta, least_epsilon, pure_sum, randomised_response_delta
-from ldpfl.verifying.hidden_vectors import HiddenVector, common_share
+from ldpfl.verifying.hidden import HiddenBits, HiddenVector, common_share
 from ldpfl.verifying.laws import BlanketedReport, ClonedReport, CountedBit, CountedRound, GaussianReport, PureReport
 
 Status = Literal["confirmed", "nearly", "not confirmed", "not checked"]
@@ -29,6 +29,7 @@ _MOST_KINDS, _MOST_BUDGETS = 16, 256
 """Of rounds behind a shuffler, some 70 MB each among a million clients; and of reports that nobody hides."""
 _LARGEST_CROWD = 10**6
 _HUGE, _HIDES_NOTHING = 700.0, 60.0
+_MOST_LINKED, _MOST_MESSAGES, _MANY_CLIENTS = 1 << 12, 3000, 2000
 _LARGEST_HIDDEN, _VARIED = 30.0, 0.01
 """Epsilon of vectors beyond which nobody hides them; and part of delta that pays for what they have not in common."""
 _POINTS = 2049
@@ -218,6 +219,8 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         return _counted(charged, delta, stated)
     if all(one.channel == "ideal-shuffler" and _in_common(one) for one in charged):
         return _blanketed(charged, delta, stated)
+    if all(map(_are_bits, charged)):
+        return _linked(charged, delta, stated)
     one = charged[0]
     at_random = one.sampling == "once" and one.release.units == 1
     if (
@@ -298,6 +301,27 @@ def _least(release: Release, delta: float, stated: float) -> float:
         first = int(enough[0])
         low, high = float(places[max(first - 1, 0)]), float(places[first])
     return high
+
+
+def _linked(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
+    kinds: list[tuple[Release, int]] = []
+    for one in charged:
+        together = 1 if one.channel == "secure-sum" else min(one.linked, one.release.units)  # a sum takes apart what travels together
+        if together > _MOST_LINKED:
+            return None, f"more than {_MOST_LINKED:,} bits that stay together take too long here"
+        kinds.append((HiddenBits(_parameter(one), together, one.cohort), ceil(one.release.units / together) * one.rounds))
+    found, how = composed_epsilon(kinds, delta, stated), "by what bits that stay together have in common, number by number, and convolution"
+    many = sum(times for _, times in kinds) > _MOST_MESSAGES or max(one.cohort for one in charged) > _MANY_CLIENTS
+    if found > stated * (1 + TOLERANCE) and many:
+        return None, f"{how}: of so many messages, or clients, it is too coarse to say that what is stated does not hold"
+    return found, how
+
+
+def _are_bits(one: Charged) -> bool:
+    """Tell whether these are bits of clients that others know to be there; which coordinate one is about may be a secret of its client."""
+    everyone = one.sampling != "secret" or one.rate == 1
+    in_order = one.sampling == "once" and one.release.units == 1
+    return one.release.kind == "binary" and one.channel in ("ideal-shuffler", "secure-sum") and everyone and not in_order
 
 
 def _lies_in_a_ball(one: Charged) -> bool:

@@ -217,6 +217,7 @@ def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_
     assert bounds.adaptive < unlike.epsilon(1e-6)
 
 
+@pytest.mark.slow
 def test_a_single_bit_costs_little_more_than_its_count() -> None:
     assert single_delta(0.1, 500, 0.01) <= Bits(0.1, 1).delta(500, 0.01) <= 1.2 * single_delta(0.1, 500, 0.01)
     counted = certified_epsilon([ShuffledRounds(0.1, 2000, 64, 10)], 1e-5)[1]

@@ -57,6 +57,7 @@ def test_a_rate_of_one_is_no_sampling() -> None:
 
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 1000), (2.0, 0.1, 100), (10.0, 0.5, 40)])
+@pytest.mark.slow
 def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_whole_batch_costs(
     noise: float, rate: float, rounds: int
 ) -> None:
@@ -69,6 +70,7 @@ def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_who
 
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 300), (4.0, 0.2, 50)])
+@pytest.mark.slow
 def test_opacus_states_the_same_epsilon(noise: float, rate: float, rounds: int) -> None:
     opacus = PRVAccountant()
     opacus.history = [(noise, rate, rounds)]

@@ -124,6 +124,7 @@ def test_epsilon_and_delta_are_inverse(epsilon0: float, clients: int) -> None:
 
 @given(clients=st.integers(1, 200), epsilon0=st.floats(0.01, 6.0), delta=st.floats(1e-9, 0.1))
 @settings(max_examples=20)
+@pytest.mark.slow
 def test_a_larger_cohort_never_costs_more(clients: int, epsilon0: float, delta: float) -> None:
     # One more client is noise added to the count, which is post-processing.
     assert single_epsilon(epsilon0, clients + 1, delta) <= single_epsilon(epsilon0, clients, delta) * (1 + 1e-9) + 1e-12

@@ -144,6 +144,7 @@ def test_it_covers_adversaries_who_look_at_the_first_round(clients: int, epsilon
 
 @given(data=st.data(), epsilon0=st.floats(0.1, 3.0), delta=st.floats(1e-3, 0.1))
 @settings(max_examples=4)
+@pytest.mark.slow
 def test_it_covers_inner_inputs(data: st.DataObject, epsilon0: float, delta: float) -> None:
     p1 = 1 / (1 + math.exp(-epsilon0))
     inner = st.floats(1 - p1, p1)
@@ -231,12 +232,14 @@ def test_one_bit_is_one_bit() -> None:
 
 
 @pytest.mark.parametrize("epsilon0", [40.0, 1000.0])
+@pytest.mark.slow
 def test_almost_certain_bits_are_not_hidden(epsilon0: float) -> None:
     bracket = shuffled_epsilon([ShuffledRounds(epsilon0, 20, 20, 2)], 1e-5)
     for value in (bracket.lower, bracket.upper, bracket.adaptive):
         assert value == pytest.approx(40 * epsilon0, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_tiny_epsilons_are_hidden() -> None:
     bracket = shuffled_epsilon([ShuffledRounds(1e-6, 50, 6000, 2)], 1e-5)
     assert 0 <= bracket.lower <= bracket.upper <= bracket.adaptive < 1e-4
@@ -327,6 +330,7 @@ def test_of_many_cohort_sizes_what_is_attained_is_that_of_a_few_larger_ones() ->
 # --- large cases ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_papers_mnist_run_is_known_within_half_a_percent() -> None:
     bracket = mnist()
     assert bracket.lower == pytest.approx(1405.44, rel=1e-4)

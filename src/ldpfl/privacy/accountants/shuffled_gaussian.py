@@ -15,7 +15,7 @@ For inputs of norms s and t (in standard deviations) G = e^(X - s^2 / 2) - e^(ep
 t^2. The mean of a convex function of G grows as the two grow, and falls as their covariance grows (Plackett's identity: the mixed second
 derivative is negative, and what the others leave where means are kept is positive), so it is largest at s = t = a and covariance -a^2:
 there G is largest in convex order. As for other blankets (``blanket``) that holds one report after the other, so inputs may depend on
-what was released before, and clients may come one by one.
+what was released before, and clients may come one by one; but not on a client's own earlier noise, as an error feedback would make them.
 
 Over rounds the curves are composed by their dominating pairs, and total variations add up.
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf, log2, sqrt
+from math import ceil, exp, inf, log1p, log2, sqrt
 
 import numpy as np
 from scipy import fft
@@ -209,6 +209,6 @@ def _reach(values: Array, chances: Array, clients: int, share: float) -> float:
     most = float(values.max())
     best = most * clients
     for scale in np.geomspace(1e-4, 60.0, 80) / most:
-        moment = clients * np.log1p(share * float(np.dot(chances, np.expm1(np.minimum(scale * values, 700.0)))))
-        best = min(best, (float(moment) + _BEYOND) / scale)
+        grown = share * float(np.dot(chances, np.expm1(np.minimum(scale * values, 700.0))))
+        best = min(best, (clients * log1p(max(grown, _TAIL - 1)) + _BEYOND) / scale)
     return max(best, most)

@@ -1,12 +1,14 @@
-"""Vectors with Gaussian noise behind a shuffler, for ``composition``: a second way to the same bound, in other steps.
+"""Vectors with Gaussian noise, and linked bits, behind a shuffler, for ``composition``: a second way to the same bounds, in other steps.
 
-Told which of the other reports came from the middle of the ball, each with probability g, and that the client in question hides among m
-in all, one sees m standard normal numbers, of which one is shifted by a or by -a. So many are told of one by one here; the gain of one of
-them is put on a lattice of gains, by the normal probabilities between those values of the number at which it takes lattice values.
+Told which of the other reports came from the law that all have in common, each with probability g, and that the client in question hides
+among m in all, one sees m draws of that law, of which one is the client's own. So many are told of one by one here; what one of them gains
+is put on a lattice. Of vectors the law is a standard normal number, and the lattice takes the probabilities between those values of it at
+which the gain has lattice values.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import ceil, exp, inf, log, log2, sqrt
 
 import numpy as np
@@ -14,14 +16,15 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.optimize import brentq
 from scipy.special import ndtr
+from scipy.stats import binom
 
 from ldpfl.verifying.composition import Array
-from ldpfl.verifying.laws import GaussianReport, binomial, fewer
+from ldpfl.verifying.laws import GaussianReport, PureReport, binomial, fewer
 
-_CROWDS = 100
+_CROWDS, _CROWDS_OF_BITS = 100, 256
 """Numbers of reports to hide among that are told apart."""
 
-_PLACES = 193
+_PLACES = 385
 """Of a curve; between them it lies below its chords."""
 
 _LARGEST = 40.0
@@ -31,9 +34,11 @@ _CUT = 7.75
 """Where the normal law ends: P(Z > 7.75) < 5e-15, and the gain beyond has no larger mean under its own shift."""
 
 _OUTSIDE = 6e-15
+_TAIL = 1e-27
 _LONGEST = 1 << 15
 _STEPS = 12
 """To a standard deviation of one gain."""
+_STEPS_OF_BITS = 32
 _COARSE = 512
 """Values of one gain that are told apart where the sum's reach is looked for."""
 _FAR = 66.0
@@ -44,27 +49,36 @@ _ROUNDING = 4e-16
 Floats = NDArray[np.float64]
 
 
-class HiddenVector:
-    """One vector of each of ``clients``, in a ball of ``mu`` / 2 standard deviations; each has ``share`` of U, the rest is paid for."""
+class _Hidden(ABC):
+    """One report of each of ``clients``, of which a ``share`` is a draw of one law, the same for all.
 
-    limit = inf
+    Attributes:
+        limit: no loss is larger.
+        outside: what is left out of a delta.
+    """
 
-    def __init__(self, mu: float, clients: int, share: float) -> None:
-        self._alone, self._radius = GaussianReport(mu), mu / 2
-        others, self._chances = fewer(*binomial(clients - 1, share), _CROWDS)
+    limit: float
+    outside: float
+
+    def __init__(self, clients: int, share: float, crowds: int) -> None:
+        others, self._chances = fewer(*binomial(clients - 1, share), crowds)
         self._crowds = others + 1
-        self.outside = _OUTSIDE
+
+    @abstractmethod
+    def alone(self, epsilons: Array) -> Array:
+        """Return delta of the report without the shuffler."""
+
+    @abstractmethod
+    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
+        """Return lattice values, their probabilities, and the step, of ``least`` or more: no smaller in convex order than the gain."""
 
     def delta(self, epsilons: Array) -> Array:
-        found = self._alone.delta(epsilons)
-        near = np.flatnonzero(epsilons < _LARGEST)
+        found = self.alone(epsilons)
+        near = np.flatnonzero(epsilons < min(_LARGEST, self.limit))
         if near.size:
             at = epsilons[near].astype(np.float64)
             found[near] = np.minimum(found[near], self._curve(at))
         return found
-
-    def log_moment(self, order: float) -> float:
-        return self._alone.log_moment(order)
 
     def _curve(self, epsilons: Floats) -> Floats:
         known = np.unique(epsilons)
@@ -74,9 +88,9 @@ class HiddenVector:
         return np.asarray(np.interp(np.exp(epsilons), np.exp(known), values) * (1 + 1e-12))
 
     def _at(self, epsilon: float) -> float:
-        if epsilon >= 2 * self._radius * (_CUT + self._radius):  # no gain is above 0 before the cut
-            return self.outside
         values, chances, step = self._gains(epsilon, 0.0)
+        if values[chances > 0].max() <= 0:
+            return self.outside
         reach = self._reach(values, chances)
         while 2 * reach > _LONGEST * step:  # the coarser the lattice, the further the sum may be
             values, chances, step = self._gains(epsilon, 2.1 * reach / _LONGEST)
@@ -99,11 +113,55 @@ class HiddenVector:
         largest = float(self._crowds[-1])
         return max(_beyond(values, chances, largest), _beyond(-values, chances, largest))
 
-    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
-        """Return lattice values, their probabilities, and the step, of ``least`` or more.
 
-        No smaller in convex order than the gain at a standard normal number.
-        """
+class HiddenBits(_Hidden):
+    """``count`` bits of each of ``clients`` that stay together: what they have in common is uniform, and all of them differ at worst."""
+
+    def __init__(self, bit_epsilon: float, count: int, clients: int) -> None:
+        lie = 1 / (1 + exp(bit_epsilon))
+        super().__init__(clients, (2 * lie) ** count, _CROWDS_OF_BITS)
+        self._bit, self._count, self.limit = bit_epsilon, count, bit_epsilon * count
+        alike = np.arange(count + 1)
+        right, wrong = 2 * (1 - lie), 2 * lie
+        self._first, self._second = right**alike * wrong ** (count - alike), wrong**alike * right ** (count - alike)
+        self._law = binom.pmf(alike, count, 0.5)
+        self.outside = _TAIL + 1e-15
+
+    def alone(self, epsilons: Array) -> Array:
+        at = epsilons.astype(np.float64)[:, None]
+        return np.asarray((np.maximum(self._first - np.exp(at) * self._second, 0) @ self._law) + self.outside).astype(np.longdouble)
+
+    def log_moment(self, order: float) -> float:
+        return self._count * PureReport(self._bit).log_moment(order)
+
+    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
+        gains = self._first - exp(epsilon) * self._second
+        spread = sqrt(max(float(np.dot(self._law, gains**2)), 1e-300))
+        step = max(spread / _STEPS_OF_BITS, float(np.ptp(gains)) / _LONGEST, least)
+        low = np.floor(gains / step)
+        part = gains / step - low
+        first = int(low.min())
+        places, size = (low - first).astype(np.int64), int(low.max()) - first + 2
+        chances = np.bincount(places, self._law * (1 - part), size) + np.bincount(places + 1, self._law * part, size)
+        return np.asarray((first + np.arange(size)) * step, dtype=np.float64), np.asarray(chances, dtype=np.float64), step
+
+
+class HiddenVector(_Hidden):
+    """One vector of each of ``clients``, in a ball of ``mu`` / 2 standard deviations; each has ``share`` of U, the rest is paid for."""
+
+    limit, outside = inf, _OUTSIDE
+
+    def __init__(self, mu: float, clients: int, share: float) -> None:
+        super().__init__(clients, share, _CROWDS)
+        self._alone, self._radius = GaussianReport(mu), mu / 2
+
+    def alone(self, epsilons: Array) -> Array:
+        return self._alone.delta(epsilons)
+
+    def log_moment(self, order: float) -> float:
+        return self._alone.log_moment(order)
+
+    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
         a = self._radius
         shrunk = exp(-(a**2) / 2)
         spread = sqrt(max(exp(a**2) * (1 + exp(2 * epsilon)) - 2 * exp(epsilon - a**2) - (1 - exp(epsilon)) ** 2, 1e-300))
