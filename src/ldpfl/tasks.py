@@ -29,6 +29,10 @@ ACCURACY = "accuracy"
 """The one figure that is shown in per cent."""
 
 
+LOWER_IS_BETTER = frozenset({"perplexity", "MAE"})
+"""Figures of which less is better; of all others, those of tasks of one's own among them, more is."""
+
+
 class Metric(Protocol):
     """Adds samples up and comes to a figure, as those of torchmetrics do."""
 

@@ -157,6 +157,20 @@ def test_a_variant_that_does_not_fit_is_found_before_any_training() -> None:
         check_cells(cells(late, TINY))
 
 
+def test_a_row_states_what_its_costliest_seed_does(tiny_data: Path, tmp_path: Path) -> None:
+    """Who takes part most often follows from the seed, where a part of the clients does."""
+    config = sweep().model_copy(update={"seeds": [0, 1, 2], "variants": {"bits": []}, "axes": {}})
+    some = [*TINY, "clients.count=20", "clients.fraction=0.1", "training.rounds=4"]
+    runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)
+    results = [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in cells(config, some)]
+    stated = [result["privacy"] for _, result in results]
+    (found,) = rows(results)
+    assert len({own["local"] for own in stated}) > 1
+    assert found.privacy["local"] == max(own["local"] for own in stated)
+    assert found.budget == found.privacy["local"]
+    assert found.privacy["protected"] == stated[0]["protected"]
+
+
 def row(variant: str, accuracy: tuple[float, ...], size: int, local: float | str | None, **changes: Any) -> Row:
     return Row(variant, (("mechanism.epsilon", 1.0),), accuracy, size, {"local": local}, 1.0, **changes)
 
@@ -175,6 +189,8 @@ def test_the_frontier_holds_what_is_worth_its_price() -> None:
     partial = row("partial", (0.99,), 1, 0.1, stopped=("NaN",))
     assert frontier([partial, good]) == [good]
     assert frontier([row("stopped", (), 1, 0.1, stopped=("NaN",)), good]) == [good]
+    lost, clear = row("lost", (100.0,), 10, 1.0, metric="perplexity"), row("clear", (50.0,), 10, 1.0, metric="perplexity")
+    assert frontier([lost, clear]) == [clear]
     assert row("idle", (0.1,), 1, None).budget == 0
 
 

@@ -14,7 +14,7 @@ from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
 from ldpfl.files import from_json, read_text
-from ldpfl.tasks import ACCURACY
+from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER
 
 Point = tuple[tuple[str, AxisValue], ...]
 Result = dict[str, Any]
@@ -30,7 +30,8 @@ class Row:
         point: empty for a variant that is the same at all points.
         score: of each seed's last round; of those seeds whose run could be finished.
         bytes_per_client: uplink of one client in one round.
-        privacy: figures of the first seed's statement, as in ``result.json``.
+        privacy: figures of the statements, as in ``result.json``, each the largest of all seeds: how often a client takes part may follow
+            from the seed.
         seconds: mean wall time of a run.
         stopped: why the other seeds' runs could not be finished; without any finished one, the figures are those until then.
         noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
@@ -144,12 +145,22 @@ def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
         point,
         tuple(float(result["score"]) for result in done),
         int(figures[0]["uplink_bytes_per_client_round"]) if figures else 0,
-        {key: value for key, value in figures[0]["privacy"].items() if not isinstance(value, list)} if figures else {},
+        _costliest([result["privacy"] for result in figures]) if figures else {},
         statistics.fmean(result["seconds"] for result in figures) if figures else 0.0,
         tuple(result["stopped"] for result in results if "stopped" in result),
         _noise(done),
         str(figures[0]["metric"]) if figures else ACCURACY,
     )
+
+
+def _costliest(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return each figure of statements at its largest over the seeds, and what is no figure as the first says it."""
+
+    def largest(key: str, first: Any) -> Any:
+        known = [own[key] for own in statements if isinstance(own.get(key), int | float) or own.get(key) == "infinity"]
+        return max(known, key=float) if known and not isinstance(first, bool) else first
+
+    return {key: largest(key, value) for key, value in statements[0].items() if not isinstance(value, list)}
 
 
 def _noise(results: Sequence[Result]) -> dict[str, float]:
@@ -185,7 +196,8 @@ def _beats(other: Row, row: Row) -> bool:
         return False
     if other.privacy.get("protected") != row.privacy.get("protected"):  # an epsilon of a record is no epsilon of a client
         return False
-    gains = [a - b for a, b in zip(other.score, row.score, strict=False)]
+    better = -1 if row.metric in LOWER_IS_BETTER else 1
+    gains = [better * (a - b) for a, b in zip(other.score, row.score, strict=False)]
     gain = statistics.fmean(gains)
     if (other.bytes_per_client, other.budget) == (row.bytes_per_client, row.budget):
         return gain > 0
