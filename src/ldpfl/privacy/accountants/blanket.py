@@ -57,9 +57,7 @@ _SPREADS = 12.0
 _FAR = 3.0
 """Standard deviations below 0 beyond which the middle of the sum makes the lattice wider."""
 
-_FEWEST, _LONGEST_OF_FEW, _MOST = 1 << 12, 1 << 16, 1 << 20
-_FINE = 32
-"""Lattice steps to a standard deviation of G, as long as the lattice is not too long."""
+_FEWEST, _MOST = 1 << 16, 1 << 20
 
 _KINDS = 16
 """Of records that are composed: each takes seconds. Of more what holds locally is said."""
@@ -221,9 +219,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     middle = clients * share * abs(float(np.dot(chances, values)))
     if middle > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
         reach += middle
-    longest = max(_LONGEST_OF_FEW, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))
-    fine = 2 ** ceil(log2(2 * reach * _FINE / sqrt(float(np.dot(chances, values**2)))))
-    size = int(min(_MOST, longest, max(_FEWEST, fine)))
+    size = int(min(_MOST, max(_FEWEST, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
     below = np.floor(values / step)
     part = values / step - below
