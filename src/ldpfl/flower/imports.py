@@ -95,12 +95,12 @@ def _path_elsewhere() -> list[str]:
 @contextmanager
 def apps_left_out() -> Iterator[None]:
     """Let no module of an app's folder be found, which Flower puts first: libraries look for some that they can do without."""
-    before = sys.path
-    sys.path = [entry for entry in before if not _is_app(Path(entry))]
+    apps = [entry for entry in sys.path if _is_app(Path(entry))]
+    sys.path[:] = [entry for entry in sys.path if entry not in apps]
     try:
         yield
     finally:
-        sys.path = before
+        sys.path[:0] = [entry for entry in apps if entry not in sys.path]  # another thread may have put them back
 
 
 def _is_app(folder: Path) -> bool:
