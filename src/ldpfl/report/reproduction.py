@@ -133,7 +133,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
                 marker="o",
                 markersize=4,
                 capsize=2,
-                label=variant,
+                label=literal(variant),
             )
         paper = [(one, _reported(reproduction, one)) for one in found if one.variant == variant]
         marks = [(float(dict(one.point).get(axis, values[0])), value) for one, value in paper if value is not None]
@@ -162,8 +162,8 @@ def _draw_bars(axes: Axes, reproduction: Reproduction, found: Sequence[Reached])
         axes.plot(*zip(*marks, strict=True), marker="D", linestyle="none", color=_PAPER, label="paper")
     for place, one, value in zip(places, found, ours, strict=True):
         if value is None:
-            axes.annotate(_state(one), (0, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_yticks(places, names, fontsize=8)
+            axes.annotate(literal(_state(one)), (0, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(places, list(map(literal, names)), fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(shown_as(found, reproduction.shows))
 
