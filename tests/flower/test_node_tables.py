@@ -73,7 +73,9 @@ def tables(tmp_path: Path) -> Path:
 
 
 def listed(*more: dict[str, Any]) -> list[str]:
-    return [f"{key}={toml_value(value)}" for own in (PUBLIC, *more) for key, value in own.items()]
+    """Return the public settings with ``more``; those that are None then are left out."""
+    settings = {key: value for own in (PUBLIC, *more) for key, value in own.items()}
+    return [f"{key}={toml_value(value)}" for key, value in settings.items() if value is not None]
 
 
 def deployed(tables: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> RunFolder:
@@ -172,7 +174,7 @@ def test_what_others_write_into_a_node_s_config_leads_to_no_other_table(monkeypa
 )
 def test_what_nobody_else_sees_has_to_be_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        offer_of(app_in(tmp_path / "app", {**changes, "privacy.target_epsilon": 4.0}))
+        offer_of(app_in(tmp_path / "app", {**changes, "privacy.target_epsilon": 4.0, "mechanism.noise_multiplier": None}))
 
 
 def test_no_simulation_has_such_data() -> None:
