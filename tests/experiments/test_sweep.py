@@ -168,6 +168,8 @@ def test_a_row_states_what_its_costliest_seed_does(tiny_data: Path, tmp_path: Pa
     assert len({own["local"] for own in stated}) > 1
     assert found.privacy["local"] == max(own["local"] for own in stated)
     assert found.budget == found.privacy["local"]
+    worst = max(stated, key=lambda own: min(own["local"], own["shuffled_upper_adaptive"]))
+    assert found.privacy["verdict"] == worst["verdict"]
     assert found.privacy["protected"] == stated[0]["protected"]
 
 

@@ -154,13 +154,17 @@ def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
 
 
 def _costliest(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return each figure of statements at its largest over the seeds, and what is no figure as the first says it."""
+    """Return each figure of statements at its largest over the seeds, and all else as the one says it whose best epsilon is the largest."""
 
-    def largest(key: str, first: Any) -> Any:
-        known = [own[key] for own in statements if isinstance(own.get(key), int | float) or own.get(key) == "infinity"]
-        return max(known, key=float) if known and not isinstance(first, bool) else first
+    def known(own: dict[str, Any], key: str) -> bool:
+        return own.get(key) == "infinity" or (isinstance(own.get(key), int | float) and not isinstance(own[key], bool))
 
-    return {key: largest(key, value) for key, value in statements[0].items() if not isinstance(value, list)}
+    def best(own: dict[str, Any]) -> float:
+        return min((float(own[key]) for key in ("local", "shuffled_upper_adaptive") if known(own, key)), default=0.0)
+
+    worst = max(statements, key=best)
+    figures = {key: [own[key] for own in statements if known(own, key)] for key in worst}
+    return {key: max(figures[key], key=float) if figures[key] else value for key, value in worst.items() if not isinstance(value, list)}
 
 
 def _noise(results: Sequence[Result]) -> dict[str, float]:
