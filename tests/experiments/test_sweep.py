@@ -170,6 +170,11 @@ def test_a_row_states_what_its_costliest_seed_does(tiny_data: Path, tmp_path: Pa
     assert found.budget == found.privacy["local"]
     worst = max(stated, key=lambda own: min(own["local"], own["shuffled_upper_adaptive"]))
     assert found.privacy["verdict"] == worst["verdict"]
+    dearest = max(range(3), key=lambda place: stated[place]["local"])
+    until = {key: results[dearest][1][key] for key in ("uplink_bytes_per_client_round", "seconds", "privacy")}
+    stopped = [(cell, {"stopped": "round 4", **until} if place == dearest else result) for place, (cell, result) in enumerate(results)]
+    assert rows(stopped)[0].privacy == found.privacy  # what was released before a run was given up is released
+    assert rows([(cell, {"stopped": "round 4", **until}) for cell, _ in results])[0].score == ()
     assert found.privacy["protected"] == stated[0]["protected"]
 
 

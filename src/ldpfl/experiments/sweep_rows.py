@@ -30,8 +30,8 @@ class Row:
         point: empty for a variant that is the same at all points.
         score: of each seed's last round; of those seeds whose run could be finished.
         bytes_per_client: uplink of one client in one round.
-        privacy: figures of the statements, as in ``result.json``, each the largest of all seeds: how often a client takes part may follow
-            from the seed.
+        privacy: figures of the statements, as in ``result.json``, each the largest of all seeds, those of runs that were given up too: how
+            often a client takes part may follow from the seed.
         seconds: mean wall time of a run.
         stopped: why the other seeds' runs could not be finished; without any finished one, the figures are those until then.
         noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
@@ -139,17 +139,18 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
 
 def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
     done = [result for result in results if "stopped" not in result]
-    figures = done or [result for result in results if "privacy" in result]
+    charged = [result for result in results if "privacy" in result]  # also until a run was given up
+    figures = done or charged
     return Row(
         variant,
         point,
         tuple(float(result["score"]) for result in done),
         int(figures[0]["uplink_bytes_per_client_round"]) if figures else 0,
-        _costliest([result["privacy"] for result in figures]) if figures else {},
+        _costliest([result["privacy"] for result in charged]) if charged else {},
         statistics.fmean(result["seconds"] for result in figures) if figures else 0.0,
         tuple(result["stopped"] for result in results if "stopped" in result),
         _noise(done),
-        str(figures[0]["metric"]) if figures else ACCURACY,
+        str(figures[0].get("metric", ACCURACY)) if figures else ACCURACY,
     )
 
 
