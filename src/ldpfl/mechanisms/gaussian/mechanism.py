@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import inf, isfinite, sqrt
 
 import torch
@@ -176,7 +177,10 @@ def _noised(values: Tensor, noise: Tensor, steps: Tensor, sizes: tuple[int, ...]
         PrivacyError: rounded to the lattice, ``values`` exceed one of ``limits``: for each layer, or one for all of them.
     """
     squares, total = [], 0.0
-    for part, step in zip(layer_slices(sizes), steps.tolist(), strict=True):
+    parts, known = layer_slices(sizes), steps.tolist()
+    if len(set(known)) == 1 and (limits is None or len(limits) == 1):  # the same noise everywhere: one layer
+        parts, known = [slice(0, sum(sizes))], known[:1]
+    for part, step in zip(parts, known, strict=True):
         if step == 0:
             continue
         points = (values[part].double() / step).trunc_()
@@ -185,14 +189,21 @@ def _noised(values: Tensor, noise: Tensor, steps: Tensor, sizes: tuple[int, ...]
         added = noise[part].double()
         total += float(added.square().sum()) * step**2
         values[part] = (points + added) * step  # both are integers far below 2^53: their sum is exact
-    if limits is not None and not _within(squares, steps.tolist(), limits.tolist()):
+    if limits is not None and not _within(squares, known, limits.tolist()):
         raise PrivacyError("an update is longer than its sensitivity allows; nothing was sent")
     return sqrt(total)
 
 
 def _within(squares: list[int], steps: list[float], limits: list[float]) -> bool:
     """Whether the norms, whose squares are given in lattice steps, keep the limits: in exact arithmetic."""
-    norms = [square * Fraction(step) ** 2 for square, step in zip(squares, steps, strict=True)]
+    if len(limits) == len(set(steps)) == 1:  # the same noise everywhere: one product says it, for each of many clients
+        return sum(squares) * _square(steps[0]) <= _square(limits[0])
+    norms = [square * _square(step) for square, step in zip(squares, steps, strict=True)]
     if len(limits) == 1:
         norms = [sum(norms, Fraction())]
-    return all(norm <= Fraction(limit) ** 2 for norm, limit in zip(norms, limits, strict=True))
+    return all(norm <= _square(limit) for norm, limit in zip(norms, limits, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _square(value: float) -> Fraction:
+    return Fraction(value) ** 2
