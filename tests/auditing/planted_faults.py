@@ -338,11 +338,10 @@ class RestartingRows(LaplaceNoise):
 
 
 class Planted(NamedTuple):
-    """A mechanism with a fault, and the kind of check that is there for it; ``trials`` where the usual number is not enough."""
+    """A mechanism with a fault, and the kind of check that is there for it."""
 
     mechanism: Mechanism
     found: str
-    trials: int | None = None
 
 
 FAULTS: Mapping[str, Planted] = {

@@ -177,7 +177,7 @@ def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
 @pytest.mark.parametrize("name", [name for name in FAULTS if name.startswith("the same bits") and "call" not in name])
 @pytest.mark.slow
 def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
-    mechanism, found, _ = FAULTS[name]
+    mechanism, found = FAULTS[name]
     # A block is 4,096 weights long or more.
     audit = audited(mechanism, trials=400_000 if "4,097" in name or "block" in name else 50_000)
     assert found in failures(audit)
@@ -421,7 +421,7 @@ OF_BITS = [name for name, planted in FAULTS.items() if planted.found in ("epsilo
 @pytest.mark.parametrize("name", OF_BITS)
 @pytest.mark.slow
 def test_a_fault_of_few_weights_or_of_raw_bits_is_found(name: str) -> None:
-    mechanism, found, _ = FAULTS[name]
+    mechanism, found = FAULTS[name]
     assert found in failures(audited(mechanism, trials=8_000 if isinstance(mechanism, Harmony) else 100_000))
 
 

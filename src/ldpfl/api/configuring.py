@@ -31,11 +31,11 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     Raises:
         ConfigError: no such recipe or setting, or a value that does not fit.
     """
-    config = configured(what, [*listed(settings), *listed(_by_leaf(overrides, what))])
+    changes = [*listed(settings), *listed(_by_leaf(overrides, what))]
+    config = configured(what, changes)
     # A user's own data have a seed that nobody knows, unless one is said: their noise follows from it.
-    said = what.model_fields_set if isinstance(what, RunConfig) else config.model_fields_set
-    changed = any(change.partition("=")[0].strip() == "seed" for change in listed(settings))
-    if config.data.brought and not changed and "seed" not in said and "seed" not in overrides:
+    said = {*(what if isinstance(what, RunConfig) else config).model_fields_set, *(change.partition("=")[0].strip() for change in changes)}
+    if config.data.brought and "seed" not in said:
         return config.model_copy(update={"seed": new_seed()})
     return config
 

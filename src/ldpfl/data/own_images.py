@@ -84,9 +84,9 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     for split in splits.values():
         told, named = _numbered(_labels(split, label, origin), named, origin)
         parts.append(Samples(_pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
-    owners, root = _owners(splits["train"], image, label, config), Path(config.path).absolute()
-    files = bool(config.path) and root.is_dir() and any(file.suffix.lower() in IMAGES for file in visible_files(root))
-    return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, root) if files else None)
+    owners = _owners(splits["train"], image, label, config)
+    files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
+    return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, Path(config.path).absolute()) if files else None)
 
 
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:

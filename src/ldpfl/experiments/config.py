@@ -224,11 +224,11 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
                 _keep_what_fits(tree)
     try:
         config = RunConfig.model_validate(tree)
-        _check_one_says_the_noise(config, [text for group in groups for text in group])
-        return config
     except ValidationError as error:
         known = known_keys(str(_section(tree, "mechanism").get("name", "duchi")))
         raise ConfigError(explained(error, origin, known, tuple(RunConfig.model_fields))) from None
+    _check_one_says_the_noise(config, [text for group in groups for text in group])
+    return config
 
 
 def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -239,10 +239,9 @@ def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> No
         twice, half = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
     except ConfigError:  # it has none, which is refused where one is looked for
         return
-    found = {name for name in type(config.mechanism).model_fields if getattr(twice, name) != getattr(half, name)}
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key.removeprefix("mechanism.") in found and key.startswith("mechanism."):
+    found = {f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(twice, name) != getattr(half, name)}
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        if key in found:
             target = config.privacy.target_epsilon
             raise ConfigError(
                 f"{key} is found for privacy.target_epsilon = {target:g}, and was set: set the target to another number, or to 'off'"

@@ -33,8 +33,7 @@ _LARGEST = 40.0
 _CUT = 7.75
 """Where the normal law ends: P(Z > 7.75) < 5e-15, and the gain beyond has no larger mean under its own shift."""
 
-_OUTSIDE = 6e-15
-_TAIL = 1e-27
+_OUTSIDE, _OUTSIDE_OF_BITS = 6e-15, 1e-15
 _LONGEST = 1 << 15
 _STEPS = 12
 """To a standard deviation of one gain."""
@@ -125,7 +124,7 @@ class HiddenBits(_Hidden):
         right, wrong = 2 * (1 - lie), 2 * lie
         self._first, self._second = right**alike * wrong ** (count - alike), wrong**alike * right ** (count - alike)
         self._law = binom.pmf(alike, count, 0.5)
-        self.outside = _TAIL + 1e-15
+        self.outside = _OUTSIDE_OF_BITS
 
     def alone(self, epsilons: Array) -> Array:
         at = epsilons.astype(np.float64)[:, None]

@@ -209,12 +209,12 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
         return _at_most(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta * (1 - 1e-9)), "in closed form, to 150 digits"
     if len(charged) > _MOST_KINDS:
         return None, f"more than {_MOST_KINDS} kinds of rounds behind a shuffler take too long here"
-    if all(one.channel == "ideal-shuffler" and _lies_in_a_ball(one) for one in charged):
-        return _vectors(charged, delta, stated)
     if any(_parameter(one) * _in_a_message(one) > _HIDES_NOTHING for one in charged if one.release.kind != "gaussian"):
         return None, "nobody hides what has so large a budget"
     if max(one.cohort for one in charged) > _LARGEST_CROWD:
         return None, f"more than {_LARGEST_CROWD:,} clients take too long here"
+    if all(one.channel == "ideal-shuffler" and _lies_in_a_ball(one) for one in charged):
+        return _vectors(charged, delta, stated)
     if all(map(_is_counted, charged)):
         return _counted(charged, delta, stated)
     if all(one.channel == "ideal-shuffler" and _in_common(one) for one in charged):
@@ -306,7 +306,7 @@ def _least(release: Release, delta: float, stated: float) -> float:
 def _linked(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     kinds: list[tuple[Release, int]] = []
     for one in charged:
-        together = 1 if one.channel == "secure-sum" else min(one.linked, one.release.units)  # a sum takes apart what travels together
+        together = _together(one)
         if together > _MOST_LINKED:
             return None, f"more than {_MOST_LINKED:,} bits that stay together take too long here"
         kinds.append((HiddenBits(_parameter(one), together, one.cohort), ceil(one.release.units / together) * one.rounds))
@@ -322,6 +322,10 @@ def _are_bits(one: Charged) -> bool:
     everyone = one.sampling != "secret" or one.rate == 1
     in_order = one.sampling == "once" and one.release.units == 1
     return one.release.kind == "binary" and one.channel in ("ideal-shuffler", "secure-sum") and everyone and not in_order
+
+
+def _together(one: Charged) -> int:
+    return 1 if one.channel == "secure-sum" else min(one.linked, one.release.units)  # a sum takes apart what travels together
 
 
 def _lies_in_a_ball(one: Charged) -> bool:
@@ -355,10 +359,7 @@ def _at_most(stated: float, delta_at: Callable[[float], float], delta: float, mo
 
 def _is_counted(one: Charged) -> bool:
     """Tell whether all that is seen of each bit is how many were 1, among clients that others know to be there."""
-    apart = one.channel == "secure-sum" or (one.channel == "ideal-shuffler" and min(one.linked, one.release.units) == 1)
-    everyone = one.sampling != "secret" or one.rate == 1
-    in_order = one.sampling == "once" and one.release.units == 1
-    return one.release.kind == "binary" and one.release.sampled == 1 and apart and everyone and not in_order
+    return _are_bits(one) and one.release.sampled == 1 and _together(one) == 1
 
 
 def _parameter(one: Charged) -> float:

@@ -196,8 +196,6 @@ def _noised(values: Tensor, noise: Tensor, steps: Tensor, sizes: tuple[int, ...]
 
 def _within(squares: list[int], steps: list[float], limits: list[float]) -> bool:
     """Whether the norms, whose squares are given in lattice steps, keep the limits: in exact arithmetic."""
-    if len(limits) == len(set(steps)) == 1:  # the same noise everywhere: one product says it, for each of many clients
-        return sum(squares) * _square(steps[0]) <= _square(limits[0])
     norms = [square * _square(step) for square, step in zip(squares, steps, strict=True)]
     if len(limits) == 1:
         norms = [sum(norms, Fraction())]

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, exp
+from typing import TypeVar
 
 import numpy as np
 
@@ -196,3 +197,16 @@ def rounded_down(sizes: Iterable[int], most: int | None) -> dict[int, int]:
     known = sorted(set(sizes))
     kept = known if most is None or len(known) <= most else [known[round(i * (len(known) - 1) / most)] for i in range(most)]
     return {size: max(other for other in kept if other <= size) for size in known}
+
+
+Value = TypeVar("Value", int, float)
+
+
+def rounded_up(values: Iterable[Value], most: int | None) -> dict[Value, Value]:
+    """Return for each value one of ``most`` that is no smaller, itself if there are no more or no limit.
+
+    A larger budget, or mu, costs more; of a larger cohort what is attained is attained by fewer, too.
+    """
+    known = sorted(set(values))
+    kept = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]
+    return {value: min(other for other in kept if other >= value) for value in known}

@@ -15,7 +15,7 @@ Beside them stands the epsilon that one real data set attains, all other clients
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, pi, sqrt
 
@@ -31,6 +31,7 @@ from ldpfl.privacy.accountants.shuffled import (
     ShuffledLosses,
     attained_losses,
     rounded_down,
+    rounded_up,
     shuffled_losses,
     single_attained_epsilon,
     single_epsilon,
@@ -295,7 +296,7 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | 
     """Add up rounds that are alike, their cohorts rounded down to a few ``sizes``, their ``budgets`` up: safe for an upper bound alone."""
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
-    rounded, up = rounded_down((group.clients for group in groups), sizes), _rounded_up({group.epsilon0 for group in groups}, budgets)
+    rounded, up = rounded_down((group.clients for group in groups), sizes), rounded_up({group.epsilon0 for group in groups}, budgets)
     for group in groups:
         rounds[up[group.epsilon0], rounded[group.clients], group.reports] += group.rounds
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
@@ -312,12 +313,5 @@ def _of_few_budgets(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds
 
 def _of_few_sizes(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds]:
     """Round cohorts up to a few sizes: more clients hide more, so what is attained among them is attained."""
-    up = _rounded_up({group.clients for group in groups}, _ATTAINED_SIZES)
-    return _merged([replace(group, clients=int(up[group.clients])) for group in groups], None, None)
-
-
-def _rounded_up(budgets: Collection[float], most: int | None) -> dict[float, float]:
-    """Return for each budget one of ``most`` that is no smaller: a bit at a smaller one is that bit with more noise."""
-    known = sorted(budgets)
-    kept = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]
-    return {budget: min(other for other in kept if other >= budget) for budget in known}
+    up = rounded_up({group.clients for group in groups}, _ATTAINED_SIZES)
+    return _merged([replace(group, clients=up[group.clients]) for group in groups], None, None)

@@ -23,7 +23,7 @@ Over rounds the curves are composed by their dominating pairs, and total variati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, log1p, log2, sqrt
 
@@ -35,7 +35,7 @@ from scipy.special import ndtr
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
 from ldpfl.privacy.accountants.losses import Curve, composed_curves
-from ldpfl.privacy.accountants.shuffled import rounded_down
+from ldpfl.privacy.accountants.shuffled import rounded_down, rounded_up
 
 _SPENT = 0.01
 """Part of delta that pays for reports that are not like U's."""
@@ -141,18 +141,11 @@ def _curve(kind: Vectors, share: float) -> Callable[[float], float]:
 def _merged(kinds: Sequence[Vectors]) -> list[Vectors]:
     """Add up what is alike, after rounding cohorts down, and mu up, to a few values each."""
     clients = rounded_down((kind.clients for kind in kinds), _SIZES)
-    mus = _rounded_up({kind.mu for kind in kinds})
+    mus = rounded_up((kind.mu for kind in kinds), _SIZES)
     times: Counter[tuple[float, int]] = Counter()
     for kind in kinds:
         times[mus[kind.mu], clients[kind.clients]] += kind.times
     return [Vectors(*key, count) for key, count in times.items()]
-
-
-def _rounded_up(mus: Collection[float]) -> dict[float, float]:
-    """Return for each of ``mus`` the next of a few of them that is no smaller."""
-    ordered = sorted(mus)
-    kept = [ordered[ceil(len(ordered) * (index + 1) / _SIZES) - 1] for index in range(_SIZES)]
-    return {mu: min(top for top in kept if top >= mu) for mu in ordered}
 
 
 def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
