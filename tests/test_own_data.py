@@ -485,7 +485,9 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     folder = tmp_path / "run"
     first = api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=folder, progress=False)
     more = json.loads(ldpfl("run", "--resume", "--more-rounds", "2", "--out", folder, "--json").out)
-    assert any("2 of 5 rounds were added" in caveat for caveat in more["caveats"])
+    told = (more["caveats"], json.loads(ldpfl("ledger", folder, "--json").out)["warnings"], api.account(folder).warnings)
+    assert all(any("2 of 5 rounds were added" in line for line in lines) for lines in told)
+    assert not api.account(first).warnings
     assert (more["rounds"], more["score_per_round"][:3]) == (5, [metrics.score for metrics in first.history])
     longer = api.load_run(folder)
     assert longer.ledger.events[:7] == first.ledger.events

@@ -3,7 +3,7 @@
 The command line parses, calls these functions and prints; notebooks call them too.
 """
 
-from ldpfl.api.accounting import account, plan, released, warned_of_seeds
+from ldpfl.api.accounting import account, plan, released, warned
 from ldpfl.api.auditing import audit, audit_run
 from ldpfl.api.certifying import certify, verify
 from ldpfl.api.configuring import Settings, configure, named_data
@@ -34,5 +34,5 @@ __all__ = [
     "run",
     "sweep",
     "verify",
-    "warned_of_seeds",
+    "warned",
 ]

@@ -12,6 +12,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.result import of_extending
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
@@ -70,29 +71,31 @@ def account(
     """
     found = [released(one, settings) for one in (what, *others)]
     ledgers, chosen = [ledger for ledger, _ in found], max(own for _, own in found)
-    return warned_of_seeds(account_together(ledgers, chosen if delta is None else delta, colluding), (what, *others))
+    return warned(account_together(ledgers, chosen if delta is None else delta, colluding), (what, *others))
 
 
-def warned_of_seeds(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
-    """Return ``statement`` of all these together, with a warning if two of them are simulations whose secrets follow from one seed."""
-    seeds = [seed for one in of if (seed := _seed_of(one)) is not None]
+def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
+    """Return ``statement`` of all these together, with a warning of each thing in how they were run that it rests on."""
+    runs = [run for one in of if (run := _run_of(one)) is not None]
+    seeds = [seed for config, simulated in runs if simulated and (seed := _seed_in(config)) is not None]
+    said = [line for config, _ in runs for line in of_extending(config)]
     if len(set(seeds)) < len(seeds):
-        said = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
-        return replace(statement, warnings=(*statement.warnings, said))
-    return statement
+        said.append("two of these are simulations of one seed, whose noise is the same: together they hide less than this table says")
+    return replace(statement, warnings=(*statement.warnings, *said))
 
 
-def _seed_of(what: Ledger | RunResult | RunConfig | str | Path) -> int | None:
-    """Return the seed that what a simulation hides behind follows from; None of anything else, and where no two runs share any of it."""
+def _run_of(what: Ledger | RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
+    """Return the config of a run that was made, and whether it was simulated; None of anything else."""
     if isinstance(what, RunResult):
-        return _seed_in(what.config)
+        return what.config, True
     if isinstance(what, str | Path) and Path(what).is_dir():
         folder = RunFolder(Path(what))
-        return None if folder.kind().on_flower else _seed_in(folder.config())
+        return folder.config(), not folder.kind().on_flower
     return None
 
 
 def _seed_in(config: RunConfig) -> int | None:
+    """Return the seed that what a simulation hides behind follows from; None where no two runs share any of it."""
     by_coins = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
     return config.seed if by_coins or not config.data.brought else None
 

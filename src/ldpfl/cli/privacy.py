@@ -47,7 +47,7 @@ def ledger(
             raise ConfigError(f"{one}: the ledger is empty, nothing was released yet")
     chosen = max(own for _, own in found) if delta is None else delta
     together = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
-    statement = api.warned_of_seeds(together, what)
+    statement = api.warned(together, what)
     name, rounds = " + ".join(what), sum(len(events.events) for events, _ in found)
     if as_json:
         print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
