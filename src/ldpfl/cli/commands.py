@@ -25,7 +25,7 @@ COMMANDS = {
     "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
     "report": (
         "reports:report",
-        "Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script.",
+        "Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script.",
     ),
     "predict": ("own:predict", "Say what a finished run's model makes of new rows of a table: a line each, as CSV."),
     "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),

@@ -1,4 +1,4 @@
-"""The command that makes a page about runs."""
+"""The command that makes a page about runs, a sweep or a plan."""
 
 from __future__ import annotations
 
@@ -8,18 +8,39 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.cli.runs import sweep_command
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import write_text
 from ldpfl.report.page import page
+from ldpfl.report.plan_page import plan_page
+from ldpfl.report.sweep_page import sweep_page
 from ldpfl.report.terminal import terminal
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; of one that goes on, as far as it has come.")],
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the run's folder, or here")] = None,
+    what: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, of one that goes on as far as it has come; a sweep's; or a plan's JSON."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the folder, or here")] = None,
 ) -> None:
-    """Write one HTML file about runs: how good, what is protected, curves, layers, config. It needs no network and no script."""
-    place = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    """Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script."""
+    place = out or (what[0] / "report.html" if len(what) == 1 and what[0].is_dir() else Path("report.html"))
     with terminal(stderr=True).status("accounting ..."):
-        text = page(runs)
+        text = _page(what)
     write_text(place, text)
     terminal().print(Text(f"{place}: {len(text.encode()) / 1000:,.0f} kB, to look at in a browser"), soft_wrap=True)
+
+
+def _page(what: list[Path]) -> str:
+    sweeps = [(path, stored) for path in what if path.is_dir() and (stored := stored_sweep(path)) is not None]
+    plans = [path for path in what if path.suffix == ".json" and path.is_file()]
+    if not sweeps and not plans:
+        return page(what)
+    if len(what) > 1:
+        raise ConfigError("several runs have a page together; a sweep, or a plan, has one of its own: give it alone")
+    if plans:
+        return plan_page(plans[0])
+    folder, (sweep, overrides) = sweeps[0]
+    return sweep_page(folder, sweep, overrides, sweep_command(folder, sweep, overrides))

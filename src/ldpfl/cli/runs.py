@@ -257,12 +257,16 @@ def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_j
         print(to_json({"name": config.name, "kind": "sweep", **counts}, indent=2))
         return
     print(f"{config.name}: a sweep, {done} of {count} runs finished" + (f", {stopped} given up" if stopped else ""))
-    known = config.name in sweep_names() and load_sweep(config.name) == config
-    command = _sweep_command(config.name if known else "FILE.toml", overrides, folder, "")
-    where = "" if known else "\nwhere FILE.toml is the file that it was begun with"
-    print(f"go on, or print its table, with: {command}{where}")
+    print(f"go on, or print its table, with: {sweep_command(folder, config, overrides)}")
     if runs:
         print(f"one of its runs: ldpfl show {printable(shlex.quote(str(runs[0].path)))}")
+
+
+def sweep_command(folder: Path, config: SweepConfig, overrides: list[str]) -> str:
+    """Return what goes on with the sweep in ``folder``."""
+    known = config.name in sweep_names() and load_sweep(config.name) == config
+    where = "" if known else "\nwhere FILE.toml is the file that it was begun with"
+    return _sweep_command(config.name if known else "FILE.toml", overrides, folder, "") + where
 
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 
 import ldpfl
 from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells
 from ldpfl.experiments.sweep_rows import Curve, Row, curves, rows
 from ldpfl.files import make_folder, read_text, to_json, write_text
+from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account
 
 _OVERRIDES = "overrides"
@@ -125,6 +128,35 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
         return SweepConfig.model_validate(tree), overrides
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
+
+
+def stored_results(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[tuple[Cell, dict[str, Any]]]:
+    """Return what is finished in ``out``, which may be somebody else's: nothing that its configs name is opened or run.
+
+    What each run guarantees is computed from its ledger; what its file says beside it is not repeated.
+
+    Raises:
+        DataError: a run's files are damaged.
+    """
+    folders = [RunFolder(path) for path in sorted((out / "runs").glob("*")) if path.is_dir()]
+    runs = {_as_written(config): (config, folder) for folder in folders for config in [folder.config()]}
+    results = []
+    for cell in cells(sweep, overrides, settle=False):
+        config, folder = runs.get(_as_written(cell.config), (cell.config, cell.folder(out)))
+        found = finished(own := replace(cell, config=config), out)
+        if found is not None:
+            ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
+            results.append((own, {**found, "privacy": account(ledger, config.privacy.delta).to_dict()}))
+    return results
+
+
+def _as_written(config: RunConfig) -> str:
+    """Return a config without what its data and its target decide, see :func:`ldpfl.experiments.calibration.settled`."""
+    if config.privacy.target_epsilon != "off":
+        config = config.model_copy(update={"mechanism": config.mechanism.at_strength(1.0)})
+    if config.data.brought:
+        config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": 1})})
+    return config.to_toml()
 
 
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:

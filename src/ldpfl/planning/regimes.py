@@ -45,6 +45,8 @@ class RegimePlan:
         relay_records: into how many records a relay takes a client's report apart.
         bytes_per_client: what one client sends in one of its rounds.
         reports: rounds that a client takes part in.
+        linked: coordinates of which what is sent stays together behind the shuffler.
+        colluding: clients that tell the adversary what they sent.
     """
 
     regime: Regime
@@ -63,6 +65,8 @@ class RegimePlan:
     relay_records: int
     bytes_per_client: int
     reports: int
+    linked: int
+    colluding: int
     statement: Statement
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,6 +204,8 @@ class _Asked:
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
             bytes_per_client=(mechanism.payload_bits(self.ranges) + 7) // 8,
             reports=1 if self.once else self.rounds,
+            linked=self.linked,
+            colluding=self.colluding,
             statement=account_groups([self.rounds_at(strength)], self.delta),
         )
 

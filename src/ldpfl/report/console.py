@@ -188,7 +188,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
         table.add_row(
             Text(row.variant + " *" * (id(row) in best)),
             *([f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)),
-            _score(row),
+            score_of(row),
             f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
             *(_figure(row, name) for name in budgets.values()),
             *_noise_cells(row) * noisy,
@@ -211,7 +211,8 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _score(row: Row) -> str:
+def score_of(row: Row) -> str:
+    """Return the score of a row of a sweep with its spread over the seeds, as it is shown."""
     if row.mean is None:
         return "stopped"
     times = factor(row.metric)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 import ldpfl
-from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import from_json, read_text
@@ -24,25 +20,13 @@ from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
-from ldpfl.report.plots import ZONES, plot_protection, plot_scores, plot_spent, styled_figure
-from ldpfl.report.privacy import CLAIM, guarantee_rows
+from ldpfl.report.plots import plot_protection, plot_scores, plot_spent
+from ldpfl.report.rendering import held, inline, rendered
 from ldpfl.report.scores import cost, shown
 from ldpfl.report.unfinished import figures_so_far, progress_of
 
 _POINTS = 8
 """Rounds after which it is said what all so far cost: each takes up to some seconds."""
-
-_COLOURS = {
-    "#000000": "currentColor",
-    "#1f77b4": "var(--blue)",
-    "#8c8c8c": "var(--soft)",
-    "#b0b0b0": "var(--line)",
-    "#cccccc": "var(--line)",
-    "#d62728": "var(--bad)",
-    "#ffffff": "var(--paper)",
-    **{colour: f"var(--{name}-area)" for name, colour in ZONES.items()},
-}
-"""What pictures are drawn in, and what a page makes of it: the colours of its reader's light or dark mode."""
 
 
 def page(folders: Sequence[Path], *, refresh_s: int = 0) -> str:
@@ -59,17 +43,7 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0) -> str:
     """
     runs = [_run(RunFolder(folder)) for folder in folders]
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
-    template = Environment(autoescape=True, finalize=_visible).from_string(
-        files("ldpfl.report").joinpath("page.html").read_text(encoding="utf-8")
-    )
-    return template.render(title=title, runs=runs, refresh_s=refresh_s if any(run["progress"] for run in runs) else 0)
-
-
-def _visible(value: object) -> object:
-    """Return texts with what steers a reader spelled out: characters that are not seen, as those that turn the direction round."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "".join(char if char in "\n\t" else printable(char) for char in value)
+    return rendered("runs.html", title=title, runs=runs, refresh_s=refresh_s if any(run["progress"] for run in runs) else 0)
 
 
 @dataclass(frozen=True)
@@ -101,15 +75,11 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
         "worth": worth_of(best.epsilon) if best else "bad",
         "figures": list(_figures(result, statement)),
-        "protected": "one record" if statement.protected == "record" else "a client",
         "scale_note": "" if best and isfinite(best.epsilon) else "No epsilon is known here.",
-        "protection": _inline(lambda axes: plot_protection(axes, statement), (6.2, 1.9)),
-        "delta": f"{statement.delta:g}",
-        "guarantees": list(_guarantees(result["privacy"])),
-        "notes": [*statement.notes, *result.get("caveats", ())],
-        "warnings": statement.warnings,
+        "protection": inline(lambda axes: plot_protection(axes, statement), (6.2, 1.9)),
+        **held(statement, result.get("caveats", ())),
         "metric": result["metric"],
-        "curve": _inline(lambda axes: plot_scores(axes, result), (7.2, 3.6))
+        "curve": inline(lambda axes: plot_scores(axes, result), (7.2, 3.6))
         if any(s is not None for s in result["score_per_round"])
         else "",
         "spent": _spent(ledger, statement),
@@ -154,11 +124,6 @@ def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
     yield _Figure("sent by a client", f"{size:,} bytes", f"a round, for {result['weights']:,} weights")
 
 
-def _guarantees(privacy: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for what, trusted, epsilon, status in guarantee_rows(privacy):
-        yield {"what": what, "trusted": trusted, "epsilon": epsilon, "status": status, "struck": status == CLAIM}
-
-
 def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
     """Draw what the rounds until some of them cost; nothing where no epsilon is known, or there is one round only."""
     best, count = statement.best, len(ledger.events)
@@ -166,7 +131,7 @@ def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
         return ""
     places = sorted({max(1, round(count * part / _POINTS)) for part in range(1, _POINTS + 1)})
     points = [(ledger.events[place - 1].round, run_epsilon(Ledger(ledger.events[:place]), statement.delta)) for place in places]
-    return _inline(lambda axes: plot_spent(axes, points), (6.2, 2.6))
+    return inline(lambda axes: plot_spent(axes, points), (6.2, 2.6))
 
 
 def _layers(folder: RunFolder, result: dict[str, Any]) -> Iterator[dict[str, str]]:
@@ -205,19 +170,3 @@ def _environment(config: RunConfig, result: dict[str, Any]) -> Iterator[tuple[st
     if not result.get("seed_is_secret"):
         yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
     yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))
-
-
-def _inline(draw: Callable[[Any], None], size: tuple[float, float]) -> Markup:
-    """Return a picture as SVG that stands in a page, in the page's colours."""
-    buffer = io.StringIO()
-    with styled_figure(size) as figure:
-        figure.patch.set_alpha(0.0)
-        axes = figure.subplots()
-        axes.patch.set_alpha(0.0)
-        draw(axes)
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    for theirs, ours in _COLOURS.items():
-        text = text.replace(theirs, ours)
-    return Markup(re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text)))

@@ -92,13 +92,8 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     if claim is not None:
         marks.append((claim.epsilon, f"the paper's claim: {figure(claim.epsilon)}", False))
     marks = sorted(mark for mark in marks if isfinite(mark[0]))
-    low = min([0.1, *(mark[0] / 3 for mark in marks)])
-    high = max([1000.0, *(mark[0] * 30 for mark in marks)])
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
+    low, high = _scale_of_epsilon(axes, [mark[0] for mark in marks], room=30)
     axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
-    for (start, end), colour in zip(((low, GOOD), (GOOD, FAIR), (FAIR, high)), ZONES.values(), strict=True):
-        axes.axvspan(start, end, color=colour, linewidth=0)
     for place, (epsilon, text, holds) in enumerate(reversed(marks)):
         axes.plot([epsilon], [place], marker="o" if holds else "x", markersize=8, color="tab:blue" if holds else "tab:red")
         left = epsilon < (low * high) ** 0.5
@@ -106,10 +101,36 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
             text, (epsilon, place), (9 if left else -9, 0), textcoords="offset points", ha="left" if left else "right", va="center"
         )
     axes.set_yticks([])
-    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.10g}")
     axes.set_xlabel("epsilon")
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
+
+
+def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> tuple[float, float]:
+    """Make the horizontal axis a logarithmic one of epsilon, what protects and what does not in its background; return its ends."""
+    low = min([0.1, *(epsilon / 3 for epsilon in epsilons)])
+    high = max([1000.0, *(epsilon * room for epsilon in epsilons)])
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    for (start, end), colour in zip(((low, GOOD), (GOOD, FAIR), (FAIR, high)), ZONES.values(), strict=True):
+        axes.axvspan(start, end, color=colour, linewidth=0)
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.10g}")
+    return low, high
+
+
+def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -> None:
+    """Draw the score of each row of a sweep against the epsilon that holds for it, a colour a variant, whose rows may be ``joined``."""
+    _scale_of_epsilon(axes, [epsilon for _, epsilon in rows], room=3)
+    for number, variant in enumerate(dict.fromkeys(row.variant for row, _ in rows)):
+        own = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
+        means, deviations = _shown([row for _, row in own])
+        at, look = [epsilon for epsilon, _ in own], f"{'osD^vPX*'[number // 10 % 8]}{'-' * joined}"
+        axes.errorbar(
+            at, means, deviations, fmt=look, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
+        )
+    axes.set_xlabel("epsilon that holds for a whole run")
+    axes.set_ylabel(literal(heading(rows[0][0].metric)))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
 
 
 ZONES: Mapping[Worth, str] = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
@@ -126,18 +147,28 @@ def _over_the_run(statement: Statement) -> list[Guarantee]:
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
     """Draw the score against the sweep's first axis or its budget, a line a variant, and against bytes, a line a value of the axis."""
     kind = require_plot(path)
+    with _figure(path, kind, panels=panels_of(sweep)) as panels:
+        plot_sweep(panels, sweep, rows)
+        panels[0].figure.suptitle(literal(sweep.name))
+
+
+def panels_of(sweep: SweepConfig) -> int:
+    """Return how many panels :func:`plot_sweep` draws on."""
+    return 2 if sweep.axes else 1
+
+
+def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) -> None:
+    """Draw what :func:`draw_sweep` does on ``panels``."""
     axis = next(iter(sweep.axes), None)
     drawn = [row for row in rows if row.score]
-    with _figure(path, kind, panels=2 if axis else 1) as panels:
-        if axis:
-            _draw_variants(panels[0], sweep, drawn, axis)
-            panels[0].legend(loc="best", fontsize=8)
-        _draw_bytes(panels[-1], sweep, drawn, axis)
-        panels[-1].legend(loc="best", fontsize=8)
-        panels[0].set_ylabel(literal(heading(drawn[0].metric if drawn else ACCURACY)))
-        panels[0].figure.suptitle(literal(sweep.name))
-        for panel in panels:
-            panel.grid(alpha=0.3)
+    if axis:
+        _draw_variants(panels[0], sweep, drawn, axis)
+        panels[0].legend(loc="best", fontsize=8)
+    _draw_bytes(panels[-1], sweep, drawn, axis)
+    panels[-1].legend(loc="best", fontsize=8)
+    panels[0].set_ylabel(literal(heading(drawn[0].metric if drawn else ACCURACY)))
+    for panel in panels:
+        panel.grid(alpha=0.3)
 
 
 def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from math import isfinite
 from typing import Any
@@ -120,40 +120,61 @@ _VERDICTS = {"confirmed": "green", "nearly": "yellow", "not confirmed": "bold re
 
 def plan_table(plan: dict[str, Any]) -> Table:
     """Return the table of a plan in the form of ``Plan.to_dict``: its setting, its noise, its bytes, and what was solved for."""
-    budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {plan['epsilon']:.4g} a report"
-    table = Table(title=f"plan: {plan['mechanism']}, {budget}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['self_sampling'] else 'seen by others'})"
-    colluding = f", {plan['colluding']:,} of them collude" if plan["colluding"] else ""
-    table.add_row("clients", f"{plan['clients']:,}{part}{colluding}")
-    table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")
-    table.add_row("noise in the mean of a weight", f"std {plan['noise_std']:.4g} (radius {plan['radius']:g})")
-    table.add_row("sent by a client in a round", f"{plan['bytes_per_client']:,} bytes")
-    for name, value in _solutions(plan) if "target_central" in plan else ():
-        table.add_row(name, value)
-    return table
+    return _of_lines(plan_title(plan), plan_lines(plan))
 
 
 def regime_table(plan: dict[str, Any]) -> Table:
     """Return the table of a regime's plan in the form of ``RegimePlan.to_dict``."""
-    table = Table(title=f"plan: {plan['regime']}, epsilon {plan['target']:g} for all that is sent", show_header=False, title_justify="left")
+    return _of_lines(regime_title(plan), regime_lines(plan))
+
+
+def _of_lines(title: str, lines: Iterable[tuple[str, str]]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    by_record = plan["regime"].startswith("records")
-    table.add_row("clients", f"{plan['clients']:,}" + (f", {plan['records']:,} records each" if by_record else ""))
-    table.add_row("weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}")
-    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
-    table.add_row("mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}")
-    times = plan["noise"] / plan["trusted_noise"]
-    table.add_row("noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's")
-    what = "records a client" if by_record else "clients"
-    table.add_row("for noise of a tenth of it", f"{plan['wanted']:,} {what}")
-    sent = plan["bytes_per_client"]
-    table.add_row("sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all")
-    if plan["regime"] == "shuffled":
-        table.add_row("over a relay", f"{plan['relay_records']:,} records a round")
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def plan_title(plan: dict[str, Any]) -> str:
+    """Return what a plan is about."""
+    budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {plan['epsilon']:.4g} a report"
+    return f"plan: {plan['mechanism']}, {budget}"
+
+
+def plan_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each figure of a plan."""
+    part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['self_sampling'] else 'seen by others'})"
+    colluding = f", {plan['colluding']:,} of them collude" if plan["colluding"] else ""
+    yield "clients", f"{plan['clients']:,}{part}{colluding}"
+    yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
+    yield "noise in the mean of a weight", f"std {plan['noise_std']:.4g} (radius {plan['radius']:g})"
+    yield "sent by a client in a round", f"{plan['bytes_per_client']:,} bytes"
+    if "target_central" in plan:
+        yield from _solutions(plan)
+
+
+def regime_title(plan: dict[str, Any]) -> str:
+    """Return what a regime's plan is about."""
+    return f"plan: {plan['regime']}, epsilon {plan['target']:g} for all that is sent"
+
+
+def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each figure of a regime's plan."""
+    by_record = plan["regime"].startswith("records")
+    yield "clients", f"{plan['clients']:,}" + (f", {plan['records']:,} records each" if by_record else "")
+    yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
+    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
+    yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}"
+    times = plan["noise"] / plan["trusted_noise"]
+    yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's"
+    what = "records a client" if by_record else "clients"
+    yield "for noise of a tenth of it", f"{plan['wanted']:,} {what}"
+    sent = plan["bytes_per_client"]
+    yield "sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all"
+    if plan["regime"] == "shuffled":
+        yield "over a relay", f"{plan['relay_records']:,} records a round"
 
 
 def audit_table(audit: MechanismAudit) -> Table:

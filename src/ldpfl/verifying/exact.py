@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import floor, inf
+from math import floor, inf, log
 
 import mpmath
 from mpmath import iv
+from scipy.optimize import brentq
 
 _DIGITS = 50
 _SMALLEST = mpmath.mpf(10) ** -40
@@ -58,10 +59,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def least_epsilon(delta_at: Callable[[float], float], delta: float, near: float, most: float = inf) -> float:
-    """Return an epsilon, to nine digits, at which ``delta_at``, which falls, is at most ``delta``, or ``most``, which is known to do.
-
-    What is computed up to some error never falls below that.
-    """
+    """Return an epsilon, to nine digits, at which ``delta_at``, which falls, is at most ``delta``, or ``most``, which is known to do."""
     if delta_at(0.0) <= delta:
         return 0.0
     low, high = 0.0, near
@@ -69,10 +67,10 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, near: float,
         if high >= most:
             return most
         low, high = high, 2 * high + 1e-6
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
-    return high
+    found = float(brentq(lambda at: log(delta_at(at) + 1e-300) - log(delta), low, high, xtol=1e-10 * high))
+    while delta_at(found) > delta:  # the root may lie on either side
+        found *= 1 + 1e-9
+    return found
 
 
 def _up(value: mpmath.mpf) -> float:

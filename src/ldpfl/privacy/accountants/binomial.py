@@ -59,7 +59,7 @@ class Binomial:
         log_ratio = np.log((self.count - values + 1) / values) + self.log_odds
         logs = np.concatenate([[0.0], np.cumsum(log_ratio)])
         logs -= logs.max()
-        return low, logs - logsumexp(logs)
+        return low, logs - np.log(np.exp(logs).sum())
 
 
 def sigmoid(x: float) -> float:

@@ -32,6 +32,9 @@ _LARGE = 30.0
 _HALF = 2048
 """Grid points on each side of loss 0; a row's variance grows by less than 1e-4 of itself."""
 
+_AT_ONCE = 11
+"""Orders whose moments are taken together: some megabytes on the finest grid."""
+
 
 def single_delta(epsilon0: float, clients: int, epsilon: float) -> float:
     """delta(``epsilon``) of one shuffled report at ``epsilon0`` among ``clients``; exact up to ``EXACT_CLIENTS``, above an upper bound."""
@@ -87,16 +90,25 @@ class ShuffledLosses:
         """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows."""
         return np.asarray(np.minimum(largest_log_moment(self.losses, self.masses, order), self.epsilon0 * order))
 
-    def tilted(self, order: float) -> tuple[Array, Array, Array]:
-        """Return, for each row, mean, variance and a bound of the third absolute central moment under the weights e^(order * loss).
+    def tilted(self, order: Array) -> tuple[Array, Array, Array]:
+        """Return mean, variance and a bound of the third absolute central moment under the weights e^(order * loss), (T, rows) each.
 
         The third moment is bounded by Cauchy-Schwarz, sqrt(variance * fourth moment): a matrix product for all rows.
         """
-        weights = np.exp(order * (self.losses - self.half * self.step))
-        pivot = float(np.average(self.losses, weights=weights * self.masses.sum(axis=0)))
-        powers = np.vander(self.losses - pivot, 5, increasing=True) * weights[:, None]
-        raw = self.masses @ powers
-        one, two, three, four = (raw[:, 1:] / raw[:, :1]).T
+        parts = [self._tilted(order[start : start + _AT_ONCE]) for start in range(0, order.size, _AT_ONCE)]
+        mean, variance, third = (np.concatenate(found) for found in zip(*parts, strict=True))
+        return mean, variance, third
+
+    def _tilted(self, order: Array) -> tuple[Array, Array, Array]:
+        weights = np.exp(order[:, None] * (self.losses - self.half * self.step))
+        near = weights * self.masses.sum(axis=0)
+        pivot = (near @ self.losses / near.sum(axis=1))[:, None]
+        apart = self.losses - pivot  # moments around a place that is near each row's mean keep their digits
+        powers = [weights]
+        for _ in range(4):
+            powers.append(powers[-1] * apart)
+        raw = (np.concatenate(powers) @ self.masses.T).reshape(5, order.size, -1)
+        one, two, three, four = raw[1:] / raw[0]
         variance = np.maximum(two - one**2, 0.0)
         fourth = np.maximum(four - 4 * one * three + 6 * one**2 * two - 3 * one**4, variance**2)
         return pivot + one, variance, np.sqrt(variance * fourth)

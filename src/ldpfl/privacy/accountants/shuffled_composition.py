@@ -220,7 +220,7 @@ def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Arra
     (1 - Phi(x)) / phi(x). It rises with M; what is known of s is an interval, so the first term takes its largest and the second
     its smallest value there. 1 - e^-y rises from 0 to 1, so a distance between distribution functions counts once.
     """
-    mean, variance, third = losses.tilted(0.0)
+    mean, variance, third = losses.tilted(np.zeros(1))
     low, high = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
     if low == 0:
         return np.ones_like(epsilons)
@@ -243,10 +243,9 @@ def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order
     renyi = renyi_factor(order)
     variance, third = np.zeros_like(order), np.zeros_like(order)
     for own, count in zip(losses, counts, strict=True):
-        for index, t in enumerate(order.tolist()):
-            _, rows, thirds = own.tilted(t)
-            variance[index] += count * float(rows.min())
-            third[index] += count * float(thirds.max())
+        _, rows, thirds = own.tilted(order)
+        variance += count * rows.min(axis=1)
+        third += count * thirds.max(axis=1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         main = 1 / (np.sqrt(2 * pi * variance) * order * (1 + order))
         error = 2 * np.exp(renyi) * _BERRY_ESSEEN * third / variance**1.5
@@ -266,7 +265,7 @@ def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int]
         order = np.array([t])
         mean = variance = third = log_moment = 0.0
         for own, count in zip(losses, counts, strict=True):
-            first, second, absolute = (float(row[0]) for row in own.tilted(t))
+            first, second, absolute = (float(rows[0, 0]) for rows in own.tilted(order))
             mean, variance, third = mean + count * first, variance + count * second, third + count * absolute
             log_moment += count * float(own.log_moment(order)[0])
         if variance < 1e-200:

@@ -1,0 +1,86 @@
+"""A page about a plan: what a federation would guarantee and cost, before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ldpfl.errors import DataError
+from ldpfl.files import from_json, read_text
+from ldpfl.planning.planner import Setting, plan
+from ldpfl.planning.regimes import plan_regime
+from ldpfl.privacy.guarantee import Statement, worth_of
+from ldpfl.report.plots import plot_protection
+from ldpfl.report.privacy import plan_lines, plan_title, regime_lines, regime_title
+from ldpfl.report.rendering import held, inline, rendered
+
+Asked = TypeVar("Asked", Setting, "_AskedRegime")
+
+
+@dataclass(frozen=True)
+class _AskedRegime:
+    """Arguments of :func:`ldpfl.planning.regimes.plan_regime`."""
+
+    regime: str
+    target: float
+    clients: int
+    weights: int
+    rounds: int
+    records: int
+    group: int
+    linked: int
+    colluding: int
+    delta: float
+
+
+def plan_page(path: Path) -> str:
+    """Return the page of a plan in the file that ``ldpfl plan --json`` wrote; what is planned is computed anew from what was asked.
+
+    Raises:
+        ConfigError: a figure is out of range.
+        DataError: the file is no plan.
+    """
+    try:
+        found: Any = from_json(read_text(path))
+        return _of_regime(found) if "regime" in found else _of_setting(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"{path} is no plan: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise DataError(f"{path} is no plan, as ldpfl plan --json writes it: {type(error).__name__}") from error
+
+
+def _of_setting(found: dict[str, Any]) -> str:
+    # Of a plan in which nothing is protected there is no epsilon.
+    made = plan(_read(Setting, {**found, "epsilon": 1.0 if found["epsilon"] is None else found["epsilon"]}))
+    figures = made.to_dict()
+    return _rendered(plan_title(figures), plan_lines(figures), made.statement)
+
+
+def _of_regime(found: dict[str, Any]) -> str:
+    made = plan_regime(**asdict(_read(_AskedRegime, found)))
+    figures = made.to_dict()
+    return _rendered(regime_title(figures), regime_lines(figures), made.statement)
+
+
+def _read(kind: type[Asked], found: dict[str, Any]) -> Asked:
+    """Return what was asked for, of the kind that it is."""
+    return TypeAdapter(kind).validate_python({field.name: found[field.name] for field in fields(kind)})
+
+
+def _rendered(title: str, lines: Iterable[tuple[str, str]], statement: Statement) -> str:
+    best = statement.best
+    return rendered(
+        "plan.html",
+        title=title,
+        figures=list(lines),
+        verdict=statement.verdict if best else "Nothing would be protected: values leave as they are.",
+        worth=worth_of(best.epsilon) if best else "bad",
+        protection=inline(lambda axes: plot_protection(axes, statement), (6.2, 1.9)) if best and isfinite(best.epsilon) else "",
+        held=held(statement),
+    )

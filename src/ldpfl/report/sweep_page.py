@@ -1,0 +1,90 @@
+"""A page about a sweep: how good each setting is, and what it protects, in one picture and one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ldpfl.experiments.sweep_config import SweepConfig, cells
+from ldpfl.experiments.sweep_rows import Row, rows
+from ldpfl.experiments.sweep_run import stored_results
+from ldpfl.number_format import number
+from ldpfl.privacy.guarantee import worth_of
+from ldpfl.report.console import score_of
+from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
+from ldpfl.report.rendering import inline, inline_figure, rendered
+from ldpfl.tasks import ACCURACY
+
+_TRUSTED = {"local": "nobody", "shuffled_upper_adaptive": "a shuffler, or a sum"}
+"""Whom the epsilon of a row's figure trusts."""
+
+
+def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], command: str) -> str:
+    """Return the page of the sweep in ``folder``, as far as it has come.
+
+    Args:
+        command: goes on with it.
+
+    Raises:
+        ConfigError: its settings do not fit together.
+        DataError: a file is damaged.
+    """
+    results = stored_results(sweep, overrides, folder)
+    found, count = rows(results), len({cell.folder_name for cell in cells(sweep, overrides, settle=False)})
+    done = len({cell.folder_name for cell, _ in results})
+    known = [(row, held[0]) for row in found if row.score and (held := _holds(row)) is not None and isfinite(held[0])]
+    without = [row.variant for row in found if row.score and row.variant not in {own.variant for own, _ in known}]
+    return rendered(
+        "sweep.html",
+        title=sweep.name,
+        description=sweep.description,
+        state=f"{done} of {count} runs are finished.",
+        command=command if done < count else "",
+        metric=found[0].metric if found else ACCURACY,
+        protected="one record" if any(row.privacy.get("protected") == "record" for row in found) else "a client",
+        delta=", ".join(f"{delta:g}" for delta in sorted({cell.config.privacy.delta for cell, _ in results})) or "-",
+        protection=inline(lambda axes: plot_worth(axes, known, joined=len(sweep.axes) == 1), (9.0, 4.2)) if known else "",
+        without=", ".join(dict.fromkeys(without)),
+        axes=[key.rpartition(".")[2] for key in sweep.axes],
+        rows=[_shown(row, sweep) for row in found],
+        stopped=list(_stopped(found)),
+        pictures=list(_pictures(sweep, found)),
+        config=tomli_w.dumps(sweep.model_dump(exclude={"seeds"} if any(cell.config.data.brought for cell, _ in results) else None)),
+    )
+
+
+def _holds(row: Row) -> tuple[float, str] | None:
+    """Return the smallest epsilon that holds for a whole run, and the name of its figure; None where nobody took part."""
+    figures = [(float(row.privacy[name]), name) for name in _TRUSTED if row.privacy.get(name) is not None]
+    return min(figures, default=None)
+
+
+def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
+    held = _holds(row)
+    return {
+        "variant": row.variant,
+        "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
+        "score": score_of(row),
+        "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
+        "epsilon": "-" if held is None else number(held[0]) if isfinite(held[0]) else "none",
+        "worth": "" if held is None else worth_of(held[0]),
+        "trusted": "" if held is None or not isfinite(held[0]) else _TRUSTED[held[1]],
+        "bytes": f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
+    }
+
+
+def _stopped(found: Sequence[Row]) -> Iterator[str]:
+    yield from dict.fromkeys(f"{row.variant} was given up: {reason}" for row in found for reason in row.stopped)
+
+
+def _pictures(sweep: SweepConfig, found: Sequence[Row]) -> Iterator[str]:
+    if any(row.score for row in found):
+        panels = panels_of(sweep)
+        yield inline_figure(
+            lambda figure: plot_sweep(list(figure.subplots(1, panels, squeeze=False, sharey=True)[0]), sweep, found),
+            (9.2, 4.2 if panels > 1 else 3.6),
+        )
