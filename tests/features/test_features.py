@@ -69,7 +69,7 @@ def test_fewer_directions_are_the_first_ones() -> None:
     few, all_of_them = StrokeFeatures(50)(pictures), StrokeFeatures()(pictures)
     first = all_of_them[:, :50]
     torch.testing.assert_close(few, first / first.norm(dim=1, keepdim=True))
-    assert tuple(learnt()[1].shape) == (81 * 49, DIRECTIONS)
+    assert tuple(learnt()["directions"].shape) == (81 * 49, DIRECTIONS)
 
 
 def test_scribbles_are_ink_on_dark_and_follow_from_their_seed() -> None:

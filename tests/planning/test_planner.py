@@ -109,10 +109,39 @@ def test_secret_participation_is_worth_something() -> None:
     assert figures(replace(ONE, self_sampling=True)) == {**figures(ONE), "self_sampling": True}  # all take part: no secret
 
 
+@pytest.mark.parametrize("layers", [1, 3, 8])
+def test_a_plan_of_what_is_sent_by_layers_is_for_so_many(layers: int) -> None:
+    """One value a layer, each at the whole budget: a plan for one layer would say an eighth of what a model of eight costs."""
+    setting = replace(ONE, weights=100, rounds=2, channel="direct", mechanism="harmony", layers=layers)
+    assert figures(setting)["local_pure"] == 2 * layers
+    assert setting.ranges().sizes == {1: (100,), 3: (34, 33, 33), 8: (13,) * 4 + (12,) * 4}[layers]
+    with pytest.raises(ConfigError, match="how many the model has"):
+        replace(setting, layers=None)
+    with pytest.raises(ConfigError, match="1 to 10 layers"):
+        replace(ONE, weights=10, layers=11)
+
+
+def test_over_a_sum_it_is_seen_who_takes_part() -> None:
+    """As the ledger of such a run says: that a coin was thrown in secret counts behind a shuffler alone."""
+    summed = replace(ONE, clients=400, participation=0.5, channel="secure-sum")
+    by_coins, drawn = figures(replace(summed, self_sampling=True)), figures(summed)
+    assert by_coins["shuffled_upper_adaptive"] > drawn["shuffled_upper_adaptive"]  # of as few as there hardly ever are
+    assert "decides for itself" not in str(by_coins["guarantees"])
+
+
+def test_with_fewer_clients_than_are_necessary_fewer_take_part() -> None:
+    """A round rounds up how many take part, so fewer clients than 1 / participation times them give as many."""
+    found = solve(replace(ONE, epsilon=0.5, participation=0.3), 0.2, clients=True, epsilon=False)
+    assert found.clients is not None
+    assert found.clients_necessary is not None
+    for needed in (found.clients, found.clients_necessary):
+        assert math.ceil(0.3 * needed) == math.ceil(0.3 * (needed - 1)) + 1
+
+
 @pytest.mark.slow
 def test_clients_that_decide_for_themselves_are_sometimes_few() -> None:
     """Where how many took part is not averaged over, a plan is for as few as there hardly ever are: no run's ledger says more."""
-    sampled = plan(Setting(1.0, 10_000, 100, 2, participation=0.01, self_sampling=True, mechanism="harmony"))
+    sampled = plan(Setting(1.0, 10_000, 100, 2, participation=0.01, self_sampling=True, mechanism="harmony", layers=1))
     assert any("at least 5" in note for note in sampled.statement.notes)
     setting = Setting(1.0, 2000, 100, 20, participation=0.05, self_sampling=True, mechanism="privunit-g")
     found = plan(setting)
@@ -330,4 +359,4 @@ def test_the_points_of_a_plot_are_the_figures_of_the_plans() -> None:
 def test_a_target_for_coordinates_drawn_in_secret_is_not_solved_for() -> None:
     """The bound that is searched with is for known ones, and what holds for these is more."""
     with pytest.raises(ConfigError, match="bits about known coordinates"):
-        reach(2.0, epsilon=4.0, clients=None, weights=1000, rounds=10, mechanism="harmony")
+        reach(2.0, epsilon=4.0, clients=None, weights=1000, rounds=10, mechanism="harmony", layers=1)

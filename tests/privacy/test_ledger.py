@@ -513,6 +513,8 @@ IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
     ),
     "everyone, and not all": ((event(1, 99),), "event 1: everyone took part, and only 99 of 100"),
     "all of them by rare coins": ((event(1, sampling="secret", rate=1e-9),), "do not join by coins of probability 1e-09"),
+    "two of them by fair coins": ((event(1, 2, sampling="secret", rate=0.5),), "2 of 100 clients do not join by coins of probability 0.5"),
+    "fewer than before": ((event(1), event(2, 10, population=10)), "100 clients were known before, and 10 are now"),
     "half of them by rare coins": ((event(1, 50, sampling="secret", rate=0.05),), "do not join by coins of probability 0.05"),
     "a round in the middle is missing": ((event(1), event(3)), "event 2: round 3 comes after round 1"),
     "the first round is missing": ((event(2),), "event 1: round 2 comes after round 0"),

@@ -581,3 +581,19 @@ def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: flo
         assert found is not None
         assert found.epsilon == pytest.approx(alone.epsilon)
     assert alone.epsilon > 1.2 * account(ledger_of(hiding, cohort=1000)).find("shuffled", "round").epsilon  # type: ignore[union-attr]
+
+
+# --- what is attained -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_attained_where_no_client_is_known_to_have_sent_what_is_charged() -> None:
+    """In a secret order nobody knows the client's round; and of rounds that differ it joined fewer than are charged."""
+    once = Ledger(tuple(RoundEvent(number, replace(BITS, units=2), 1, 20, 1, "once") for number in range(1, 21)))
+    sizes = Ledger(tuple(RoundEvent(number, BIT, 30 + number % 2, 100, min(number, 2), "visible") for number in range(1, 5)))
+    noise = [replace(NOISE, alike=True, mu=0.3 + number / 100) for number in (1, 2, 3)]
+    vectors = Ledger(tuple(RoundEvent(number, each, 30 + number % 2, 100, 1, "visible") for number, each in enumerate(noise, start=1)))
+    for ledger in (once, sizes, vectors):
+        assert figures(ledger)["shuffled_upper_adaptive"] is not None
+        assert figures(ledger)["shuffled_lower"] is None
+    joined = Ledger(tuple(RoundEvent(number, BIT, 30 + number % 2, 100, number, "visible") for number in range(1, 5)))
+    assert figures(joined)["shuffled_lower"] is not None

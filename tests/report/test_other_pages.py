@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+from test_page import Reader
 
 from conftest import CommandLine
 from ldpfl import api
 from ldpfl.experiments.sweep_config import AxisValue, SweepConfig
-from test_page import Reader
 
 
 @pytest.fixture(scope="module")
 def swept(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept") / "sweep"
-    variants = {"sent <b>apart</b>": ["shuffling.channel=direct"], "nothing": ["mechanism.name=none"], "kept": ["privacy.target_epsilon=50"]}
+    variants = {
+        "sent <b>apart</b>": ["shuffling.channel=direct"],
+        "nothing": ["mechanism.name=none"],
+        "kept": ["privacy.target_epsilon=50"],
+    }
     settings = ['data.name="mnist"', 'model.name="logistic-regression"', "clients.count=4", "training.epochs=1"]
     axes: dict[str, list[AxisValue]] = {"training.rounds": [1, 2]}
     sweep = SweepConfig(name="tiny", recipe="quickstart", settings=settings, seeds=[0, 1], axes=axes, variants=variants)

@@ -71,6 +71,9 @@ def plan(
     radius: Annotated[float, typer.Option(help="Half-width of the range that weights are clamped to.")] = 0.075,
     channel: Annotated[str, typer.Option(help="ideal-shuffler, secure-sum, random-delay or direct.")] = "ideal-shuffler",
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Parameter tensors of the model; needed where what a client sends depends on them.")
+    ] = None,
     target_central: Annotated[float | None, typer.Option(help="Solve for the clients, or the epsilon, that reach this.")] = None,
     regime: Annotated[
         str | None,
@@ -96,6 +99,7 @@ def plan(
         if regime is None or target is None or clients is None:
             raise ConfigError(f"a regime is planned with --regime, --target and --clients: {', '.join(missing)} is missing")
         others = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
+        others |= {"--layers": layers}
         given = [flag for flag, value in others.items() if value is not None]
         if given:
             raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
@@ -114,6 +118,7 @@ def plan(
         "radius": radius,
         "channel": _channel(channel),
         "colluding": colluding,
+        "layers": layers,
     }
     if target_central is None and (epsilon is None or clients is None):
         raise ConfigError("give --epsilon and --clients, or --target-central and one of them")

@@ -199,8 +199,8 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
 def _beats(other: Row, row: Row) -> bool:
     if other.bytes_per_client > row.bytes_per_client or other.budget > row.budget:
         return False
-    if other.privacy.get("protected") != row.privacy.get("protected"):  # an epsilon of a record is no epsilon of a client
-        return False
+    if any(other.privacy.get(what) != row.privacy.get(what) for what in ("protected", "delta")):
+        return False  # an epsilon of a record is no epsilon of a client, nor one at another delta
     better = -1 if row.metric in LOWER_IS_BETTER else 1
     gains = [better * (a - b) for a, b in zip(other.score, row.score, strict=False)]
     gain = statistics.fmean(gains)

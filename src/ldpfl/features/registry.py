@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ldpfl.errors import ConfigError
 from ldpfl.features.base import FeatureMap
 from ldpfl.features.efficientnet import EfficientNetLite0
+from ldpfl.features.leaves import LeafFeatures
 from ldpfl.features.scattering import ScatteringFeatures
 from ldpfl.features.strokes import StrokeFeatures
 from ldpfl.importing import called, is_code
@@ -25,6 +26,7 @@ NONE = "none"
 _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
     "scattering": ScatteringFeatures,
     "strokes": StrokeFeatures,
+    "leaves": LeafFeatures,
     "efficientnet-lite0": EfficientNetLite0,
 }
 

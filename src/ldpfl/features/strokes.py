@@ -3,7 +3,7 @@
 What tells one drawing from another, and what is only another hand's way to draw the same one, can be learnt without anybody's data: 2,500
 scribbles of one to three random curves, each drawn ten times with other widths, slants and tremors. Fisher's discriminant of their
 scattering gives a few directions, and a federation has to learn a few weights instead of tens of thousands: noise grows with the root of
-their number. No image of any data set had a part in it; ``benchmarks/strokes.py`` makes the file anew.
+their number. No image of any data set had a part in it; ``benchmarks/drawn_features.py`` makes the file anew.
 """
 
 from __future__ import annotations
@@ -56,19 +56,18 @@ class StrokeFeatures(FeatureMap):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
-        mean, basis = learnt()
-        return unit((scattered(inputs).flatten(1) - mean) @ basis[:, : self.directions])
+        known = learnt()
+        return unit((scattered(inputs).flatten(1) - known["mean"]) @ known["directions"][:, : self.directions])
 
 
 @lru_cache(maxsize=1)
-def learnt() -> tuple[Tensor, Tensor]:
+def learnt() -> dict[str, Tensor]:
     """Return what the package's file holds: the mean (3969,) of the scribbles' features, and the directions (3969, 200)."""
     with as_file(files("ldpfl.features").joinpath("strokes.safetensors")) as path:
-        tensors = load_file(path)
-    return tensors["mean"].float(), tensors["directions"].float()
+        return {name: tensor.float() for name, tensor in load_file(path).items()}
 
 
-def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> tuple[Tensor, Tensor]:
+def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
     """Return the mean (3969,) and the directions (3969, 200), float16, from scribbles alone; minutes on one core.
 
     Fisher's linear discriminant (1936) with a ridge: directions that maximise the scribbles' variance over that of their copies.
@@ -91,7 +90,7 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> tu
     # A direction and its opposite are as good: of both, the one whose largest entry is positive.
     directions = directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(DIRECTIONS)])
     directions = directions / np.abs(directions).max()
-    return torch.from_numpy(mean).half(), torch.from_numpy(directions.copy()).half()
+    return {"mean": torch.from_numpy(mean).half(), "directions": torch.from_numpy(directions.copy()).half()}
 
 
 def copies(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import ceil, exp, isfinite, log, tanh
+from math import ceil, exp, floor, isfinite, log, tanh
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ LARGEST_EPSILON = 50.0
 _PRECISE = 1e-3
 """Relative slack of a solved figure: certified at it, and not much more than needed."""
 
+_MOST_LAYERS = 10_000
+
 _RARE = 1e-6
 """Probability with which some round of a run may have fewer clients than is planned for."""
 
@@ -51,6 +53,7 @@ class Setting:
         radius: half-width of the range that weights are clamped to.
         channel: what stands between clients and server.
         colluding: clients that tell the adversary what they sent.
+        layers: parameter tensors of the model, of about the same size; needed where what a client sends depends on them.
     """
 
     epsilon: float
@@ -64,6 +67,7 @@ class Setting:
     radius: float = 0.075
     channel: Channel = "ideal-shuffler"
     colluding: int = 0
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.clients, self.weights, self.rounds) < 1:
@@ -77,6 +81,16 @@ class Setting:
             raise ConfigError(f"radius must be positive and finite, got {self.radius:g}")
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(f"colluding must lie between 0 and {self.cohort - 1} of those that take part, got {self.colluding}")
+        if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MOST_LAYERS):
+            raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MOST_LAYERS):,} layers, got {self.layers}")
+        if self.layers is None and self.weights > 1 and self._release(1) != self._release(2):
+            said = f"what {self.mechanism} sends depends on the layers: say how many the model has, layers (--layers)"
+            raise ConfigError(f"{said}, which are its parameter tensors, 8 in two-layer-cnn")
+
+    @property
+    def participates_in_secret(self) -> bool:
+        """Whether nobody learns who takes part: of a sum its members are known, as they are of a round in which all are."""
+        return self.self_sampling and self.participation < 1 and self.channel == "ideal-shuffler"
 
     @property
     def cohort(self) -> int:
@@ -89,8 +103,16 @@ class Setting:
         return self.build().release(self.ranges()).units
 
     def ranges(self) -> LayerRanges:
-        """One layer of all weights."""
-        return LayerRanges(torch.tensor([0.0]), torch.tensor([self.radius]), (self.weights,))
+        """As many layers as are said, else one."""
+        return self._in_layers(self.layers or 1)
+
+    def _release(self, layers: int) -> Release:
+        return self.build().release(self._in_layers(layers))
+
+    def _in_layers(self, layers: int) -> LayerRanges:
+        each, more = divmod(self.weights, layers)
+        sizes = (each + 1,) * more + (each,) * (layers - more)
+        return LayerRanges(torch.zeros(layers), torch.full((layers,), self.radius), sizes)
 
     def build(self) -> Mechanism:
         """Return the mechanism."""
@@ -130,7 +152,9 @@ class Plan:
         }
 
 
-_INPUTS = ("mechanism", "epsilon", "clients", "weights", "rounds", "participation", "self_sampling", "radius", "channel", "colluding")
+_INPUTS = (
+    *("mechanism", "epsilon", "clients", "weights", "layers", "rounds", "participation", "self_sampling", "radius", "channel", "colluding"),
+)
 
 
 def plan(setting: Setting) -> Plan:
@@ -147,7 +171,7 @@ def plan(setting: Setting) -> Plan:
         cohort=max(1, cohort - setting.colluding),
         population=setting.clients - setting.colluding,
         rounds=setting.rounds,
-        sampling="everyone" if setting.participation == 1 else "secret" if setting.self_sampling else "visible",
+        sampling="everyone" if setting.participation == 1 else "secret" if setting.participates_in_secret else "visible",
         rate=setting.participation,
         channel=setting.channel,
     )
@@ -163,8 +187,9 @@ def plan(setting: Setting) -> Plan:
 
 
 def _cohort_of(setting: Setting, release: Release) -> int:
-    """Return how many clients hide each other in a round; where they decide in secret, and that is not averaged over, hardly ever fewer."""
-    if setting.participation == 1 or not setting.self_sampling or (isinstance(release, BinaryRelease) and release.sampled == 1):
+    """Return how many clients hide each other in a round; where they decide by coins, and that is not averaged over, hardly ever fewer."""
+    averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
+    if setting.participation == 1 or not setting.self_sampling or averaged:
         return setting.cohort
     from scipy.stats import binom  # slow to import
 
@@ -285,7 +310,8 @@ def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, f
         return value(ShuffledRounds(setting.epsilon, max(1, ceil(cohort)), setting.reports, setting.rounds), setting.delta)
 
     cohort = smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
-    return None if cohort is None else ceil((ceil(cohort) + setting.colluding) / setting.participation - 1e-9)
+    # The fewest of which as many take part, rounded up as a round does.
+    return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
 
 
 def _epsilon(setting: Setting, target: float) -> float | None:

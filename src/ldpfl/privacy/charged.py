@@ -16,7 +16,8 @@ from ldpfl.privacy.ledger import Ledger
 class RoundGroup:
     """``rounds`` rounds of one client that are alike; the fields are those of :class:`RoundEvent`.
 
-    ``cohort`` and ``population`` count honest clients only: colluding ones are already taken off.
+    ``cohort`` and ``population`` count honest clients only: colluding ones are already taken off. ``known`` says whether some client is
+    sure to have joined all of these rounds; else they are charged as if one had.
     """
 
     release: Release
@@ -27,6 +28,12 @@ class RoundGroup:
     rate: float = 1.0
     channel: Channel = "ideal-shuffler"
     linked: int = 1
+    known: bool = True
+
+    @property
+    def joined(self) -> bool:
+        """Whether some client did join all of these rounds, and others can know that it did: else no data set attains what is charged."""
+        return self.known and self.sampling != "once" and (self.sampling != "secret" or self.rate == 1)
 
     @property
     def reports(self) -> int:
@@ -61,6 +68,9 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
+    if not (len(groups) == 1 or most >= sum(counts.values())):  # a client joined some of these rounds, and it is not known which
+        counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
+        groups = sorted(counts, key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         return _first_rounds(groups, counts, most)
     # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.

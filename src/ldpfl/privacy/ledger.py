@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from scipy.special import bdtrc
+from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import read_text, unique_fields, write_text
@@ -166,13 +166,21 @@ def _impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> 
         return "more than 1e9 clients, or a parameter below 1e-15 or above 1e9, are not accounted"
     if event.sampling == "everyone" and event.cohort < event.population:
         return f"everyone took part, and only {event.cohort:,} of {event.population:,} clients did"
-    if event.sampling == "secret" and bdtrc(event.cohort - 1, event.population, event.rate) < _IMPOSSIBLE:
+    if event.sampling == "secret" and _least_tail(event) < _IMPOSSIBLE:
         return f"{event.cohort:,} of {event.population:,} clients do not join by coins of probability {event.rate:g}"
+    if before and event.population < before.population:
+        return f"{before.population:,} clients were known before, and {event.population:,} are now: those that left are counted, too"
     if event.round != last + 1 and not (event.sampling == "secret" or (gaps and event.sampling == "visible")):
         return f"round {event.round} comes after round {last}: what others released is missing"
     if not joined <= event.joined <= joined + event.round - last:
         return f"a client cannot have joined {joined} rounds before and {event.joined} now"
     return ""
+
+
+def _least_tail(event: RoundEvent) -> float:
+    """Return the probability that so few join by coins, or so many, whichever is smaller; who drops out then is charged as one of fewer."""
+    fewer, more = bdtr(event.cohort, event.population, event.rate), bdtrc(event.cohort - 1, event.population, event.rate)
+    return float(min(fewer, more if event.cohort else 1.0))
 
 
 def _short(value: Any) -> str:

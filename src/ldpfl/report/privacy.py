@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR
-from math import isfinite
+from math import ceil, floor, isfinite
 from typing import Any
 
 from rich.console import Console
@@ -139,7 +139,7 @@ def _of_lines(title: str, lines: Iterable[tuple[str, str]]) -> Table:
 
 def plan_title(plan: dict[str, Any]) -> str:
     """Return what a plan is about."""
-    budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {plan['epsilon']:.4g} a report"
+    budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {number(plan['epsilon'], ROUND_FLOOR)} a report"
     return f"plan: {plan['mechanism']}, {budget}"
 
 
@@ -148,7 +148,8 @@ def plan_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['self_sampling'] else 'seen by others'})"
     colluding = f", {plan['colluding']:,} of them collude" if plan["colluding"] else ""
     yield "clients", f"{plan['clients']:,}{part}{colluding}"
-    yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
+    layers = "" if plan["layers"] is None else f" in {plan['layers']:,} layers"
+    yield "weights, rounds", f"{plan['weights']:,}{layers}; {plan['rounds']:,}"
     yield "noise in the mean of a weight", f"std {plan['noise_std']:.4g} (radius {plan['radius']:g})"
     yield "sent by a client in a round", f"{plan['bytes_per_client']:,} bytes"
     if "target_central" in plan:
@@ -166,7 +167,8 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "clients", f"{plan['clients']:,}" + (f", {plan['records']:,} records each" if by_record else "")
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
     value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
-    yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}"
+    more = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""  # on which the figures rest, and which are no defaults
+    yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{more}"
     times = plan["noise"] / plan["trusted_noise"]
     yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's"
     what = "records a client" if by_record else "clients"
@@ -202,9 +204,9 @@ def canary_table(audit: RunAudit) -> Table:
         table.add_row(
             f"{row.weights:,}",
             f"{row.accuracy:.1%}",
-            f"{row.accuracy_low:.1%} .. {row.accuracy_high:.1%}",
-            f"{row.epsilon_lower:.3g}",
-            f"{row.best_possible_if_claim_held:.1%}",
+            f"{floor(1000 * row.accuracy_low) / 10:.1f}% .. {ceil(1000 * row.accuracy_high) / 10:.1f}%",
+            number(row.epsilon_lower, ROUND_FLOOR),
+            f"{ceil(1000 * row.best_possible_if_claim_held) / 10:.1f}%",
         )
     told = max(audit.rows, key=lambda row: row.accuracy)
     table.caption = (

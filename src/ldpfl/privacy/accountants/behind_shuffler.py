@@ -56,6 +56,11 @@ class ShuffledAccountant(Accountant):
     def epsilon(self, delta: float) -> float:
         return self.bounds(delta).adaptive
 
+    @property
+    def joined(self) -> bool:
+        """Whether there is a client that sent all that is charged, in rounds that others can know: else a data set attains less."""
+        return all(group.joined for group in self.groups)
+
 
 class CountedBits(ShuffledAccountant):
     """Single bits: all that is seen of a unit is how many of them were 1."""
@@ -70,6 +75,8 @@ class CountedBits(ShuffledAccountant):
     def bounds(self, delta: float) -> Bounds:
         rounds = [_rounds(group) for group in self.groups]
         fixed, adaptive = certified_epsilon(rounds, delta)
+        if not self.joined:
+            return Bounds(fixed, adaptive)
         # What a data set attains is a fact about the bits that are really sent.
         realised = [replace(each, epsilon0=_realised(group)) for each, group in zip(rounds, self.groups, strict=True)]
         return Bounds(fixed, adaptive, min(attained_epsilon(realised, delta), fixed))
@@ -92,7 +99,7 @@ class SummedNoise(ShuffledAccountant):
             summed[_of_a_sum(group)] += group.rounds
         # Rounded Gaussians add up to one but for so little that it is never more than this, see decision 0023.
         found = GaussianAccountant(summed).epsilon(delta * (1 - 1e-9))
-        return Bounds(found, found, found if all(group.batch_rate == 1 for group in self.groups) else None)
+        return Bounds(found, found, found if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
 
 
 def _adds_up(release: Release) -> bool:
@@ -111,7 +118,7 @@ class ShuffledVectors(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         found = self.epsilon(delta)
-        if any(group.sampling == "secret" and group.rate < 1 for group in self.groups):
+        if not self.joined:
             return Bounds(found, found)
         attained = gaussian_epsilon(shuffled_gaussian_attained(self._vectors()) * (1 - _DIGITS), delta)
         return Bounds(found, found, min(attained, found))
@@ -161,7 +168,7 @@ class BlanketedReports(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         found = self.epsilon(delta)
-        if not all(group.release.unit == "weight" and (group.sampling != "secret" or group.rate == 1) for group in self.groups):
+        if not self.joined or any(group.release.unit != "weight" for group in self.groups):
             return Bounds(found, found)
         # A weight's report shows on which side of the middle its input lies: a bit, wrong with half of the blanket's probability.
         signs = [replace(_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
