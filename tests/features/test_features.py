@@ -15,7 +15,9 @@ from torch import nn
 from ldpfl import ConfigError, PrivacyError
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.features import extracted, feature_map, names
+from ldpfl.features.drawn_leaves import drawn
 from ldpfl.features.efficientnet import EfficientNetLite0
+from ldpfl.features.leaves import LeafFeatures
 from ldpfl.features.scattering import MAPS, Scattering
 from ldpfl.features.strokes import DIRECTIONS, StrokeFeatures, copies, learnt
 
@@ -54,7 +56,9 @@ def test_scattering_of_several_channels_is_that_of_each() -> None:
     torch.testing.assert_close(together[:, MAPS : 2 * MAPS], Scattering()(colour[:, 1:2]))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("scattering", (1, 28, 28)), ("scattering", (3, 32, 32)), ("strokes", (1, 28, 28))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("scattering", (1, 28, 28)), ("scattering", (3, 32, 32)), ("strokes", (1, 28, 28)), ("leaves", (3, 32, 32))]
+)
 def test_features_have_the_shape_that_they_say_and_length_1(name: str, shape: tuple[int, ...]) -> None:
     chosen = feature_map(name, {})
     found = chosen(images(5, shape))
@@ -64,12 +68,32 @@ def test_features_have_the_shape_that_they_say_and_length_1(name: str, shape: tu
     assert bool(torch.isfinite(blank).all())
 
 
-def test_fewer_directions_are_the_first_ones() -> None:
-    pictures = images(4, (1, 28, 28))
-    few, all_of_them = StrokeFeatures(50)(pictures), StrokeFeatures()(pictures)
+@pytest.mark.parametrize(("made", "shape"), [(StrokeFeatures, (1, 28, 28)), (LeafFeatures, (3, 32, 32))])
+def test_fewer_directions_are_the_first_ones(made: type[StrokeFeatures | LeafFeatures], shape: tuple[int, ...]) -> None:
+    pictures = images(4, shape)
+    few, all_of_them = made(50)(pictures), made()(pictures)
     first = all_of_them[:, :50]
     torch.testing.assert_close(few, first / first.norm(dim=1, keepdim=True))
     assert tuple(learnt()["directions"].shape) == (81 * 49, DIRECTIONS)
+
+
+def test_leaves_are_pictures_and_follow_from_their_seed() -> None:
+    pictures = [drawn(torch.Generator().manual_seed(3), 4) for _ in range(2)]
+    assert torch.equal(*pictures)
+    assert pictures[0].shape == (4, 3, 32, 32)
+    assert pictures[0].float().flatten(1).std(dim=1).min() > 20  # they have light and dark in them
+    neighbours = pictures[0].float().flatten(2)
+    assert float(torch.corrcoef(torch.stack([neighbours[:, :, :-1].flatten(), neighbours[:, :, 1:].flatten()]))[0, 1]) > 0.6
+
+
+def test_leaves_see_what_is_in_a_picture_and_not_its_light_or_on_which_side() -> None:
+    picture, other = drawn(torch.Generator().manual_seed(4), 2)[:, None]
+    features = LeafFeatures(100)
+    plain = features(picture)[0]
+    dimmed = features((picture.float() * 0.8).to(torch.uint8))[0]
+    assert float(plain @ dimmed) > 0.95
+    torch.testing.assert_close(features(picture.flip(-1))[0], plain, atol=1e-4, rtol=1e-3)
+    assert float(plain @ features(other)[0]) < 0.7
 
 
 def test_scribbles_are_ink_on_dark_and_follow_from_their_seed() -> None:
@@ -159,7 +183,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_every_name_is_listed() -> None:
-    assert set(names()) == {"scattering", "strokes", "efficientnet-lite0"}
+    assert set(names()) == {"scattering", "strokes", "leaves", "efficientnet-lite0"}
 
 
 def test_scattering_is_pooled_mirrored_and_taken_roots_of() -> None:
