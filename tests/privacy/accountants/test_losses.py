@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant, pld_pmf
+from dp_accounting.pld import PLDAccountant, common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +77,29 @@ def test_the_infinite_part_is_taken_off_delta_first() -> None:
     assert losses.losses == pytest.approx([-math.log(3), 0.0, math.log(3)])
     assert losses.epsilon(0.1) == math.inf
     assert losses.epsilon(0.35) == pytest.approx(epsilon_of(losses.losses, losses.masses, 0.25), rel=1e-12)
+
+
+@pytest.mark.parametrize("spread", [20.0, 2000.0])
+def test_epsilon_does_not_depend_on_how_far_apart_losses_are(spread: float) -> None:
+    """Sums stand for logarithms where no exponential overflows, and say the same."""
+    inside = np.linspace(-3, 3, 200)
+    masses = np.exp(inside / 2) / np.exp(inside / 2).sum()
+    near = epsilon_of(inside, masses, 0.01)
+    assert epsilon_of(np.concatenate([[-spread], inside]), np.concatenate([[0.0], masses]), 0.01) == pytest.approx(near, rel=1e-13)
+
+
+@pytest.mark.parametrize("times", [2, 37, 10_000, 100_000])
+def test_the_convolution_is_that_of_dp_accounting(times: int) -> None:
+    """Up to what is charged for rounding, of each of many releases."""
+    losses = np.linspace(-0.01, 0.01, 401)
+    masses = np.exp(losses / 2 - (losses / 0.004) ** 2)
+    grid = GridLosses(5e-5, -200, masses / masses.sum())
+    composed = grid.composed(times, 1e-5)
+    assert composed is not None
+    first, theirs = common.self_convolve(grid.masses, times, 1e-11)
+    assert composed.first == -200 * times + first
+    assert float(np.abs(composed.masses - theirs).max()) <= 1e-15 * times
+    assert composed.infinite >= 1e-15 * times
 
 
 # --- moving losses to a grid ------------------------------------------------------------------------------------------
