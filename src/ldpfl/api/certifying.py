@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,7 +20,9 @@ from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.statement import DELTA
 from ldpfl.verifying.certificate import Certificate
 from ldpfl.verifying.signature import read, signed
-from ldpfl.verifying.verdicts import SecondOpinion, second_opinion
+
+if TYPE_CHECKING:
+    from ldpfl.verifying.verdicts import SecondOpinion
 
 
 def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None) -> Certificate:
@@ -74,6 +76,8 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
     Raises:
         DataError: it was changed, is signed by somebody else, is not of this ledger, or charges less than that holds.
     """
+    from ldpfl.verifying.verdicts import second_opinion  # slow to import
+
     made = certificate if isinstance(certificate, Certificate) else read(Path(certificate))
     if ledger is None:
         return second_opinion(made, None, signed_by)

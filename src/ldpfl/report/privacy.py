@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from math import ceil, floor, isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +16,9 @@ from ldpfl.errors import printable
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
-from ldpfl.verifying.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from ldpfl.verifying.verdicts import Verdict
 
 TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
 CLAIM = "paper's claim"
