@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from conftest import TINY_TOML, CommandLine
-from ldpfl import ConfigError, api
+from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments import read_config, sweep_parallel
 from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.experiments.sweep_config import SweepConfig, cells
+from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_rows import Row
 from ldpfl.report.reproduction import tidy
 
@@ -51,8 +51,8 @@ def test_what_the_papers_report_is_of_runs_that_are_made(name: str) -> None:
     for size in ("desk", "paper"):
         if getattr(found, size) is None:
             continue
-        sweep, settings = found.at_size(name, size)
-        made = cells(sweep, settings, settle=False)
+        chosen = found.at_size(name, size)
+        made = cells(load_sweep(chosen.sweep), chosen.settings, settle=False)
         assert made
         if size == "paper":
             for one in found.published:
@@ -112,6 +112,31 @@ def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
     # One thread each, as one run after the other has them: the same bytes.
     alone = api.reproduce(own, folder=tmp_path / "alone", data_dir=tiny_data, jobs=1, progress=False)
     assert [row.row.score for row in alone.rows if row.row] == [row.row.score for row in result.rows if row.row]
+
+
+@pytest.mark.slow
+def test_a_table_of_distances_attacks_each_run_once(own: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And shows the mean over a row's runs; without training it shows what was attacked before."""
+    table = tmp_path / "table.toml"
+    text = TABLE.replace("SWEEP", str(tmp_path / "sweep.toml")).replace("desk = {", 'shows = "distance"\ndesk = { steps = 2,')
+    table.write_text(text)
+    out, changed = tmp_path / "out", ["data.private_label=4"]
+    made = api.reproduce(own, folder=out, settings=changed, data_dir=tiny_data, jobs=1, progress=False)
+    assert made.is_finished
+    lines = made.to_dict()
+    assert [line["state"] for line in lines] == ["run"] * 3
+    found = [json.loads(path.read_text()) for path in sorted((out / "runs").glob("*/attacks/gan-4/attack.json"))]
+    own_kind = [row for attack in found for row in attack["rows"] if row["kind"] == ("protected" if attack["epsilon"] else "unprotected")]
+    assert sorted(line["ours"] for line in lines) == pytest.approx(sorted(row["distances"][0]["value"] for row in own_kind), abs=1e-3)
+    monkeypatch.setattr("ldpfl.attacks.on_run.Attacker.run", lambda *told: pytest.fail("attacked again"))
+    assert api.reproduce(own, folder=out, settings=changed, data_dir=tiny_data, progress=False).to_dict() == lines
+    (out / "runs" / found_in(out) / "attacks" / "gan-4" / "attack.json").write_text("{}")
+    with pytest.raises(DataError, match="is damaged"):
+        api.reproduce(own, folder=out, settings=changed, train=False, progress=False)
+
+
+def found_in(out: Path) -> str:
+    return next(path.name for path in (out / "runs").iterdir())
 
 
 @pytest.mark.slow

@@ -12,10 +12,14 @@ import torch
 
 import ldpfl
 from ldpfl.api.configuring import Settings, listed
+from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import sweep
+from ldpfl.attacks.gan import GanConfig
+from ldpfl.attacks.on_run import Attacker, AttackPlan
+from ldpfl.attacks.on_sweep import attack_sweep, distances_of
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.reproduction import SizeName, load_reproduction, reached
-from ldpfl.experiments.sweep_config import cells
+from ldpfl.experiments.reproduction import Reached, SizeName, load_reproduction, reached
+from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
 from ldpfl.files import to_json, write_text
@@ -58,8 +62,9 @@ def reproduce(
         KeyboardInterrupt: passed on, once the files of what is finished are written.
     """
     found = load_reproduction(name)
-    config, own = found.at_size(name, size)
-    overrides = [*own, *listed(settings)]
+    made = found.at_size(name, size)
+    config, overrides = load_sweep(made.sweep), [*made.settings, *listed(settings)]
+    plan = AttackPlan(images=made.images, gan=GanConfig(steps=made.steps)) if found.shows == "distance" else None
     if folder is None:
         with TemporaryDirectory() as temporary:
             result = reproduce(
@@ -72,15 +77,32 @@ def reproduce(
     try:
         if train:
             workers = cores() if jobs is None else jobs
-            sweep(config, settings=overrides, folder=out, data_dir=data_dir, device="cpu", jobs=workers, progress=progress)
+            with displayed(progress) as display:
+                sweep(config, settings=overrides, folder=out, data_dir=data_dir, device="cpu", jobs=workers, progress=display)
+                if plan is not None:
+                    _attack(config, overrides, out, data_dir, plan, display)
         else:
             open_folder(config, overrides, out)
     finally:
         begun = stored_sweep(out)
         if begun is not None and (begun[0].model_dump(), begun[1]) == (config.model_dump(), overrides):  # not in another sweep's folder
-            result = ReproductionResult(name, size, found, config, tuple(reached(config, overrides, out)), out)
+            result = ReproductionResult(name, size, found, config, tuple(_reached(config, overrides, out, plan)), out)
             _write(result, overrides, listed(settings))
     return result
+
+
+def _attack(
+    config: SweepConfig, overrides: list[str], out: Path, data_dir: str | Path | None, plan: AttackPlan, display: ProgressDisplay
+) -> None:
+    runner = runner_for(data_dir, "cpu", display)
+    attacker = Attacker(runner.data_dir, runner.device, display, display.phase)
+    attack_sweep(cells(config, overrides), out, attacker, plan, lambda number, of, cell: display.next_run(f"attack {number}/{of}: {cell}"))
+
+
+def _reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[Reached]:
+    if plan is None:
+        return reached(config, overrides, out)
+    return reached(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
 
 
 def _write(result: ReproductionResult, overrides: list[str], said: list[str]) -> None:

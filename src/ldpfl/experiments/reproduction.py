@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
 from ldpfl.experiments.sweep_run import finished
 from ldpfl.files import from_toml
@@ -21,8 +23,8 @@ from ldpfl.suggestions import did_you_mean
 SizeName = Literal["desk", "paper"]
 """``desk``: minutes to an hour or two on two cores. ``paper``: as many data, clients and rounds as the paper has."""
 
-Shows = Literal["score", "noise", "paper_epsilon", "seconds"]
-"""What a table or figure is about: see :class:`~ldpfl.experiments.sweep_rows.Row`."""
+Shows = Literal["score", "noise", "paper_epsilon", "seconds", "distance"]
+"""What a table or figure is about: see :class:`~ldpfl.experiments.sweep_rows.Row`; ``distance``: of reconstructed images to real ones."""
 
 
 class _Strict(BaseModel):
@@ -30,10 +32,12 @@ class _Strict(BaseModel):
 
 
 class Size(_Strict):
-    """The sweep that is run, with ``settings`` of all its runs."""
+    """The sweep that is run, with ``settings`` of all its runs; and ``steps`` and ``images`` of the attack, where a distance is shown."""
 
     sweep: str
     settings: list[str] = []
+    steps: int = 1000
+    images: int = 500
 
 
 class Published(_Strict):
@@ -64,8 +68,8 @@ class Reproduction(_Strict):
     paper: Size | None = None
     published: list[Published] = []
 
-    def at_size(self, name: str, size: SizeName) -> tuple[SweepConfig, list[str]]:
-        """Return the sweep that makes it, with what is set in all its runs.
+    def at_size(self, name: str, size: SizeName) -> Size:
+        """Return how it is made at ``size``.
 
         Raises:
             ConfigError: it is not made at this size.
@@ -76,7 +80,7 @@ class Reproduction(_Strict):
         if chosen is None:
             other = "paper" if size == "desk" else "desk"
             raise ConfigError(f"{name} is not made at the size {size!r}: take --size {other}")
-        return load_sweep(chosen.sweep), list(chosen.settings)
+        return chosen
 
     def reported(self, variant: str, point: Point) -> float | None:
         """Return the paper's figure for a variant at a point of the axes, if it has one."""
@@ -108,6 +112,7 @@ class Reached:
         variant, point: which one.
         seeds: how many runs are finished.
         wanted: how many there are to be.
+        distances: of the attacks on them, where they were attacked.
     """
 
     row: Row | None
@@ -115,6 +120,7 @@ class Reached:
     point: Point
     seeds: int
     wanted: int
+    distances: tuple[float, ...] = ()
 
     def figure(self, shows: Shows) -> float | None:
         """Return what is compared with the paper; None where it was not run, or could not be finished."""
@@ -122,6 +128,8 @@ class Reached:
             return None
         if shows == "score":
             return self.row.mean
+        if shows == "distance":
+            return statistics.fmean(self.distances) if self.distances else None
         return self.row.seconds if shows == "seconds" else self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
 
     @property
@@ -134,8 +142,13 @@ class Reached:
         return min(found, key=lambda pair: pair[0])
 
 
-def reached(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[Reached]:
+def reached(
+    sweep: SweepConfig, overrides: Sequence[str], out: Path, distances: Callable[[RunFolder], Sequence[float]] = lambda folder: ()
+) -> list[Reached]:
     """Return the rows of ``sweep`` as far as its runs in ``out`` are finished; nothing is run.
+
+    Args:
+        distances: of the attacks on a finished run.
 
     Raises:
         ConfigError: a setting does not fit.
@@ -145,4 +158,8 @@ def reached(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[Rea
     done = [(cell, found) for cell in todo if (found := finished(cell, out)) is not None]
     known, count = {(row.variant, row.point): row for row in rows(done)}, gathered(done)
     wanted = gathered([(cell, {}) for cell in todo])
-    return [Reached(known.get(key), *key, len(count.get(key, ())), len(runs)) for key, runs in wanted.items()]
+    attacked = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in done}
+    return [
+        Reached(known.get(key), *key, len(own := count.get(key, {})), len(runs), tuple(each for name in own for each in attacked[name]))
+        for key, runs in wanted.items()
+    ]

@@ -51,6 +51,7 @@ class ProgressDisplay:
         self._rounds = 0
         self._label, self._metric = "", ""
         self._prepared: TaskID | None = None
+        self._phases: dict[str, TaskID] = {}
 
     def _bars(self) -> Progress:
         return Progress(
@@ -67,7 +68,7 @@ class ProgressDisplay:
         """Print ``title`` above the bars of the run that begins; those of the runs before stay as they are."""
         self._progress.stop()
         self._console.print(Text(title), soft_wrap=True)
-        self._progress, self._prepared = self._bars(), None
+        self._progress, self._prepared, self._phases = self._bars(), None, {}
         self._progress.start()
 
     def __enter__(self) -> Self:
@@ -87,6 +88,14 @@ class ProgressDisplay:
             if self._lines:
                 self._console.print(f"{what}: {total:,} samples, once; they are kept for later")
         self._progress.update(self._prepared, completed=done, current=done)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Show how far a part of an attack is."""
+        self._check()
+        if name not in self._phases:
+            began = time.monotonic()
+            self._phases[name] = self._progress.add_task(name, total=total, current=0, score="", already=0, began=began, unit="step")
+        self._progress.update(self._phases[name], completed=done, current=done)
 
     def several(self, rounds_done: int, rounds: int, done: int, of: int) -> None:
         """Show how far runs are that go on at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,7 @@ _HEADINGS: dict[Shows, str] = {
     "noise": "noise, L2 norms added up",
     "paper_epsilon": "epsilon as the paper adds it up",
     "seconds": "seconds of a run",
+    "distance": "Fréchet distance of reconstructed images",
 }
 _PAPER = "0.45"
 
@@ -176,8 +178,10 @@ def _ours(shows: Shows, one: Reached) -> float | None:
 
 def _spread(shows: Shows, one: Reached) -> float | None:
     """Return the standard deviation over the seeds of the figure that is compared; None where it is not known."""
-    if one.row is None or len(one.row.score) < 2:
+    if one.row is None or len(one.distances if shows == "distance" else one.row.score) < 2:
         return None
+    if shows == "distance":
+        return statistics.stdev(one.distances)
     return (
         factor(one.row.metric) * one.row.deviation
         if shows == "score"

@@ -1,0 +1,51 @@
+"""The attack on every finished run of a sweep, and what of that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ldpfl.attacks.on_run import Attacker, AttackPlan, attack_folder
+from ldpfl.errors import DataError
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.sweep_config import Cell
+from ldpfl.files import from_json, read_text
+
+OnAttack = Callable[[int, int, Cell], None]
+"""Called with (number of an attack, from 1; how many there are; the run) when it begins."""
+
+
+def attack_sweep(todo: Sequence[Cell], out: Path, attacker: Attacker, plan: AttackPlan, on_attack: OnAttack) -> None:
+    """Attack each finished run of ``todo`` in the sweep's folder ``out`` that was not attacked yet, the same run once.
+
+    Raises:
+        LdpflError: as for :meth:`ldpfl.attacks.on_run.Attacker.run`.
+    """
+    finished = {cell.folder_name: cell for cell in todo if cell.folder(out).result() is not None}
+    left = [cell for cell in finished.values() if distances_of(cell.folder(out), plan) is None]
+    for number, cell in enumerate(left, start=1):
+        on_attack(number, len(left), cell)
+        folder = cell.folder(out)
+        attacker.run(folder, plan, attack_folder(folder, plan.label))
+
+
+def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | None:
+    """Return the distances that an attack by ``plan`` on the run in ``folder`` left there, one a seed; None if there was none.
+
+    Of a run that protects nothing they are those of its model.
+
+    Raises:
+        DataError: what it left is damaged.
+    """
+    path = attack_folder(folder, plan.label) / "attack.json"
+    if not path.exists():
+        return None
+    try:
+        found = from_json(read_text(path))
+        asked = found["plan"]
+        if (asked["images"], asked["seeds"], asked["gan"]["steps"]) != (plan.images, list(plan.seeds), plan.gan.steps):
+            return None
+        rows = {row["kind"]: row["distances"] for row in found["rows"]}
+        return tuple(float(distance["value"]) for distance in rows.get("protected", rows["unprotected"]))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start again") from error
