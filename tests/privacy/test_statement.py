@@ -25,7 +25,7 @@ from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds
 from ldpfl.privacy.guarantee import Scope, Statement
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.statement import account, account_together
 
 DELTA = 1e-5
 CLAIM = "LDP-FL, section 4"
@@ -592,8 +592,15 @@ def test_nothing_is_attained_where_no_client_is_known_to_have_sent_what_is_charg
     sizes = Ledger(tuple(RoundEvent(number, BIT, 30 + number % 2, 100, min(number, 2), "visible") for number in range(1, 5)))
     noise = [replace(NOISE, alike=True, mu=0.3 + number / 100) for number in (1, 2, 3)]
     vectors = Ledger(tuple(RoundEvent(number, each, 30 + number % 2, 100, 1, "visible") for number, each in enumerate(noise, start=1)))
-    for ledger in (once, sizes, vectors):
+    asked = Ledger(tuple(RoundEvent(number, BIT, 15, 30, number, "visible") for number in range(1, 5)))  # in four rounds; half answered
+    for ledger in (once, sizes, vectors, asked):
         assert figures(ledger)["shuffled_upper_adaptive"] is not None
         assert figures(ledger)["shuffled_lower"] is None
-    joined = Ledger(tuple(RoundEvent(number, BIT, 30 + number % 2, 100, number, "visible") for number in range(1, 5)))
+    joined = Ledger(tuple(RoundEvent(number, BIT, 30, 30, number) for number in range(1, 5)))
     assert figures(joined)["shuffled_lower"] is not None
+    parts = Ledger((RoundEvent(1, BIT, 15, 30, 1, "visible"),))
+    assert account_together([joined, joined]).figures()["shuffled_lower"] is not None
+    assert account(parts).figures()["shuffled_lower"] is not None
+    assert (
+        account_together([joined, parts]).figures()["shuffled_lower"] is None
+    )  # whoever sent most of the one, perhaps sent none of the other

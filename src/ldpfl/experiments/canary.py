@@ -53,7 +53,7 @@ class CanaryRow:
         accuracy: part of the trials in which it names the canary's report correctly; a coin gives 1/2.
         accuracy_low, accuracy_high: confidence interval of that (Clopper & Pearson 1934).
         epsilon_lower: what the canary's report was shown to cost at least, at ``DELTA``.
-        best_possible_if_claim_held: the largest accuracy there could be if the whole report were epsilon-LDP.
+        best_possible_if_claim_held: the largest accuracy there could be if the whole report cost what a unit is claimed to, delta too.
     """
 
     weights: int
@@ -145,7 +145,7 @@ def audit_run(
         mechanism=mechanism.name,
         epsilon_per_unit=guarantee.epsilon,
         trials=trials,
-        rows=_rows(scores, game.sizes, guarantee.epsilon),
+        rows=_rows(scores, game.sizes, guarantee.epsilon, guarantee.delta),
     )
 
 
@@ -245,11 +245,11 @@ def _sizes(dimension: int) -> tuple[int, ...]:
     return (*(10**power for power in range(len(str(dimension))) if 10**power < dimension), dimension)
 
 
-def _rows(scores: Floats, sizes: tuple[int, ...], epsilon: float) -> tuple[CanaryRow, ...]:
+def _rows(scores: Floats, sizes: tuple[int, ...], epsilon: float, delta: float) -> tuple[CanaryRow, ...]:
     """Judge each number of weights on its own; rows, and accuracy and epsilon in a row, share what may go wrong equally."""
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))
-    best = 1.0 if isinf(epsilon) else 1 / (1 + exp(-epsilon))
+    best = 1.0 if isinf(epsilon) else (1 + delta * exp(-epsilon)) / (1 + exp(-epsilon))
     rows = []
     for column, weights in enumerate(sizes):
         chosen_by = scores[:half:2, column], scores[1:half:2, column]

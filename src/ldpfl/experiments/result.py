@@ -14,6 +14,8 @@ import ldpfl
 from ldpfl.data import Dataset
 from ldpfl.experiments.config import RunConfig
 from ldpfl.files import finite
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -103,18 +105,23 @@ def last_trained(last: Checkpoint) -> RoundMetrics:
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
-    private = config.mechanism.protects
-    guarantee = federation.mechanism.guarantee(last.state.ranges)
     said = [*_of_stopping(federation, last), *of_extending(config), *_of_delta(config, federation)]
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
-        "epsilon_per_unit": json_number(guarantee.epsilon) if private else None,
-        "unit": guarantee.unit,
+        **of_unit(last.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
         "caveats": [*federation.mechanism.caveats, *federation.notes, *said],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
+
+
+def of_unit(ledger: Ledger, delta: float) -> dict[str, Any]:
+    """Return what one unit of the last round costs, pure where it is and else at the run's ``delta``; None where nothing is protected."""
+    if not ledger.events:
+        return {"epsilon_per_unit": None, "unit": "weight"}
+    release = ledger.events[-1].release
+    return {"epsilon_per_unit": json_number(unit_epsilon(release, delta)) if release.protected else None, "unit": release.unit}
 
 
 def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import ceil, exp, floor, isfinite, log, tanh
+from math import ceil, exp, floor, isfinite, log, nan, tanh
 from typing import Any
 
 import numpy as np
@@ -174,8 +174,12 @@ def plan(setting: Setting) -> Plan:
         sampling="everyone" if setting.participation == 1 else "secret" if setting.participates_in_secret else "visible",
         rate=setting.participation,
         channel=setting.channel,
+        known=setting.participation == 1,
     )
     statement = account_groups([group], setting.delta)
+    if group.sampling == "visible":
+        said = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
+        statement = replace(statement, notes=(*statement.notes, said))
     statement = replace(statement, warnings=(*mechanism.caveats, *statement.warnings))
     if cohort < setting.cohort:
         said = (
@@ -203,7 +207,7 @@ class Solution:
     Attributes:
         target: that epsilon.
         clients: enough of them at the setting's epsilon, certified also for training; None beyond 1e8.
-        clients_necessary: with fewer, some data set exceeds the target; None beyond 1e8.
+        clients_necessary: with fewer, some data set exceeds the target; None beyond 1e8, and where not all take part in each round.
         epsilon: a budget a report at which the setting's clients are enough; at ``LARGEST_EPSILON`` more would do as well; None where
             it would be below 1e-6.
     """
@@ -238,7 +242,8 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
     found = Solution(target)
     if clients:
         found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
-        found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
+        if setting.participation == 1:
+            found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
     return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
 
 
@@ -289,11 +294,14 @@ def cohorts(setting: Setting) -> list[int]:
 
 
 def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
-    """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients."""
+    """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients.
+
+    What is attained is NaN where not all take part in each round, for then nobody may have sent all that is charged.
+    """
     check_central(setting)
     cohort = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
     rounds = ShuffledRounds(setting.epsilon, cohort, setting.reports, setting.rounds)
-    return _attained(rounds, setting.delta), _certified(rounds, setting.delta)
+    return _attained(rounds, setting.delta) if setting.participation == 1 else nan, _certified(rounds, setting.delta)
 
 
 def _certified(rounds: ShuffledRounds, delta: float) -> float:

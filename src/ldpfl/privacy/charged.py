@@ -68,7 +68,8 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
-    if not (len(groups) == 1 or most >= sum(counts.values())):  # a client joined some of these rounds, and it is not known which
+    # Some client sent so many reports, whoever was asked; and of rounds that differ it is known which only if it joined all.
+    if most > average or not (len(groups) == 1 or most >= sum(counts.values())):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":

@@ -53,7 +53,9 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     rounds: Counter[RoundGroup] = Counter()
     for group in (group for ledger in ledgers for group in charged(ledger, colluding)):
         rounds[replace(group, rounds=1)] += group.rounds
-    groups = [replace(group, rounds=count) for group, count in rounds.items()]
+    # Who took part most often in one run may not have in another: only where all did is it one client that sent all this.
+    one = len(ledgers) == 1 or all(group.sampling == "everyone" for group in rounds)
+    groups = [replace(group, rounds=count, known=group.known and one) for group, count in rounds.items()]
     if not groups:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))

@@ -231,7 +231,7 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
 
     Args:
         path: its suffix chooses the format.
-        points: (clients, attained, certified).
+        points: (clients, attained or NaN, certified).
         target: drawn as a line, where there is one.
 
     Raises:
@@ -241,7 +241,8 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
     counts, lower, upper = zip(*points, strict=True)
     with _figure(path, kind) as (axes,):
         axes.plot(counts, upper, color="tab:blue", marker="o", markersize=3, label="ideal shuffler, certified for training")
-        axes.plot(counts, lower, color="tab:blue", linestyle=":", label="attained by a data set")
+        if all(map(isfinite, lower)):
+            axes.plot(counts, lower, color="tab:blue", linestyle=":", label="attained by a data set")
         axes.axhline(setting.epsilon, color="tab:red", linestyle="--", label="claimed by the paper")
         if target is not None:
             axes.axhline(target, color="0.4", linewidth=1, label=f"target {target:g}")
@@ -294,4 +295,6 @@ def literal(text: str) -> str:
 def _label(result: dict[str, Any]) -> str:
     if result["epsilon_per_unit"] is None:
         return "not private"
-    return literal(f"{result['mechanism']}, ε = {float(result['epsilon_per_unit']):g} a {result['unit']}")
+    privacy = result.get("privacy", {})
+    delta = "" if privacy.get("local_pure") != "infinity" else f" at δ = {privacy['delta']:g}"
+    return literal(f"{result['mechanism']}, ε = {figure(result['epsilon_per_unit'])} a {result['unit']}{delta}")

@@ -224,7 +224,8 @@ def _solutions(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     target = f"central epsilon {answer['target_central']:g}"
     if answer["clients_needed"] is not None:
         needed, necessary = answer["clients_needed"], answer["clients_necessary"]
-        yield f"clients for {target}", f"{needed:,} are enough; with fewer than {necessary:,} some data exceed it"
+        too_few = "" if necessary is None else f"; with fewer than {necessary:,} some data exceed it"
+        yield f"clients for {target}", f"{needed:,} are enough{too_few}"
     if answer["epsilon_allowed"] is not None:
         allowed = answer["epsilon_allowed"]
         yield f"epsilon a report for {target}", number(allowed, ROUND_FLOOR) + (" or more" if allowed >= LARGEST_EPSILON else "")

@@ -6,12 +6,9 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.result import last_trained
+from ldpfl.experiments.result import last_trained, of_unit
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import finite
-from ldpfl.privacy.accountants.registry import unit_epsilon
-from ldpfl.privacy.guarantee import json_number
-from ldpfl.server import Checkpoint
 from ldpfl.tasks import ACCURACY
 
 
@@ -37,7 +34,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "noise_free_score_per_round": None,
         "evaluated_on": config.data.evaluate_on,
         "mechanism": config.mechanism.name,
-        **_unit(last, config.privacy.delta),
+        **of_unit(last.ledger, config.privacy.delta),
         "clients": config.clients.count,
         "clients_per_round": trained.clients,
         "rounds": len(last.history),
@@ -64,10 +61,3 @@ def progress_of(folder: RunFolder, config: RunConfig, rounds: int) -> str:
     if folder.kind() is Kind.OWN_APP:
         return f"Round {rounds:,}; how many there are to be, and on which data, its own app alone knows."
     return f"Round {rounds:,} of {config.training.rounds:,} so far; what is said of the whole run is of these."
-
-
-def _unit(last: Checkpoint, delta: float) -> dict[str, Any]:
-    if not last.ledger.events or not last.ledger.events[-1].release.protected:
-        return {"epsilon_per_unit": None, "unit": "weight"}
-    release = last.ledger.events[-1].release
-    return {"epsilon_per_unit": json_number(unit_epsilon(release, delta)), "unit": release.unit}
