@@ -193,7 +193,7 @@ def shuffled_epsilon(ledger: Ledger) -> float | None:
 
 
 def test_the_table_has_a_bracket_for_vectors_of_one_ball() -> None:
-    row = account(ledger_of(NOISE, 100, 100), DELTA).find("shuffled", "run")
+    row = account(ledger_of(NOISE, 100, 100, population=100, sampling="everyone"), DELTA).find("shuffled", "run")
     assert row is not None
     assert row.status == "proved"
     assert row.lower is not None
