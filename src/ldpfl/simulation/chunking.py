@@ -42,17 +42,16 @@ def split_evenly(count: int, largest: int) -> Iterator[slice]:
 def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
-    Two steps of growing chunks are timed until two are clearly slower a client than the best so far, or until the
-    memory that a client was seen to need says stop. Fewer than 16 are never much faster, and results would depend on how many.
+    A step of growing chunks is timed, three times, until two are clearly slower a client than the best so far, or until
+    the memory that a client was seen to need says stop. Fewer than 16 are never much faster, and results would depend on how many.
     """
-    probe = schedule.head(2)
+    probe = schedule.head(1)
     fitting = min(schedule.clients, _fitting(trainer, weights, probe, device))
     if fitting <= _PROBED_SIZES[0]:
         return fitting
     best, best_seconds, slower = _PROBED_SIZES[0], float("inf"), 0
     for size in (*(s for s in _PROBED_SIZES if s < fitting), fitting):
         chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
-        trainer.train(weights, chunk.head(1))
         seconds = min(_seconds(trainer, weights, chunk, device) for _ in range(3)) / size
         if seconds < best_seconds:
             best, best_seconds, slower = size, seconds, 0
@@ -85,7 +84,7 @@ def _fitting(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: to
         kept += tensor.numel() * tensor.element_size()
         return tensor
 
-    pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1)).head(1)
+    pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         trainer.train(weights, pair)
     parameters = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
