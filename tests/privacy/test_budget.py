@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from math import exp
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -446,6 +447,7 @@ def test_a_file_that_another_process_holds_is_waited_for_and_then_refused(budget
 CLIENTS = """
 import os, sys
 from pathlib import Path
+from types import MappingProxyType
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted
 from ldpfl.privacy.budget import Budget
@@ -617,17 +619,17 @@ def test_a_budget_of_nothing_does_not_fix_the_rule_for_ever(tmp_path: Path) -> N
 
 def _refusal(budget: Budget, number: int, **changes: Any) -> str:
     try:
-        budget.charge(request(number, cohort=10_000, **changes))
+        budget.charge(request(number, **changes))
     except Exhausted as refusal:
         return str(refusal)
     return ""
 
 
-def fitting(path: Path, **changes: Any) -> int:
+def fitting(path: Path, asked: Mapping[str, int] = MappingProxyType({}), **changes: Any) -> int:
     """Return how many rounds of ten bits at 0.5 among 10,000 fit a bound of 0.5."""
     set_limit(path, 1000.0)
-    budget = Budget(path, with_policy(relay_epsilon=0.5, min_clients=10_000, linked=2))
-    refused = next(text for number in range(1, 500) if (text := _refusal(budget, number, **changes)))
+    budget = Budget(path, with_policy(**{"relay_epsilon": 0.5, "min_clients": 10_000, "linked": 2, **asked}))
+    refused = next(text for number in range(1, 500) if (text := _refusal(budget, number, **{"cohort": 10_000, **changes})))
     assert "above the policy's relay_epsilon = 0.5" in refused
     return len(read_charges(path))
 
@@ -642,6 +644,20 @@ def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path
     assert isinstance(known, float)
     assert 0.25 < known <= 0.5
     assert sent > fitting(tmp_path / "linked.sqlite", linked=2) > 3
+    # However many more are mixed, a server may have sent them; and of those that the policy asks for, as many as it says.
+    assert fitting(tmp_path / "more.sqlite", cohort=1_000_000) == sent
+    assert fitting(tmp_path / "colluding.sqlite", {"min_clients": 20_000, "colluding": 10_000}, cohort=10**6) == sent
+
+
+def test_clients_that_a_server_may_have_sent_hide_nobody(path: Path) -> None:
+    """Not those of a round beyond what the policy asks for, and not later either, when it asks for more."""
+    for asked, left in ((500, 500), (900, 900), (200, 200)):
+        Budget(path, with_policy(min_clients=asked)).charge(request(1, cohort=1_000))
+        assert read_charges(path)[-1].cohort == left
+    Budget(path, with_policy(min_clients=900, colluding=300)).charge(request(1, cohort=1_000))
+    assert [charge.cohort for charge in read_charges(path)] == [500, 900, 200, 600]
+    with pytest.raises(ValueError, match="leaves none of min_clients"):
+        with_policy(min_clients=100, colluding=100)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,10 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import accumulate, product
+from operator import add
 from pathlib import Path
 from typing import Any, get_args
 
@@ -529,6 +533,48 @@ IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
 def test_what_no_run_writes_down_is_refused(case: str) -> None:
     events, named = IMPOSSIBLE[case]
     assert named in refusal(Ledger(events).to_json())
+
+
+def _histories(clients: int, rounds: int) -> set[tuple[tuple[int, int], ...]]:
+    """Every (cohort, most rounds that a client joined so far) by round, of all choices of who takes part."""
+    states: set[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = {((0,) * clients, ())}
+    for _ in range(rounds):
+        states = {
+            (counts := tuple(sorted(map(add, before, who))), (*past, (sum(who), max(counts))))
+            for before, past in states
+            for who in product((0, 1), repeat=clients)
+            if any(who)
+        }
+    return {past for _, past in states}
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(2, 4), (3, 4), (4, 3)])
+def test_what_is_read_is_just_what_may_have_happened(clients: int, rounds: int) -> None:
+    """Whoever takes part: of every cohort and every count, by enumeration."""
+    possible, release = _histories(clients, rounds), BinaryRelease("duchi", 1.0, 5)
+    for cohorts in product(range(1, clients + 1), repeat=rounds):
+        for grown in product((0, 1), repeat=rounds - 1):
+            past = tuple(zip(cohorts, accumulate((1, *grown)), strict=True))
+            events = (RoundEvent(number, release, cohort, clients, joined, "visible") for number, (cohort, joined) in enumerate(past, 1))
+            text = Ledger(tuple(events)).to_json()
+            with nullcontext() if past in possible else pytest.raises(DataError, match="some client joined more than"):
+                Ledger.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("other", "channel"),
+    [({"mu": 0.9}, "direct"), ({"mu": 0.9, "alike": False}, "ideal-shuffler"), ({"mu": 0.9, "units": 100}, "ideal-shuffler")],
+)
+def test_rounds_of_noise_are_in_order_of_mu_only_if_they_differ_in_nothing_else(other: dict[str, Any], channel: Channel) -> None:
+    """Of two rounds of which a client joined one, that with less noise may be hidden, or be sent once, and the other not."""
+    release = GaussianRelease("full-dp", 1.0, alike=True)
+    first = RoundEvent(1, release, 1000, 2000, 1, "visible")
+    second = RoundEvent(2, replace(release, **other), 1000, 2000, 1, "visible", channel=channel)
+    assert sum(group.rounds for group in charged(Ledger((first, second)))) == 2
+    assert (
+        sum(group.rounds for group in charged(Ledger((first, replace(second, release=replace(release, mu=0.9), channel=first.channel)))))
+        == 1
+    )
 
 
 @pytest.mark.parametrize("field", ["mechanism", "reason", "claim"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from sqlite3 import Connection
@@ -56,7 +56,7 @@ class Budget:
             with opened(self.path, write=True) as connection:
                 self._check_room(request, books_in(connection), release)
                 self._check_hidden(request, connection)
-                return add_charge(connection, request, release)
+                return add_charge(connection, self._relied_on(request), release)
 
     def refused(self, refusal: Declined) -> Declined:
         """Note a refusal for other reasons than policy and budget, where the file allows it, and return it to be raised."""
@@ -81,6 +81,10 @@ class Budget:
                 why = f"all releases would cost epsilon {spent:.6g} at delta {limit.delta:g}, above {source} = {limit.epsilon:g}"
                 raise request.declined(why, Exhausted)
 
+    def _relied_on(self, request: Request) -> Request:
+        """Return ``request`` among no more clients than the policy counts on: a server may fill a round with its own."""
+        return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport == "relay" else request
+
     def _check_hidden(self, request: Request, connection: Connection) -> None:
         """Check what the policy says of all that ever leaves through the relay, this report included."""
         allowed, policy = self.policy.relay_epsilon, self.policy
@@ -89,7 +93,11 @@ class Budget:
         sent = [*hidden_among(connection), (as_stored(request.release), request.cohort, request.linked, 1)]
         spent = inf
         if policy.delta > 0 and all(isinstance(release, BinaryRelease) and clients for release, clients, _, _ in sent):
-            bits = [(release, clients, linked, count) for release, clients, linked, count in sent if isinstance(release, BinaryRelease)]
+            bits = [
+                (kind, min(clients, policy.crowd), linked, count)
+                for kind, clients, linked, count in sent
+                if isinstance(kind, BinaryRelease)
+            ]
             spent = hidden_epsilon(bits, filter_order(allowed, policy.delta), policy.delta)
         if not spent <= allowed:
             why = f"all releases would cost epsilon {spent:.6g} behind the relay, above the policy's relay_epsilon = {allowed:g}"

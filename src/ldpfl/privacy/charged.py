@@ -75,18 +75,22 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
         return _first_rounds(groups, counts, most)
     # What a sum hides depends on how many are in it, too: then no round is the costliest under both trust models.
-    # And where some rounds protect a client and others one record, the costliest are not those that protect least.
-    rates, protected = {group.batch_rate for group in groups}, {group.release.unit == "record" for group in groups}
-    if len(rates) == len(protected) == 1 and all(group.release.by_round for group in groups) and _order_by_parameter(groups):
+    if all(isinstance(group.release, GaussianRelease) for group in groups) and _order_by_mu(groups):
         return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
     return [replace(group, rounds=counts[group]) for group in groups]
 
 
-def _order_by_parameter(groups: Sequence[RoundGroup]) -> bool:
-    """Tell whether a round with a larger parameter costs more under each trust model: not where more clients may hide it better."""
-    channels = {group.channel for group in groups}
-    hidden = "ideal-shuffler" in channels and any(isinstance(group.release, GaussianRelease) and group.release.alike for group in groups)
-    return "secure-sum" not in channels and not (hidden and len({group.cohort for group in groups}) > 1)
+def _order_by_mu(groups: Sequence[RoundGroup]) -> bool:
+    """Tell whether a round of Gaussian noise with a larger mu costs more under each trust model.
+
+    Not where rounds differ in anything else that a figure depends on: what is protected, how often, in which batches, behind whom; nor
+    where more clients may hide the one with the larger mu better.
+    """
+    others = {(replace(group.release, mu=1.0), group.channel) for group in groups if isinstance(group.release, GaussianRelease)}
+    if len(others) != 1 or groups[0].channel == "secure-sum":
+        return False
+    hidden = groups[0].channel == "ideal-shuffler" and not groups[0].release.not_shuffled
+    return not (hidden and len({group.cohort for group in groups}) > 1)
 
 
 def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:

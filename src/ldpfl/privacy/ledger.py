@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import inf
@@ -145,17 +146,32 @@ def _require_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) 
     Raises:
         DataError: an event contradicts itself, or those before it.
     """
-    before, reports, most = None, 0, 0
+    before, others, reports = None, Counter[int](), 0
     for index, event in enumerate(events, start=1):
-        reports, most = reports + event.cohort, max(most, event.population)
-        why = _impossible(event, before, gaps=gaps) or (
-            f"{reports:,} reports of {most:,} clients: some client joined more than {event.joined} rounds"
-            if event.joined * most < reports
-            else ""
-        )
+        why, reports = _impossible(event, before, gaps=gaps), reports + event.cohort
+        if not why:
+            others = _joined_by_others(others, event, before)
+            if others.total() >= event.population or max(others, default=0) > event.joined:
+                why = f"{reports:,} reports of {event.population:,} clients: some client joined more than {event.joined} rounds"
         if why:
             raise DataError(f"{origin}, event {index}: {why}")
         before = event
+
+
+def _joined_by_others(others: Counter[int], event: RoundEvent, before: RoundEvent | None) -> Counter[int]:
+    """Return how many clients joined how many rounds, but for one that joined whenever ``joined`` grew; more than there are if none could.
+
+    They share the other reports as evenly as can be: no other division keeps the largest of their counts as small. And that some client
+    has ``joined`` at every time means that one of them had it all along.
+    """
+    left = event.cohort - (event.joined > (before.joined if before else 0))
+    after = others + Counter({0: event.population - 1 - others.total()})
+    for count, clients in sorted(after.items()):
+        now = max(0, min(left, clients))
+        after[count] -= now
+        after[count + 1] += now
+        left -= now
+    return +after + Counter({event.joined: max(0, left)})
 
 
 def _impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:

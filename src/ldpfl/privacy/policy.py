@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
 from ldpfl.permissions import check_own
@@ -196,14 +196,16 @@ class Policy(BaseModel):
     lifetime_epsilon: NotNegative = 0.0
     """Largest epsilon, at ``delta``, of all that the client ever sends, in all runs, against whoever keeps all of it."""
     relay_epsilon: Positive | Literal["off"] = "off"
-    """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than the relay lets through, which has
-    to mix each report with ``min_clients`` of honest clients; reports must be bits then, and leave through it."""
+    """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than the relay lets through. A
+    report counts as one of ``min_clients`` less ``colluding``, however many more are mixed; all must be bits, and leave through it."""
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_reliable)] = DELTA
     """Failure probability at which the bounds count; 0 for pure ones."""
     rounds: Annotated[int, Field(ge=0)] = 0
     """Most reports that the client ever sends."""
     min_clients: Annotated[int, Field(ge=1)] = 100
     """Fewest clients among which the report is mixed."""
+    colluding: Annotated[int, Field(ge=0)] = 0
+    """How many of ``min_clients`` may be the server's own, or tell what they sent: they hide nobody."""
     transports: Annotated[tuple[Transport, ...], Field(strict=False)] = ("relay",)
     """How reports may leave."""
     aggregator_keys: Annotated[tuple[Annotated[str, AfterValidator(_is_key)], ...], Field(strict=False)] = ()
@@ -219,6 +221,17 @@ class Policy(BaseModel):
     """Longest time for replies that a round may state: the node does nothing else meanwhile."""
     keep_state: bool = False
     """Lets an app remember over rounds whose reports go over the relay: a server may have made one client remember what no other does."""
+
+    @model_validator(mode="after")
+    def _some_are_honest(self) -> Policy:
+        if self.colluding >= self.min_clients:
+            raise ValueError(f"colluding = {self.colluding} leaves none of min_clients = {self.min_clients}")
+        return self
+
+    @property
+    def crowd(self) -> int:
+        """Clients among which a report is counted on to hide, itself included: the others of a round may be the server's."""
+        return self.min_clients - self.colluding
 
     @property
     def lifetime(self) -> Limit:

@@ -18,6 +18,8 @@ from ldpfl.errors import ConfigError
 
 _HUGE = 1e6
 """Above this mu the second term of the curve is below rounding."""
+_TINY = 1e-5
+"""Below this mu the slope gives more digits of a difference than its two terms do."""
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -27,6 +29,9 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     if mu == inf:
         return 1.0
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    if mu < _TINY:  # the two terms have next to all digits in common: their difference by the slope half way
+        middle = epsilon / mu / sqrt(2)
+        return exp(-(near**2) / 2) * mu / sqrt(2) * (1 / sqrt(pi) - middle * float(erfcx(middle)))
     if near > 0:  # both terms share e^(-near^2 / 2), which keeps the digits of their difference
         return exp(-(near**2) / 2) * float(erfcx(near / sqrt(2)) - erfcx(far / sqrt(2))) / 2
     return float(ndtr(-near) - np.exp(epsilon + log_ndtr(-far)))
