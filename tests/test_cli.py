@@ -292,8 +292,8 @@ def test_version(ldpfl: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_the_module_itself_runs_and_refuses_to_write_over_its_run(tmp_path: Path, tiny_data: Path) -> None:
-    """The whole program as a person starts it, twice with the same folder."""
+def test_the_module_itself_runs_and_refuses_to_write_over_its_run(tmp_path: Path, tiny_data: Path, ldpfl: CommandLine) -> None:
+    """The whole program as a person starts it; and with the same folder again."""
     (tmp_path / "tiny.toml").write_text(TINY_TOML, encoding="utf-8")
     command = [sys.executable, "-m", "ldpfl", "run", "tiny.toml", "--data-dir", str(tiny_data), "--no-baseline", "--json"]
     done = subprocess.run([*command, "--out", "one"], cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
@@ -301,10 +301,10 @@ def test_the_module_itself_runs_and_refuses_to_write_over_its_run(tmp_path: Path
     assert json.loads(done.stdout)["name"] == "tiny"
     assert done.stderr == ""
     before = content(tmp_path / "one")
-    refused = subprocess.run([*command, "--out", "one"], cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
-    assert refused.returncode == 2
-    assert refused.stdout == ""
-    assert len(refused.stderr.splitlines()) == 1
+    refused = ldpfl("run", tmp_path / "tiny.toml", "--data-dir", tiny_data, "--no-baseline", "--json", "--out", tmp_path / "one")
+    assert refused.code == 2
+    assert refused.out == ""
+    assert len(refused.err.splitlines()) == 1
     assert content(tmp_path / "one") == before
 
 

@@ -58,7 +58,7 @@ from ldpfl.mechanisms.duchi_vector import DuchiVector
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.randomness import Purpose, stream
 
-TRIALS = 150_000
+TRIALS = 60_000
 
 
 def audited(mechanism: Mechanism, *, trials: int = TRIALS, seed: int = 11) -> MechanismAudit:
@@ -138,7 +138,7 @@ def test_a_missing_clamp_shows_as_a_privacy_loss_far_beyond_the_claim() -> None:
     failed = {check.name for check in audit.failures}
     assert {"epsilon, c+10r against c-10r", "epsilon, c+1e+06r against c-r"} <= failed
     assert "epsilon, c+r against c-r" not in failed  # inside the range nothing is wrong
-    assert audit.epsilon_lower > 8
+    assert audit.epsilon_lower > 7
 
 
 def test_a_clamp_to_a_wider_range_shows_as_bias() -> None:
@@ -237,7 +237,7 @@ def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: flo
     # At epsilon 1 the leak adds 0.01 to events of probability 1/2: only an event that isolates the value shows it.
     audit = audited(LaplaceNoise(1.0, leak=0.01, hair=hair))
     assert "epsilon" in failures(audit)
-    assert audit.epsilon_lower > 2
+    assert audit.epsilon_lower > 1.5
 
 
 @pytest.mark.parametrize(("unit", "divided"), [("vector", True), ("client", False), ("layer", False)])

@@ -301,15 +301,15 @@ def rounding_law(point: Floats) -> Floats:
 def test_draws_follow_the_law(dimension: int, epsilon: float) -> None:
     """Chi-square over all sign vectors, and so over agreement counts and places alike; 12 tests at 1e-4, the seed is fixed."""
     point = np.array([0.9, -0.5, 0.0, 1.0, -1.0, 0.3])[:dimension]
-    values = torch.from_numpy(point).float().expand(10_000, dimension).contiguous()
+    values = torch.from_numpy(point).float().expand(4_000, dimension).contiguous()
     reports = DuchiVector(epsilon).encode(values, unit_box(dimension), torch.Generator().manual_seed(dimension))
     seen = np.bincount((reports.packed[:, 0]).astype(np.int64), minlength=2**dimension)
     expected = rounding_law(point.astype(np.float32).astype(np.float64)) @ law(dimension, epsilon)
     as_byte = (corners(dimension) > 0) @ (1 << np.arange(dimension))
-    assert stats.chisquare(seen[as_byte], 10_000 * expected).pvalue > 1e-4
+    assert stats.chisquare(seen[as_byte], 4_000 * expected).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("dimension", "clients"), [(64, 20_000), (1001, 5_000), (30_000, 300), (1_000_001, 20)])
+@pytest.mark.parametrize(("dimension", "clients"), [(64, 5_000), (1001, 2_000), (30_000, 200), (1_000_001, 10)])
 def test_agreement_counts_have_the_right_moments_in_any_dimension(dimension: int, clients: int) -> None:
     """<x, v> has mean d / B; its square, d 2^d (g + 1) / (2 N). Eight comparisons with |z| < 4, seed fixed."""
     mechanism = DuchiVector(1.0)
@@ -327,7 +327,7 @@ def test_agreement_counts_have_the_right_moments_in_any_dimension(dimension: int
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "clients"),
-    [(5, 4.0, 50_000), (1, 1.0, 20_000), (2, 0.5, 20_000), (64, 2.0, 20_000), (1001, 8.0, 20_000)],
+    [(5, 4.0, 15_000), (1, 1.0, 5_000), (2, 0.5, 5_000), (64, 2.0, 5_000), (1001, 8.0, 5_000)],
 )
 def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon: float, clients: int) -> None:
     """34 comparisons with |z| < 4 and five chi-squares at 1e-4 on either side: one false alarm in 310 seeds; the seed is fixed."""
@@ -364,7 +364,7 @@ def test_mean_variance_is_unbiased_when_clients_agree() -> None:
     ranges = box([0.5], [0.25], [dimension])
     values = torch.linspace(0.2, 0.7, dimension).expand(clients, dimension)
     source = torch.Generator().manual_seed(4)
-    means = [mechanism.aggregate([mechanism.encode(values, ranges, source)], ranges) for _ in range(3000)]
+    means = [mechanism.aggregate([mechanism.encode(values, ranges, source)], ranges) for _ in range(1000)]
     estimates = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means]).double()
     truth = mechanism.variance(values[:1].double(), ranges)[0] / clients
     z = (estimates.mean(0) - truth) / (estimates.std(0) / math.sqrt(len(means)))

@@ -169,7 +169,7 @@ def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float) -> None:
     """The event is fixed beforehand, so the bound is valid: beyond epsilon once in 10^4 seeds; the seed is fixed."""
-    clients, dimension = 6_000, 2
+    clients, dimension = 2_500, 2
     mechanism, direction = PrivUnitG(epsilon, 1.0), torch.tensor([0.6, 0.8])
     threshold, hits = mechanism.law.gamma / mechanism.law.scale, []
     for sign, seed in ((1, 1), (-1, 2)):
@@ -178,13 +178,13 @@ def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsi
         along = mechanism.encode(values, one_layer(dimension), source).values.double() @ direction.double()
         hits.append(int((along > threshold).sum()))
     lower = epsilon_lower_bound((hits[0], hits[1]), (clients, clients), 0.0, 1e-4)
-    assert 0.8 * epsilon < lower <= epsilon
+    assert 0.7 * epsilon < lower <= epsilon
 
 
 @pytest.mark.slow
 def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
     """Of two lengths, 0 and norm differ most: the odds of the larger value are e^(-f eps) and e^(f eps). |z| < 4, seed fixed."""
-    clients, mechanism, ranges = 20_000, PrivUnitG(4.0, 1.0, 0.5), one_layer(1)
+    clients, mechanism, ranges = 5_000, PrivUnitG(4.0, 1.0, 0.5), one_layer(1)
     gain = Duchi(2.0).gain
     lengths = mechanism._noisy_lengths(torch.tensor([0.0, 1.0]).double().repeat(clients), torch_source(3)).reshape(clients, 2)
     assert torch.unique(lengths).tolist() == pytest.approx([(1 - gain) / 2, (1 + gain) / 2], rel=1e-6)
@@ -201,7 +201,7 @@ def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
 @pytest.mark.parametrize(("epsilon", "dimension"), [(0.5, 2), (4.0, 5), (30.0, 3), (2.0, 1)])
 def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dimension: int) -> None:
     """Seven Kolmogorov-Smirnov tests at 1e-4; the seed is fixed."""
-    clients, mechanism = 5_000, PrivUnitG(epsilon, 2.0)
+    clients, mechanism = 1_500, PrivUnitG(epsilon, 2.0)
     law, direction = mechanism.law, unit_vector(dimension)
     values = (2 * direction).float().expand(clients, dimension).contiguous()
     sent = mechanism.encode(values, one_layer(dimension), torch.Generator().manual_seed(3)).values.double() * law.scale / 2
@@ -224,12 +224,12 @@ def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dim
 @pytest.mark.parametrize(
     ("dimension", "epsilon", "share", "length", "clients"),
     [
-        (3, 4.0, 0.3, 0.75, 15_000),
-        (2, 1.0, 0.0, 1.0, 4_000),
-        (16, 4.0, 0.2, 1.0, 4_000),
-        (16, 10.0, 0.1, 0.5, 4_000),
-        (200, 4.0, 0.0, 5.0, 4_000),
-        (200, 2.0, 0.5, 0.0, 4_000),
+        (3, 4.0, 0.3, 0.75, 5_000),
+        (2, 1.0, 0.0, 1.0, 1_500),
+        (16, 4.0, 0.2, 1.0, 1_500),
+        (16, 10.0, 0.1, 0.5, 1_500),
+        (200, 4.0, 0.0, 5.0, 1_500),
+        (200, 2.0, 0.5, 0.0, 1_500),
     ],
 )
 def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: float, share: float, length: float, clients: int) -> None:
@@ -297,7 +297,7 @@ def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
 @pytest.mark.slow
 def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: float) -> None:
     """Six comparisons with |z| < 4, seed fixed."""
-    clients, mechanism, ranges = 10_000, PrivUnitG(4.0, 1.0, share), one_layer(3)
+    clients, mechanism, ranges = 3_000, PrivUnitG(4.0, 1.0, share), one_layer(3)
     noisy = mechanism.encode(torch.zeros(clients, 3), ranges, torch.Generator().manual_seed(1)).values.double()
     variance = mechanism.variance(torch.zeros(1, 3), ranges)[0].double()
     assert float((noisy.mean(0) / (variance / clients).sqrt()).abs().max()) < 4
@@ -411,7 +411,7 @@ def leaning(dimension: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(2.1e-6, 0.5), (1.0, 0.0), (4.0, 0.2), (10.0, 0.0), (100.0, 0.5), (1e4, 0.01)])
-@pytest.mark.parametrize("dimension", [2, 5, 30, 300])
+@pytest.mark.parametrize("dimension", [2, 5, 30])
 @pytest.mark.slow
 def test_the_largest_honest_report_is_within_the_bound_and_not_far_below(dimension: int, epsilon: float, share: float) -> None:
     """Extreme words, for vectors that give one coordinate the most noise across them, or all of alpha; the length's bit is +.
