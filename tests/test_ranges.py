@@ -195,14 +195,14 @@ def test_noisy_minmax_feeds_its_noise_back_until_it_diverges() -> None:
 
 
 @pytest.mark.parametrize("shape", ["normal", "uniform"])
-@pytest.mark.parametrize("pull", [1.0, 0.3, 0.1])
+@pytest.mark.parametrize("pull", [1.0, 0.1])
 @pytest.mark.slow
 def test_denoised_neither_diverges_nor_collapses_where_noisy_minmax_does(shape: str, pull: float) -> None:
     """Fixed seeds; the bounds leave room around what other seeds gave, and a runaway or collapsed radius misses them by far.
 
     A pull below 1 leaves noise of earlier rounds in the model, which a rule must not take for signal.
     """
-    sizes = (16000, 500, 10, 1)
+    sizes = (4000, 500, 10, 1)
     history = radii(Denoised(FLOOR), true_weights(shape, sizes, 0), sizes, epsilon=0.3, clients=100, rounds=60, pull=pull)[10:]
     large, middle, small, single = history.T
     for layer in (large, middle, small, single):
@@ -231,7 +231,7 @@ def test_denoised_settles_at_as_many_standard_deviations_as_the_noise_allows(
     start: float, epsilon: float, clients: int, kappa: float
 ) -> None:
     """kappa solves E[min(z^2, kappa^2)] + kappa^2 A^2 / n = 0.8, here to four digits."""
-    sizes = (16000, 4000)
+    sizes = (4000, 2000)
     weights = true_weights("normal", sizes, 3)
     history = radii(Denoised(FLOOR), weights, sizes, epsilon=epsilon, clients=clients, rounds=14, radius=start)
     assert history[-1].tolist() == pytest.approx([kappa * STD] * 2, rel=0.15)

@@ -9,9 +9,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from math import exp
+from math import exp, pi, sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ldpfl.errors import ConfigError
@@ -19,7 +20,7 @@ from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, R
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
-from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon
+from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
@@ -583,7 +584,41 @@ def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: flo
     assert alone.epsilon > 1.2 * account(ledger_of(hiding, cohort=1000)).find("shuffled", "round").epsilon  # type: ignore[union-attr]
 
 
+def test_vectors_of_whoever_decides_in_secret_are_charged_for_every_round() -> None:
+    """Who sees counts alone does not know in how many rounds it joined: by quadrature, of two clients and two rounds of one report each.
+
+    The other client is at -a, the one in question at a or -a, and each report is equally likely to be of either.
+    """
+    release = replace(NOISE, mu=gaussian_mu(8.0, DELTA), alike=True)
+    ledger = Ledger(tuple(RoundEvent(number, release, 1, 2, 1, "secret", 0.5) for number in (1, 2)))
+    row = account(ledger, DELTA).find("shuffled", "run")
+    assert row is not None
+    place = np.linspace(-12.0, 12.0, 2401)
+    far, near = (np.exp(-((place - end) ** 2) / 2) / sqrt(2 * pi) * 0.01 for end in (release.mu / 2, -release.mu / 2))
+    one = (far + near) / 2
+    first, second = np.outer(one, one), np.outer(near, near)
+    assert np.maximum(first - exp(8.0) * second, 0.0).sum() > 20 * DELTA  # what was charged of the one round that it joined
+    assert np.maximum(first - exp(row.epsilon) * second, 0.0).sum() < DELTA
+    assert account(Ledger(tuple(replace(event, channel="direct") for event in ledger.events)), DELTA).figures()["local"] == pytest.approx(
+        8.0
+    )
+
+
 # --- what is attained -------------------------------------------------------------------------------------------------
+
+
+def test_histograms_of_columns_attain_nothing() -> None:
+    """A record is in one cell of each column: no two are as far apart as vectors of that length can be."""
+    summed = replace(NOISE, unit="record", alike=False)
+    rounds = [RoundEvent(number, summed, 4, 4, number, channel="secure-sum", histograms=number <= 4) for number in range(1, 10)]
+    found = account(Ledger(tuple(rounds)), DELTA).figures()
+    trained = account(Ledger(tuple(replace(event, histograms=False) for event in rounds)), DELTA).figures()
+    assert found["shuffled_lower"] is None
+    assert trained["shuffled_lower"] is not None
+    assert found["shuffled_upper"] == trained["shuffled_upper"]
+    text = Ledger(tuple(rounds)).to_json()
+    assert text.count("histograms") == 4
+    assert [event.histograms for event in Ledger.from_json(text).events] == [event.histograms for event in rounds]
 
 
 def test_nothing_is_attained_where_no_client_is_known_to_have_sent_what_is_charged() -> None:

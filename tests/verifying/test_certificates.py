@@ -75,6 +75,7 @@ RUNS: dict[str, Ledger] = {
     "reports and noise": mixed(ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3), 2, channel="direct")),
     "without protection": ledger(UnprotectedRelease("nbafl", "its history"), channel="direct"),
 }
+RUNS["noise of one ball in secret"] = ledger(BALL, 3, 5, population=20, joined=1, sampling="secret", rate=0.25)
 RUNS["noise in secret"] = ledger(NOISE, 3, 5, population=20, joined=1, sampling="secret", rate=0.25, channel="direct")
 NOT_CHECKED: dict[str, Ledger] = {
     "in secret": ledger(replace(BITS, units=20), cohort=5, population=20, joined=1, sampling="secret", rate=0.25),
@@ -189,6 +190,7 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a larger crowd": ("bits behind a shuffler", {"cohort": 101, "population": 101}, "no round of it is one of duchi among 101"),
     "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "no round of it is one of dp-sgd"),
     "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
+    "as many rounds of noise as a client joined": ("noise of one ball in secret", {"rounds": 1}, "there were 3 rounds, and 1 are charged"),
     "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
     "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
     "more in secret than there were": ("in secret", {"cohort": 6}, "6 clients are not at most 5"),

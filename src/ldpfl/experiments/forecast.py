@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from torch import Tensor
 
@@ -49,7 +51,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     ledger = Ledger()
     for stage in range(1, measured + 1):
         event = round_event(stage, mechanism.release(ranges), clients, np.full(clients, stage), config.shuffling.channel)
-        ledger = ledger.charge(event)
+        ledger = ledger.charge(replace(event, histograms=True))
     joined = np.full(clients, measured, dtype=np.int64)
     for number in range(1, config.training.rounds + 1):
         if once:

@@ -143,9 +143,10 @@ def check_cells(cells: Sequence[Cell]) -> None:
     """
     checked: set[str] = set()
     for cell in cells:
-        if cell.folder_name in checked:
+        what = cell.config.model_dump_json(exclude={"seed"})  # which decides about values only
+        if what in checked:
             continue
-        checked.add(cell.folder_name)
+        checked.add(what)
         try:
             check_fit(cell.config)
         except LdpflError as error:

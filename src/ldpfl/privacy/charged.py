@@ -69,7 +69,8 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
     # Some client sent so many reports, whoever was asked; and of rounds that differ it is known which only if it joined all.
-    if most > average or not (len(groups) == 1 or most >= sum(counts.values())):
+    sent = most <= average and (len(groups) == 1 or most >= sum(counts.values()))
+    if not sent or any(event.histograms for event in events):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
@@ -84,13 +85,13 @@ def _order_by_mu(groups: Sequence[RoundGroup]) -> bool:
     """Tell whether a round of Gaussian noise with a larger mu costs more under each trust model.
 
     Not where rounds differ in anything else that a figure depends on: what is protected, how often, in which batches, behind whom; nor
-    where more clients may hide the one with the larger mu better.
+    where more clients may hide the one with the larger mu better, or nobody learns who was in which round, nor so in how many.
     """
     others = {(replace(group.release, mu=1.0), group.channel) for group in groups if isinstance(group.release, GaussianRelease)}
     if len(others) != 1 or groups[0].channel == "secure-sum":
         return False
     hidden = groups[0].channel == "ideal-shuffler" and not groups[0].release.not_shuffled
-    return not (hidden and len({group.cohort for group in groups}) > 1)
+    return not (hidden and (len({group.cohort for group in groups}) > 1 or groups[0].sampling == "secret"))
 
 
 def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:

@@ -207,6 +207,8 @@ def _short(value: Any) -> str:
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
     tree = asdict(event)
     release = {name: value for name, value in tree["release"].items() if (name, value) not in _NOT_STATED}
+    if not tree["histograms"]:
+        del tree["histograms"]  # nor what was not said of a round
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
 
 

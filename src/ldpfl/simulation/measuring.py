@@ -7,7 +7,7 @@ record moves them by no more than one clipped gradient would. So a histogram cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, sqrt
 
 import numpy as np
@@ -70,7 +70,8 @@ class Measuring:
         if self.mechanism is not None:
             release = self.mechanism.release(_ranges(edges))
             for stage in range(1, scaling.STAGES + 1):
-                ledger = ledger.charge(round_event(stage, release, len(parts), np.full(len(parts), stage), self.channel))
+                event = round_event(stage, release, len(parts), np.full(len(parts), stage), self.channel)
+                ledger = ledger.charge(replace(event, histograms=True))
         return scaling.scaled(dataset, center, spread), ledger
 
     def _histograms(self, values: Floats, edges: Floats, parts: Sequence[NDArray[np.int64]], *, stage: int) -> tuple[Floats, float]:

@@ -125,7 +125,8 @@ def _without(release: Released) -> Released:
 
 def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) -> str:
     rounds = sum(one.rounds for one in charged)
-    if all(one.release.kind == "gaussian" for one, _ in seen):  # which who joins hides nothing of: a client pays for its own rounds
+    hidden = any(one.channel == "ideal-shuffler" and one.release.alike for one, _ in seen)  # then nobody learns in how many rounds
+    if all(one.release.kind == "gaussian" for one, _ in seen) and not hidden:  # a client pays for its own rounds, which are seen
         last = max(joined for _, joined in seen)
     if rounds < last:
         return f"there were {last:,} rounds, and {rounds:,} are charged"
