@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -79,4 +80,13 @@ def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Mar
     text = text[text.index("<svg") :]
     for theirs, ours in _COLOURS.items():
         text = text.replace(theirs, ours)
-    return Markup(re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text)))
+    text = re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text))
+    return Markup(_with_ids_of_its_own(text))
+
+
+def _with_ids_of_its_own(text: str) -> str:
+    """Return a picture whose ids are no other's on the page, and only those that something in it refers to."""
+    own = hashlib.sha256(text.encode()).hexdigest()[:8]
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{own}-{found[1]}"' if found[1] in used else "", text)
+    return re.sub(r'(url\(|href=")#', rf"\g<1>#{own}-", text)
