@@ -45,13 +45,18 @@ def folder(tiny_data: Path, config_file: Path, tmp_path_factory: pytest.TempPath
 
 
 def test_it_says_how_good_and_what_is_protected_and_needs_nothing_else(folder: Path, tiny_data: Path) -> None:
-    read, result = Reader(page([folder])), api.load_run(folder, data_dir=tiny_data)
+    text, result = page([folder]), api.load_run(folder, data_dir=tiny_data)
+    read = Reader(text)
     said = " ".join(read.words.split())
     assert result.privacy.verdict in said
     assert f"{result.accuracy:.2%}" in said
     for layer in result.to_dict()["layers"]:
         assert layer in said
     assert "What the rounds so far cost together" in said
+    found, plain = result.to_dict(), result.baseline
+    assert plain is not None
+    for place, (score, without) in enumerate(zip(found["score_per_round"], plain, strict=True), start=1):
+        assert f'<td class="number">{place}</td><td class="number">{score:.2%}</td><td class="number">{without:.2%}</td>' in text
     assert 'name = "duchi"' in said
     assert not {"script", "img", "link", "iframe"} & set(read.tags)
     assert [place for place in read.fetched if place] == []

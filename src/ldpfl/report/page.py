@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "curve": inline(lambda axes: plot_scores(axes, result), (7.2, 3.6))
         if any(s is not None for s in result["score_per_round"])
         else "",
+        "rounds": list(_rounds(result)),
         "spent": _spent(ledger, statement),
         "layers": list(_layers(folder, result)),
         "environment": list(_environment(config, result)),
@@ -122,6 +124,14 @@ def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
             yield _Figure(name, number(row.epsilon) if isfinite(row.epsilon) else "none", f"whole run, delta {row.delta:g}")
     size = result["uplink_bytes_per_client_round"]
     yield _Figure("sent by a client", f"{size:,} bytes", f"a round, for {result['weights']:,} weights")
+
+
+def _rounds(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield what the curve shows, in figures: each round's number, its score, and that without noise."""
+    scores = result["score_per_round"]
+    plain = result["noise_free_score_per_round"] or [None] * len(scores)
+    for place, (score, baseline) in enumerate(zip_longest(scores, plain), start=1):
+        yield place, shown(result["metric"], score), shown(result["metric"], baseline)
 
 
 def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
