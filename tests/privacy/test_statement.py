@@ -633,6 +633,10 @@ def test_nothing_is_attained_where_no_client_is_known_to_have_sent_what_is_charg
         assert figures(ledger)["shuffled_lower"] is None
     joined = Ledger(tuple(RoundEvent(number, BIT, 30, 30, number) for number in range(1, 5)))
     assert figures(joined)["shuffled_lower"] is not None
+    assert account(joined, colluding=5).figures()["shuffled_lower"] is not None
+    pairs = Ledger(tuple(RoundEvent(number, BIT, 2, 3, min(number, 2), "visible") for number in (1, 2, 3)))  # one colludes: not in each
+    assert figures(pairs)["shuffled_lower"] is not None
+    assert account(pairs, colluding=1).figures()["shuffled_lower"] is None
     parts = Ledger((RoundEvent(1, BIT, 15, 30, 1, "visible"),))
     assert account_together([joined, joined]).figures()["shuffled_lower"] is not None
     assert account(parts).figures()["shuffled_lower"] is not None

@@ -41,9 +41,10 @@ class DpSgd(VectorMechanism):
 
     Guarantee: mu-GDP with mu = 2 / s for **one record** of a client, replaced by any other, in the report of one round, which is the
     gradient at broadcast weights over all its records; against everybody, for the noise is the client's own. T rounds are mu sqrt(T).
-    Nothing is said of a client as a whole: m records are m mu. It holds for the bits that leave: clipped gradients are points of a
-    lattice, whose norms are checked as integers; their sum is exact; the noise is real noise rounded to that lattice. That the
-    number of a client's records is public is part of the adjacency: replacing keeps it.
+    Nothing is said of a client as a whole: m records are m mu, or m epsilon at more delta where they take part by chance. It holds
+    for the bits that leave: clipped gradients are points of a lattice, whose norms are checked as integers; their sum is exact; the
+    noise is real noise rounded to that lattice. That the number of a client's records is public is part of the adjacency: replacing
+    keeps it.
 
     ``values`` are sums of lattice points, (K, d) int64, as :class:`~ldpfl.simulation.gradients.RecordGradientTrainer` gives them. Other
     updates are refused: clipping what many local steps led to bounds a client, not a record.

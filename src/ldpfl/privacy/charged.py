@@ -68,8 +68,10 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
-    # Some client sent so many reports, whoever was asked; and of rounds that differ it is known which only if it joined all.
+    # Some client sent so many reports, whoever was asked; of rounds that differ it is known which only if it joined all, and those who
+    # collude were in all of them only if everyone was.
     sent = most <= average and (len(groups) == 1 or most >= sum(counts.values()))
+    sent = sent and (colluding == 0 or all(event.cohort == event.population for event in events))
     if not sent or any(event.histograms for event in events):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)

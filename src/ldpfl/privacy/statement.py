@@ -91,7 +91,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     clients = max(group.population for group in groups)
     warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
     if whole is _RECORD:
-        notes.append("one record is protected, not the client that holds it: for m records of one client together, mu is m times as large")
+        notes.append(_MANY_RECORDS if all(group.batch_rate == 1 for group in groups) else _MANY_RECORDS_BY_CHANCE)
         notes += _added_or_removed(groups, delta)
     if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
@@ -107,6 +107,13 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
 
     found = added_epsilon(spent.rounds, delta)
     return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
+
+
+_MANY_RECORDS = "one record is protected, not the client that holds it: for m records of one client together, mu is m times as large"
+_MANY_RECORDS_BY_CHANCE = (
+    "one record is protected, not the client that holds it: m records of one client together have a coin each, "
+    "and for them epsilon is m times as large at most, at a delta m e^((m - 1) epsilon) times as large"
+)
 
 
 @dataclass(frozen=True)
