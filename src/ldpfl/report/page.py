@@ -129,7 +129,7 @@ def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
 def _rounds(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
     """Yield what the curve shows, in figures: each round's number, its score, and that without noise."""
     scores = result["score_per_round"]
-    plain = result["noise_free_score_per_round"] or [None] * len(scores)
+    plain = result.get("noise_free_score_per_round") or [None] * len(scores)
     for place, (score, baseline) in enumerate(zip_longest(scores, plain), start=1):
         yield place, shown(result["metric"], score), shown(result["metric"], baseline)
 
