@@ -68,11 +68,9 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     most = max(average, *(event.joined for event in events))
-    # Some client sent so many reports, whoever was asked; of rounds that differ it is known which only if it joined all, and those who
-    # collude were in all of them only if everyone was.
+    # Some client sent as many reports as clients did on average; of rounds that differ it is known which only if it joined all.
     sent = most <= average and (len(groups) == 1 or most >= sum(counts.values()))
-    sent = sent and (colluding == 0 or all(event.cohort == event.population for event in events))
-    if not sent or any(event.histograms for event in events):
+    if not (sent and _attainable(events, colluding)):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
@@ -83,13 +81,20 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     return [replace(group, rounds=counts[group]) for group in groups]
 
 
+def _attainable(events: Sequence[RoundEvent], colluding: int) -> bool:
+    """Tell whether some data are as far apart as is charged, with those who collude in every round: surely so only if everyone was."""
+    everyone = all(event.cohort == event.population for event in events)
+    return (colluding == 0 or everyone) and not any(event.histograms for event in events)
+
+
 def _order_by_mu(groups: Sequence[RoundGroup]) -> bool:
     """Tell whether a round of Gaussian noise with a larger mu costs more under each trust model.
 
     Not where rounds differ in anything else that a figure depends on: what is protected, how often, in which batches, behind whom; nor
     where more clients may hide the one with the larger mu better, or nobody learns who was in which round, nor so in how many.
     """
-    others = {(replace(group.release, mu=1.0), group.channel) for group in groups if isinstance(group.release, GaussianRelease)}
+    gaussian = [(replace(group.release, mu=1.0), group) for group in groups if isinstance(group.release, GaussianRelease)]
+    others = {(release, group.channel, group.sampling, group.rate) for release, group in gaussian}
     if len(others) != 1 or groups[0].channel == "secure-sum":
         return False
     hidden = groups[0].channel == "ideal-shuffler" and not groups[0].release.not_shuffled
