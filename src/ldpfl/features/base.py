@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from importlib.resources import as_file, files
+from typing import ClassVar
 
+from safetensors.torch import load_file
 from torch import Tensor
+
+from ldpfl.errors import ConfigError
 
 
 class FeatureMap(ABC):
@@ -21,6 +26,35 @@ class FeatureMap(ABC):
     @abstractmethod
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the features (N, ...) float32 of ``inputs`` (N, ...)."""
+
+
+class DrawnFeatures(FeatureMap):
+    """Features that were learnt from drawings, of which the package holds ``most`` directions; the first ``directions`` are taken.
+
+    Attributes:
+        name: how configs call them, and their file.
+        pictures, taken: what kind of pictures they are of, in a word, and of which shape (C, H, W).
+    """
+
+    name: ClassVar[str]
+    pictures: ClassVar[str]
+    taken: ClassVar[tuple[int, int, int]]
+    most: ClassVar[int]
+    directions: int
+
+    def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        if inputs != self.taken:
+            size = " x ".join(map(str, self.taken[1:]))
+            raise ConfigError(f"features {self.name!r} take {self.pictures} of {size} pixels; these samples are {inputs}")
+        if not 1 <= self.directions <= self.most:
+            raise ConfigError(f"features {self.name!r} have 1 to {self.most} directions, got {self.directions}")
+        return (self.directions,)
+
+
+def shipped(name: str) -> dict[str, Tensor]:
+    """Return the tensors, as float32, of the package's file for the features called ``name``."""
+    with as_file(files("ldpfl.features").joinpath(f"{name}.safetensors")) as path:
+        return {key: tensor.float() for key, tensor in load_file(path).items()}
 
 
 def group_normalised(maps: Tensor, groups: int) -> Tensor:

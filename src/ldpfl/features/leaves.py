@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import as_file, files
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from ldpfl.errors import ConfigError
-from ldpfl.features.base import FeatureMap, unit
+from ldpfl.features.base import DrawnFeatures, shipped, unit
 from ldpfl.features.drawn_leaves import SIDE, drawn
 
 DIRECTIONS = 800
@@ -47,21 +44,18 @@ _CLUSTERINGS = 8
 
 
 @dataclass(frozen=True)
-class LeafFeatures(FeatureMap):
+class LeafFeatures(DrawnFeatures):
     """Colour pictures (N, 3, 32, 32) uint8 to vectors (N, ``directions``) float32 of length 1.
 
     Attributes:
         directions: how many of the 800 are kept, those of the largest variance first.
     """
 
+    name = "leaves"
+    pictures = "colour pictures"
+    taken = (3, SIDE, SIDE)
+    most = DIRECTIONS
     directions: int = DIRECTIONS
-
-    def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        if inputs != (3, SIDE, SIDE):
-            raise ConfigError(f"features 'leaves' take colour pictures of {SIDE} x {SIDE} pixels; these samples are {inputs}")
-        if not 1 <= self.directions <= DIRECTIONS:
-            raise ConfigError(f"features 'leaves' have 1 to {DIRECTIONS} directions, got {self.directions}")
-        return (self.directions,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
@@ -72,8 +66,7 @@ class LeafFeatures(FeatureMap):
 @lru_cache(maxsize=1)
 def learnt() -> dict[str, Tensor]:
     """Return what the package's file holds: filters (400, 3, 6, 6), thresholds (400,), mean (1600,), directions (1600, 800), float32."""
-    with as_file(files("ldpfl.features").joinpath("leaves.safetensors")) as path:
-        return {name: tensor.float() for name, tensor in load_file(path).items()}
+    return shipped("leaves")
 
 
 def _answers(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:

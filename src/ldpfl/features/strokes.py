@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import as_file, files
 
 import numpy as np
 import scipy.linalg
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
-from ldpfl.errors import ConfigError
-from ldpfl.features.base import FeatureMap, unit
+from ldpfl.features.base import DrawnFeatures, shipped, unit
 from ldpfl.features.scattering import MAPS, scattered
 
 SIDE = 28
@@ -38,21 +35,18 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class StrokeFeatures(FeatureMap):
+class StrokeFeatures(DrawnFeatures):
     """Gray images (N, 1, 28, 28) uint8, ink bright on dark, to vectors (N, ``directions``) float32 of length 1.
 
     Attributes:
         directions: how many of the 200 are kept, the most telling first.
     """
 
+    name = "strokes"
+    pictures = "gray images"
+    taken = (1, SIDE, SIDE)
+    most = DIRECTIONS
     directions: int = DIRECTIONS
-
-    def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        if inputs != (1, SIDE, SIDE):
-            raise ConfigError(f"features 'strokes' take gray images of {SIDE} x {SIDE} pixels; these samples are {inputs}")
-        if not 1 <= self.directions <= DIRECTIONS:
-            raise ConfigError(f"features 'strokes' have 1 to {DIRECTIONS} directions, got {self.directions}")
-        return (self.directions,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
@@ -63,8 +57,7 @@ class StrokeFeatures(FeatureMap):
 @lru_cache(maxsize=1)
 def learnt() -> dict[str, Tensor]:
     """Return what the package's file holds: the mean (3969,) of the scribbles' features, and the directions (3969, 200)."""
-    with as_file(files("ldpfl.features").joinpath("strokes.safetensors")) as path:
-        return {name: tensor.float() for name, tensor in load_file(path).items()}
+    return shipped("strokes")
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
