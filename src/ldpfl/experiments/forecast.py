@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import once_cohort, round_cohort, round_event
+from ldpfl.server import histogram_event, once_cohort, round_cohort, round_event
 
 _LONGEST = 2 * 10**8
 """Clients times rounds: some ten seconds."""
@@ -50,8 +48,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         )
     ledger = Ledger()
     for stage in range(1, measured + 1):
-        event = round_event(stage, mechanism.release(ranges), clients, np.full(clients, stage), config.shuffling.channel)
-        ledger = ledger.charge(replace(event, histograms=True))
+        ledger = ledger.charge(histogram_event(stage, mechanism.release(ranges), clients, config.shuffling.channel))
     joined = np.full(clients, measured, dtype=np.int64)
     for number in range(1, config.training.rounds + 1):
         if once:

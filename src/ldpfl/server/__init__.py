@@ -3,7 +3,7 @@
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
 from ldpfl.server.close import NotFiniteError, Observed, ServerRules, advance, close_idle_round, close_round
-from ldpfl.server.cohort import once_cohort, round_cohort, round_event, sample_cohort, self_sampled_cohort
+from ldpfl.server.cohort import histogram_event, once_cohort, round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import ServerState, client_values
@@ -23,6 +23,7 @@ __all__ = [
     "close_idle_round",
     "close_round",
     "has_stopped",
+    "histogram_event",
     "initial_checkpoint",
     "once_cohort",
     "round_cohort",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -84,3 +85,8 @@ def round_event(
         return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + self_sampling) / 2, channel)
     sampling: Sampling = "everyone" if cohort == joined.size else "visible"
     return RoundEvent(number, release, cohort, joined.size, most, sampling, channel=channel)
+
+
+def histogram_event(stage: int, release: Release, clients: int, channel: Channel) -> RoundEvent:
+    """Return the ledger's record of histograms that all ``clients`` send before the first round, the ``stage``-th, from 1."""
+    return replace(round_event(stage, release, clients, np.full(clients, stage), channel), histograms=True)

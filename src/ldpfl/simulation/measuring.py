@@ -7,7 +7,7 @@ record moves them by no more than one clipped gradient would. So a histogram cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor, sqrt
 
 import numpy as np
@@ -24,7 +24,7 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import round_event
+from ldpfl.server import histogram_event
 from ldpfl.shuffling import mix
 
 _AT_ONCE = 1 << 22
@@ -70,8 +70,7 @@ class Measuring:
         if self.mechanism is not None:
             release = self.mechanism.release(_ranges(edges))
             for stage in range(1, scaling.STAGES + 1):
-                event = round_event(stage, release, len(parts), np.full(len(parts), stage), self.channel)
-                ledger = ledger.charge(replace(event, histograms=True))
+                ledger = ledger.charge(histogram_event(stage, release, len(parts), self.channel))
         return scaling.scaled(dataset, center, spread), ledger
 
     def _histograms(self, values: Floats, edges: Floats, parts: Sequence[NDArray[np.int64]], *, stage: int) -> tuple[Floats, float]:
