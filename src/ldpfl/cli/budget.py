@@ -24,8 +24,8 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.report.terminal import terminal
 
 _HOLDS = (
-    "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort, "
-    "and how it left; no data, no report, and nothing that was computed from either"
+    "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort "
+    "(among how many it counts as hidden, whatever was mixed) and how it left; no data, no report, and nothing that was computed from either"
 )
 
 _REPLACED = {"client": "all its data", "record": "any one of its records, which says little of the client"}

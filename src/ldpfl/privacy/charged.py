@@ -93,8 +93,11 @@ def _order_by_mu(groups: Sequence[RoundGroup]) -> bool:
     Not where rounds differ in anything else that a figure depends on: what is protected, how often, in which batches, behind whom; nor
     where more clients may hide the one with the larger mu better, or nobody learns who was in which round, nor so in how many.
     """
-    gaussian = [(replace(group.release, mu=1.0), group) for group in groups if isinstance(group.release, GaussianRelease)]
-    others = {(release, group.channel, group.sampling, group.rate) for release, group in gaussian}
+    others = {
+        (replace(group.release, mu=1.0), group.channel, group.sampling, group.rate)
+        for group in groups
+        if isinstance(group.release, GaussianRelease)
+    }
     if len(others) != 1 or groups[0].channel == "secure-sum":
         return False
     hidden = groups[0].channel == "ideal-shuffler" and not groups[0].release.not_shuffled
