@@ -25,7 +25,7 @@ from ldpfl.report.terminal import terminal
 
 _HOLDS = (
     "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort "
-    "(among how many it counts as hidden, whatever was mixed) and how it left; no data, no report, and nothing that was computed from either"
+    "(among how many it counts as hidden, whatever was mixed) and how it left; no data, no report, and nothing computed from either"
 )
 
 _REPLACED = {"client": "all its data", "record": "any one of its records, which says little of the client"}
