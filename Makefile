@@ -4,21 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-fast docs check lint format bench clean
+.PHONY: run test test-fast test-all docs check lint format bench clean
 .DEFAULT_GOAL := run
 
 run: $(READY)
 	$(BIN)/ldpfl run
 
 # One thread a worker: two workers of two threads each would be ten times slower than one. One worker more than cores: many tests wait.
-TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 1))
+# Compiled files are kept even where the environment says otherwise: the tests start many processes, and rewrite many assertions.
+TEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 1))
 
+# Everything but further settings, longer draws and larger sizes of what is tested anyway.
 test: $(READY)
+	$(TEST) -m 'not thorough'
+
+test-all: $(READY)
 	$(TEST)
 
 # Everything but deployments, processes that are killed, long statistics, and what else takes seconds.
 test-fast: $(READY)
-	$(TEST) -m 'not slow'
+	$(TEST) -m 'not slow and not thorough'
 
 # A site in build/site.
 docs: $(READY)

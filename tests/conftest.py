@@ -29,6 +29,16 @@ settings.load_profile("untimed")
 
 Pixels = NDArray[np.uint8]
 
+
+@pytest.hookimpl(tryfirst=True)  # before "-m" chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as ``thorough`` the settings of a test that ``thorough_for`` names."""
+    for item in items:
+        for mark in item.iter_markers("thorough_for"):
+            if isinstance(item, pytest.Function) and item.callspec.id in mark.args:
+                item.add_marker("thorough")
+
+
 CLASSES = 10
 
 

@@ -49,6 +49,7 @@ class Counted:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_runs_are_compared_and_nothing_is_made_twice(
     ldpfl: CommandLine, config_file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

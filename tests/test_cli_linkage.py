@@ -70,6 +70,7 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine) -> None:
 
 @pytest.mark.parametrize("setting", [LinkageSetting(5, 6, spread=0.0), LinkageSetting(5, 6, shortfall=9.0, watched=(1,))])
 @pytest.mark.slow
+@pytest.mark.thorough_for("setting0")
 def test_a_plot_of_one_watched_number_of_no_spread_and_of_one_delay(setting: LinkageSetting, tmp_path: Path) -> None:
     result = linkage(setting, LinkagePlan((0.0,), 1))
     for kind in ("svg", "png", "pdf"):

@@ -144,6 +144,7 @@ def test_a_file_that_may_not_become_as_large_as_a_checkpoint_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLine, tiny_data: Path) -> None:
     file = Path("a sweep.toml")
     file.write_text(SWEEP.replace("[0, 1]", "[0]"), encoding="utf-8")

@@ -386,6 +386,7 @@ def test_the_help_names_every_option(command: str, ldpfl: CommandLine) -> None:
     assert command in ldpfl("--help").out
 
 
+@pytest.mark.thorough
 def test_a_regime_says_on_which_settings_its_figures_rest(ldpfl: CommandLine) -> None:
     printed = ldpfl("plan", "--regime", "local", "--target", "4", "--clients", "500", "--weights", "20", "--rounds", "2").out
     assert "norm 1, magnitude_share 0" in " ".join(printed.split())

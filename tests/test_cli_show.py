@@ -294,6 +294,7 @@ FILES_OF_OTHERS = ("participation.json", "stopped.txt")
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_whatever_is_damaged_is_one_line(ldpfl: CommandLine, tiny_data: Path, unfinished: Path, config_file: Path) -> None:
     """In a finished and an unfinished run; and what is left of a config may not be taken for a run of the defaults."""
     shared = ["--data-dir", str(tiny_data), "--no-baseline", "--json"]
@@ -320,6 +321,7 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(ldpfl: CommandLine, u
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_figures_of_another_kind_are_one_line(ldpfl: CommandLine, tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     """Each figure that is read is left out, or something else, in turn: no command stumbles over it."""
     run = tmp_path / "run"

@@ -85,6 +85,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_in_which_nobody_takes_part_has_a_table_too(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
     # One client that joins with a probability in (0, 1): with some seeds it stays away from the only round.
     text = SWEEP.replace("clients.count=4", "clients.count=1").replace("seeds = [0, 1]", f"seeds = {list(range(6))}")
@@ -111,6 +112,7 @@ seeds = [0, 1]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
     ldpfl: CommandLine, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_the_forecast_is_the_ledger_that_a_run_on_own_data_leaves(table: Path) -
 
 @pytest.mark.parametrize("count", [12_000])
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_as_good_as_a_pooled_regression(count: int) -> None:
     """20 hospitals of 600 rows: at epsilon 4 within 3 points of scikit-learn on all rows, without noise within 1."""
     frame = patients(count, 20).drop(columns="days")

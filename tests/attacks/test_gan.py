@@ -94,6 +94,7 @@ def test_more_images_than_are_made_at_once(target: Target, own: Samples) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_unprotected_model_gives_its_class_away_and_an_untrained_one_does_not(tiny_task: Dataset, own: Samples) -> None:
     """A bar marks the label by its rows; no image of the attacker has one in these rows, so only the model can tell.
 

@@ -81,6 +81,7 @@ def test_two_windows_that_overlap(gap: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_clients_whose_usual_times_are_known_within_an_error() -> None:
     """Windows are told apart, and whose is which is guessed rightly with probability Phi(gap / (sqrt(2) u))."""
     setting = replace(KNOWN, parameters=2, uncertainty=1.0, watched=(1, 4))

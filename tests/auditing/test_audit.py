@@ -75,6 +75,7 @@ def failures(audit: MechanismAudit) -> set[str]:
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 10.0])
 @pytest.mark.slow
+@pytest.mark.thorough_for("0.1", "4.0", "10.0")
 def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float) -> None:
     audit = audit_mechanism(Duchi(epsilon), trials=200_000, seed=1)
     assert audit.passed, audit.verdict
@@ -100,6 +101,7 @@ def test_a_seed_makes_an_audit_reproducible() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_false_alarms_are_as_rare_as_stated() -> None:
     # 20 audits at error rate 0.3: more than 13 alarms would come up once in 3,800 times at that rate, and the bounds are
     # wider than they need to be. Fewer trials than usual, so that skew and discreteness count.
@@ -153,6 +155,7 @@ def test_a_range_twice_too_small_shows_as_bias_and_breaks_no_promise() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_percent_too_much_breaks_epsilon_1() -> None:
     # - at the two ends is then e**1.0487 times as likely: 9 standard errors above the claim at these trials.
     audit = audited(TwoPercentMore(1.0), trials=1_000_000)
@@ -176,6 +179,7 @@ def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name.startswith("the same bits") and "call" not in name])
 @pytest.mark.slow
+@pytest.mark.thorough_for("the same bits in every block", "the same bits every 4,097 weights")
 def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     # A block is 4,096 weights long or more.
@@ -251,6 +255,7 @@ def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal[
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_whole_rows_that_share_their_noise_are_found() -> None:
     assert failures(audited(RestartingRows(1.0, unit="vector"), trials=2000)) >= {"independent calls"}
     assert failures(audited(SharedRows(1.0, unit="vector"), trials=2000)) >= {"independent clients"}
@@ -284,6 +289,7 @@ def test_at_least_the_trials_asked_for_are_made(trials: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_more_trials_than_fit_a_block_are_made_in_several() -> None:
     audit = audit_mechanism(Duchi(1.0), trials=600_000, seed=5)  # a call of encode is given at most half of 2**20
     assert audit.passed
@@ -420,12 +426,21 @@ OF_BITS = [name for name, planted in FAULTS.items() if planted.found in ("epsilo
 
 @pytest.mark.parametrize("name", OF_BITS)
 @pytest.mark.slow
+@pytest.mark.thorough_for(
+    "the place of the largest weight",
+    "the last thousandth without noise",
+    "the sign in the lowest bit of one weight",
+    "the largest weight without noise",
+    "two weights that share noise",
+    "a fifth of the noise on one weight",
+)
 def test_a_fault_of_few_weights_or_of_raw_bits_is_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     assert found in failures(audited(mechanism, trials=8_000 if isinstance(mechanism, Harmony) else 100_000))
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ties_that_belong_to_both_halves_are_found() -> None:
     audit = audited(ClosedHalfSpace(1.0), trials=8_000)
     (check,) = [check for check in audit.checks if check.name == "epsilon, one sign turned"]

@@ -72,6 +72,7 @@ def test_a_whole_report_is_recognised_although_each_weight_is_private(finished: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_bounds_keep_what_is_proved_of_a_single_weight(finished: RunFolder, tiny_data: Path) -> None:
     """Each fails by chance with probability 5 % at most, if the guarantee of one weight holds; 20 fixed seeds."""
     claim, broken = math.e**EPSILON / (1 + math.e**EPSILON), 0

@@ -74,6 +74,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
     own: str, tiny_data: Path, tmp_path: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_table_of_distances_attacks_each_run_once(own: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And shows the mean over a row's runs; without training it shows what was attacked before."""
     table = tmp_path / "table.toml"

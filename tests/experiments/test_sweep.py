@@ -157,6 +157,7 @@ def test_a_variant_that_does_not_fit_is_found_before_any_training() -> None:
         check_cells(cells(late, TINY))
 
 
+@pytest.mark.thorough
 def test_a_row_states_what_its_costliest_seed_does(tiny_data: Path, tmp_path: Path) -> None:
     """Who takes part most often follows from the seed, where a part of the clients does."""
     config = sweep().model_copy(update={"seeds": [0, 1, 2], "variants": {"bits": []}, "axes": {}})

@@ -582,6 +582,7 @@ sys.exit(0 if sent.size == size and (sent == 1).all() else 1)
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_of_many_weights_trains_on_several_threads() -> None:
     """In a process of its own: once PyTorch has used several threads, no forked process can."""
     done = subprocess.run([sys.executable, "-c", MANY], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)

@@ -28,6 +28,7 @@ def app_in(folder: Path, client: str = QUIET, package: str = "") -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
     assert list(run_at_import(app_in(tmp_path, package='"""Mine."""\n__version__ = "1"\n__all__ = ["a"]\n'))) == []
     assert list(run_at_import(Path(__file__).parents[2] / "examples" / "flower-mnist")) == []

@@ -13,6 +13,7 @@ ASKING = Path(__file__).parent / "ask_a_node.py"
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_a_server_names_is_never_touched(tmp_path: Path) -> None:
     """Some 250 rounds, watched by the interpreter's audit hook, with a module and a file of that name where they would be found."""
     (tmp_path / "zebrafinch.py").write_text("def boom(**options): raise SystemExit\n", encoding="utf-8")

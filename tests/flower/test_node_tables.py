@@ -263,6 +263,13 @@ CELLS: dict[str, Sequence[Any]] = {
 @pytest.mark.parametrize("case", RULES)
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.slow
+@pytest.mark.thorough_for(
+    "parquet-a class is left out",
+    "parquet-a category is left out",
+    "parquet-words as numbers",
+    "parquet-what is missing is refused",
+    "parquet-a number of it",
+)
 def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(case: str, suffix: str, tmp_path: Path) -> None:
     """Each row of a pair of tables that differ in one is read alike in all others, and none stops the node."""
     place = 5

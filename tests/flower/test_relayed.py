@@ -62,6 +62,7 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
 @pytest.mark.parametrize("linked", [1, 4])
 @pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "full-dp"])
 @pytest.mark.slow
+@pytest.mark.thorough_for("full-dp-1", "harmony-1", "laplace-4", "duchi-1")
 def test_a_round_over_the_relay_learns_what_one_without_it_does(name: str, linked: int, world: World) -> None:
     config = config_of(f"mechanism.name={name}", "ranges.rule=fixed" if name == "full-dp" else "ranges.rule=denoised")
     world.linked = linked
@@ -153,6 +154,7 @@ def failing(message: Message, context: Context) -> Message:
 @pytest.mark.slow
 @pytest.mark.parametrize("reply_s", [0.0, 1.0])
 @pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.thorough_for("False-1.0")
 def test_what_the_relay_is_asked_does_not_depend_on_training(cancelled: bool, reply_s: float, world: World) -> None:
     """Also where the aggregator ends the round while clients train, to count how often those ask that could not finish."""
     seen = []

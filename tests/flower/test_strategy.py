@@ -309,6 +309,7 @@ def test_the_ledger_has_a_round_that_the_server_did_not_live_to_close(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ranges_that_run_away_do_not_end_the_run(tmp_path: Path) -> None:
     """Five honest clients at a small epsilon: each round's noise widens the ranges, and so the noise of the next one."""
     config, folder = config_of("mechanism.epsilon=0.5", "ranges.rule=noisy-minmax"), RunFolder(tmp_path / "run")

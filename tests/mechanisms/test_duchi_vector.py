@@ -232,6 +232,7 @@ def exact_law(mechanism: DuchiVector, dimension: int) -> NDArray[np.object_]:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("dimension", range(1, 7))
 @pytest.mark.slow
+@pytest.mark.thorough_for("6-0.1", "6-1.0", "6-4.0", "6-30.0")
 def test_the_encoders_law_is_exact_in_integers(dimension: int, epsilon: float) -> None:
     """The ratio of any two probabilities is hi / lo, which thresholds keep below e^epsilon, and the estimate is unbiased."""
     mechanism, (lo, hi) = DuchiVector(epsilon), thresholds(epsilon)
@@ -449,6 +450,7 @@ def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_audit_finds_nothing_and_comes_close() -> None:
     audit = audit_mechanism(DuchiVector(4.0), trials=5_000, seed=1)
     assert audit.passed, audit.verdict

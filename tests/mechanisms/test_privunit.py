@@ -232,6 +232,7 @@ def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dim
         (200, 2.0, 0.5, 0.0, 1_500),
     ],
 )
+@pytest.mark.thorough_for("3-4.0-0.3-0.75-5000")
 def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: float, share: float, length: float, clients: int) -> None:
     """Six cases of eight comparisons each with |z| < 4: a false alarm once in 330 seeds; the seed is fixed."""
     norm = 3.0
@@ -511,6 +512,7 @@ def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_audit_finds_nothing() -> None:
     """The norm is that of the audit's corners, so that its box and the ball clip the same inputs alike.
 

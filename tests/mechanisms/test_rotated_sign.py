@@ -87,6 +87,7 @@ def test_a_full_update_uses_both_thresholds_and_none_uses_half() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_counts_estimate_the_mean_direction_with_the_stated_noise() -> None:
     """Over rotations: 400 rounds of 200 clients; a bound that a right estimate exceeds with probability below 1e-6."""
     generator = torch.Generator().manual_seed(4)

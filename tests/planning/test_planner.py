@@ -62,12 +62,14 @@ def test_a_plan_has_the_promised_keys_and_is_strict_json() -> None:
 
 @pytest.mark.parametrize("setting", [ONE, replace(ONE, weights=7, rounds=1, clients=9)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("setting1")
 def test_a_plan_is_the_account_of_the_run_that_it_plans(setting: Setting) -> None:
     expected = account(explicit(setting), setting.delta).to_dict()
     assert {name: figures(setting)[name] for name in expected} == expected
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_solver_and_plot_take_the_bound_that_holds_in_training() -> None:
     """Not the smaller one, which is for inputs that are fixed beforehand."""
     setting = replace(ONE, weights=300, rounds=3, clients=9)
@@ -142,6 +144,7 @@ def test_where_a_part_takes_part_nothing_is_said_to_be_attained_or_necessary() -
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_clients_that_decide_for_themselves_are_sometimes_few() -> None:
     """Where how many took part is not averaged over, a plan is for as few as there hardly ever are: no run's ledger says more."""
     sampled = plan(Setting(1.0, 10_000, 100, 2, participation=0.01, self_sampling=True, mechanism="harmony", layers=1))
@@ -292,6 +295,7 @@ def test_participation_and_colluding_clients_are_added_to_those_needed(solved: S
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_the_paper_s_setting_needs_for_a_central_epsilon_of_4() -> None:
     """277,293 clients by its data set that attains most; 278,161 by the certified bound."""
     few, many = (attained_epsilon([ShuffledRounds(1.0, clients, 21_840, 10)], 1e-5) for clients in (277_193, 277_393))

@@ -32,6 +32,7 @@ def planned(regime: str, target: float = 1.0, **more: Any) -> RegimePlan:
 
 @pytest.mark.parametrize("regime", SIZE)
 @pytest.mark.slow
+@pytest.mark.thorough_for("shuffled")
 def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
     plan = planned(regime)
     best = plan.statement.best
@@ -42,6 +43,7 @@ def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_noise_is_as_many_times_a_trusted_servers_as_theory_says() -> None:
     ratio = {regime: plan.noise / plan.trusted_noise for regime in SIZE for plan in [planned(regime)]}
     assert ratio["records"] == pytest.approx(10, rel=0.01)  # the root of the number of clients
@@ -59,6 +61,7 @@ def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise() -> None:
     plain, drawn, linked = (planned("shuffled", **more) for more in ({}, {"group": 8}, {"linked": 2}))
     assert (plain.bytes_per_client, plain.relay_records) == (4, 32)
@@ -69,6 +72,7 @@ def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_colluding_clients_cost_noise_where_others_hide() -> None:
     for regime in ("shuffled", "records-summed"):
         assert planned(regime, colluding=50).noise > planned(regime).noise

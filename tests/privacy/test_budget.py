@@ -676,6 +676,7 @@ def test_a_reply_before_the_bound_was_set_is_not_forgotten(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_divergences_behind_a_relay_bound_every_small_tree_of_choices() -> None:
     """Two reports of two clients; the second one's epsilon follows from what was seen of the first: by enumeration, at the other's worst.
 

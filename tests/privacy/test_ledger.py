@@ -549,6 +549,7 @@ def _histories(clients: int, rounds: int) -> set[tuple[tuple[int, int], ...]]:
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [(2, 4), (3, 4), (4, 3)])
+@pytest.mark.thorough_for("3-4", "4-3")
 def test_what_is_read_is_just_what_may_have_happened(clients: int, rounds: int) -> None:
     """Whoever takes part: of every cohort and every count, by enumeration."""
     possible, release = _histories(clients, rounds), BinaryRelease("duchi", 1.0, 5)

@@ -187,6 +187,7 @@ def test_features_are_code_or_paths_only_where_the_policy_names_them(name: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_secret_order_does_not_hide_bits_as_if_each_had_its_own() -> None:
     """A report of many bits: its client's bits stand at one place of the order, and add up among those of its round."""
     bits = BinaryRelease("duchi", 1.0, 64)

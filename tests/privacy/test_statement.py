@@ -220,6 +220,7 @@ def test_a_shuffled_vector_is_accounted_by_clones() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_units_that_travel_together_are_accounted_as_one_message_and_never_below_single_ones() -> None:
     apart = figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000))
     linked = [figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000, linked=size)) for size in (2, 4, 9)]
@@ -233,6 +234,7 @@ def test_units_that_travel_together_are_accounted_as_one_message_and_never_below
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_rounds_that_differ_are_composed_together() -> None:
     """More than the dearest alone, and no less than what some data set loses."""
     dear, cheap = BinaryRelease("duchi", 1.0, 2), BinaryRelease("duchi", 0.5, 2)
@@ -571,6 +573,7 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
 
 @pytest.mark.parametrize("common", [None, exp(-6.0) * 1.01])
 @pytest.mark.slow
+@pytest.mark.thorough_for("0.0025035396984330223")
 def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: float | None) -> None:
     """Whichever came first: at the same epsilon, what is known of one round says nothing of another."""
     hiding = PureRelease("piecewise", 6.0, 1, "vector", blanket=exp(-3.0))
@@ -621,6 +624,7 @@ def test_histograms_of_columns_attain_nothing() -> None:
     assert [event.histograms for event in Ledger.from_json(text).events] == [event.histograms for event in rounds]
 
 
+@pytest.mark.thorough
 def test_nothing_is_attained_where_no_client_is_known_to_have_sent_what_is_charged() -> None:
     """In a secret order nobody knows the client's round; and of rounds that differ it joined fewer than are charged."""
     once = Ledger(tuple(RoundEvent(number, replace(BITS, units=2), 1, 20, 1, "once") for number in range(1, 21)))

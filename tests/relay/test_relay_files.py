@@ -75,6 +75,7 @@ def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.thorough_for("0")
 def test_nothing_stays_either_where_another_round_is_open(seed: int, sqlite_store: Store, tmp_path: Path) -> None:
     """Their rows share pages, and SQLite leaves copies in the room that it moves rows out of; overwriting a row does not reach those."""
     chance = random.Random(seed)
@@ -332,6 +333,7 @@ def fill(disk: Path, name: str, left: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_full_disks_wear_nothing_down(small_disk: Path, clock: Clock) -> None:
     """Each time that the disk is full, ending a round gives up the room that is kept for that: it comes back whole, or nothing is taken."""
     size = terms(record_bytes=1024, records_per_upload=1024, min_clients=1, max_uploads=100)

@@ -106,6 +106,7 @@ def test_a_page_about_runs_is_for_everybody(name: str, pages: dict[str, str], tm
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_page_about_a_sweep_is_for_everybody(pages: dict[str, str], tmp_path: Path, ldpfl: CommandLine) -> None:
     assert ldpfl("report", pages["a sweep"], "--out", tmp_path / "sweep.html").code == 0
     check((tmp_path / "sweep.html").read_text(encoding="utf-8"), tmp_path)

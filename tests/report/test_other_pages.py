@@ -37,6 +37,7 @@ def text_of(page: Path) -> tuple[Reader, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_has_a_page_of_every_setting(swept: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Also of those whose noise was set by a target, and those that protect nothing; whatever a result's file says it holds."""
     for result in (swept / "runs").glob("*/result.json"):
@@ -71,6 +72,7 @@ def test_a_sweep_that_goes_on_says_how_far_it_is(swept: Path, ldpfl: CommandLine
         ("--regime", "records", "--target", 2, "--clients", 10, "--records", 60, "--rounds", 5, "--weights", 20, "--colluding", 2),
     ],
 )
+@pytest.mark.thorough_for("asked0")
 def test_a_plan_has_a_page(asked: tuple[object, ...], ldpfl: CommandLine, tmp_path: Path) -> None:
     plan, page = tmp_path / "plan.json", tmp_path / "plan.html"
     planned = ldpfl("plan", *map(str, asked), "--json").out

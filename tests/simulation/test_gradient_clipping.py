@@ -91,6 +91,7 @@ def test_with_a_small_norm_each_step_is_as_long_as_the_norm_says(std: float, ste
     ("model", "shape", "clip_norm", "momentum"),
     [("two-layer-cnn", (1, 20, 20), 2.0, 0.5), ("small-vgg", (3, 8, 8), 0.7, 0.0), ("logistic-regression", (1, 28, 28), 12.0, 0.9)],
 )
+@pytest.mark.thorough_for("small-vgg-shape1-0.7-0.0")
 def test_a_client_ends_in_the_same_bits_whoever_is_clipped_beside_it(
     model: str, shape: tuple[int, int, int], clip_norm: float, momentum: float
 ) -> None:

@@ -328,6 +328,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
 
 
 @pytest.mark.parametrize("name", SOUND)
+@pytest.mark.thorough_for("time-varying", "dpa")
 def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: str, tiny_task: Dataset) -> None:
     """Whoever joined most often is charged for as many rounds, the dearest ones, in closed form."""
     schedule = SCHEDULES[name]

@@ -96,6 +96,19 @@ def certificate_of(made: Ledger) -> Certificate:
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.slow
+@pytest.mark.thorough_for(
+    "linked bits",
+    "two budgets",
+    "noise of two budgets",
+    "vectors with something in common",
+    "noise on weights",
+    "cohorts of two sizes",
+    "noise on linked weights",
+    "of two balls",
+    "bits that are summed",
+    "one round",
+    "a part of the clients",
+)
 def test_every_line_is_confirmed_by_a_figure_near_to_it(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS[name])
     found = verify(certificate_of(RUNS[name]), ledger=file)
@@ -122,6 +135,7 @@ def test_a_tenth_less_is_not_confirmed(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_CHECKED)
 @pytest.mark.slow
+@pytest.mark.thorough_for("linked bits of many clients")
 def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED[name])
     found = verify(certificate_of(NOT_CHECKED[name]), ledger=file)
@@ -256,6 +270,7 @@ def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: Path) -> None:
     """A client that joined two of four rounds is charged the two that hide it least."""
     cohorts = enumerate((90, 50, 80, 60), start=1)
@@ -303,6 +318,7 @@ def test_a_record_s_guarantee_is_none_of_its_client() -> None:
     ],
 )
 @pytest.mark.slow
+@pytest.mark.thorough_for("change6", "change7")
 def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
     tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
     first, delta = tree["statement"]["charged"][0], change.get("delta", 1e-5)
@@ -348,6 +364,7 @@ def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_p
 @pytest.mark.parametrize(("number", "epsilon0"), [(10**7, 29.9), (10**7, 1e-4), (10**5, 0.5), (10**6, 29.9)])
 @pytest.mark.parametrize("stated", [1e-6, 1e300])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1e+300-100000-0.5", "1e+300-10000000-0.0001", "1e-06-10000000-0.0001")
 def test_a_figure_far_from_the_truth_takes_no_sum_of_all_terms(number: int, epsilon0: float, stated: float) -> None:
     made = certificate_of(ledger(PureRelease("laplace", epsilon0, number, "weight"), 1, channel="direct"))
     lines = [line.model_copy(update={"epsilon": stated, "delta": 1e-5}) for line in made.statement.guarantees[:1]]
@@ -386,6 +403,7 @@ def test_what_is_no_certificate_is_named(text: str, tmp_path: Path, ldpfl: Comma
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_not_checked_does_not_pass(tmp_path: Path, ldpfl: CommandLine) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED["linked bits of many clients"])
     ldpfl("certify", file, "--out", tmp_path / "certificate.json")

@@ -144,6 +144,7 @@ def test_different_kinds_are_composed_together() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_round_of_many_bits_is_above_what_one_data_set_attains_and_below_its_convolution() -> None:
     bit, reports = CountedBit(0.5, 3), 400
     truth = 1 / (1 + exp(-0.5))

@@ -100,6 +100,7 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_it_bounds(epsilon0: float, 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_composition_holds_for_two_records_of_two_clients() -> None:
     """By enumeration of all four-tuples of shuffled views, for the inputs that are worst: all bits differ."""
     epsilon0, delta = 0.5, 0.01
@@ -185,6 +186,7 @@ def test_the_lattice_adds_next_to_nothing_to_the_sum_of_three_kinds(epsilon0: fl
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_more_in_common_hides_more_and_never_less_than_any_report_does() -> None:
     """And a report whose two halves are all that it tells is a bit."""
 
@@ -203,6 +205,7 @@ def cloned(group: RoundGroup) -> ClonedReports:
 
 @pytest.mark.parametrize("linked", [1, 3])
 @pytest.mark.slow
+@pytest.mark.thorough_for("3")
 def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_is_certified(linked: int) -> None:
     release = PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25))
     group = RoundGroup(release, 400, 400, 5, linked=linked)
@@ -226,6 +229,7 @@ def test_a_single_bit_costs_little_more_than_its_count() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_links_cost_more_the_longer_they_are_and_far_less_than_any_report_would() -> None:
     release = BinaryRelease("rotated-sign", 0.06, 4096, unit="coordinate")
     groups = {linked: RoundGroup(release, 20_000, 20_000, 5, linked=linked) for linked in (1, 2, 8, 32)}
@@ -249,6 +253,7 @@ def test_a_sampled_coordinate_costs_what_a_known_one_costs_to_a_blanket() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_rounds_of_different_sizes_add_up_and_fewer_clients_hide_less() -> None:
     def epsilon(*sizes: int) -> float:
         return blanket_epsilon([Hidden(Bits(0.2, 4), size, 50) for size in sizes], 1e-5)
@@ -277,6 +282,7 @@ def test_the_budget_of_a_bit_may_be_huge() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_attained_is_not_said_of_clients_that_decide_in_secret() -> None:
     release = PureRelease("piecewise", 2.0, 100, "weight", blanket=exp(-1.0))
     secret = behind_shuffler([RoundGroup(release, 90, 10_000, 20, sampling="secret", rate=0.01)])

@@ -85,6 +85,7 @@ def test_rounds_cover_enumeration_and_cost_less_than_no_crowd() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_staying_away_costs_more_than_it_hides() -> None:
     # Fewer reports to hide among: at a large epsilon a rate in (0.5, 1) never pays.
     setting = ShuffledRounds(1.0, 150, 11_000)

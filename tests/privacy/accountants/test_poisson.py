@@ -58,6 +58,7 @@ def test_a_rate_of_one_is_no_sampling() -> None:
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 1000), (2.0, 0.1, 100), (10.0, 0.5, 40)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1.0-0.01-1000")
 def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_whole_batch_costs(
     noise: float, rate: float, rounds: int
 ) -> None:

@@ -96,6 +96,7 @@ def one_group(group: ShuffledRounds, delta: float = 1e-6) -> Bracket:
     ("clients", "count", "epsilon0", "delta"),
     [(2, 2, 0.1, 0.01), (2, 3, 1.0, 0.1), (3, 2, 1.0, 0.1), (3, 3, 0.1, 0.01), (3, 3, 1.0, 0.1), (3, 3, 3.0, 0.01)],
 )
+@pytest.mark.thorough_for("3-2-1.0-0.1", "3-3-0.1-0.01", "3-3-1.0-0.1")
 def test_it_covers_every_data_set(clients: int, count: int, epsilon0: float, delta: float) -> None:
     # Others may hold something else for every weight, and the target may move either way in each of them.
     cases = [product(parts) for parts in itertools.combinations_with_replacement(worst_cases(epsilon0, clients), count)]
@@ -123,6 +124,7 @@ def test_what_is_attained_is_that_of_the_one_data_set(epsilon0: float, delta: fl
 @pytest.mark.parametrize("clients", [2, 3])
 @pytest.mark.parametrize(("epsilon0", "delta"), [(0.3, 0.02), (1.0, 0.1), (2.5, 0.05)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("0.3-0.02-3", "2.5-0.05-2", "1.0-0.1-2", "1.0-0.1-3", "2.5-0.05-3")
 def test_it_covers_adversaries_who_look_at_the_first_round(clients: int, epsilon0: float, delta: float) -> None:
     # The second round's data set is any function of the first round's count: all of these functions, for two rounds of one bit.
     pairs = worst_cases(epsilon0, clients)
@@ -168,6 +170,7 @@ def test_it_covers_inner_inputs(data: st.DataObject, epsilon0: float, delta: flo
     delta=st.floats(-9.0, -2.0).map(lambda exponent: 10**exponent),
 )
 @settings(max_examples=5)
+@pytest.mark.thorough
 def test_the_bounds_are_in_order(clients: int, epsilon0: float, reports: int, rounds: int, delta: float) -> None:
     group = ShuffledRounds(epsilon0, clients, reports, rounds)
     upper, adaptive = certified_epsilon([group], delta)
@@ -188,6 +191,7 @@ def test_the_bounds_are_in_order(clients: int, epsilon0: float, reports: int, ro
     ],
 )
 @pytest.mark.slow
+@pytest.mark.thorough_for("rounds-smaller2-larger2", "epsilon0-smaller0-larger0", "cells-smaller4-larger4")
 def test_a_third_more_costs_more(name: str, smaller: ShuffledRounds, larger: ShuffledRounds) -> None:
     less, more = one_group(smaller), one_group(larger)
     assert less.lower < more.lower, name
@@ -249,6 +253,7 @@ def test_tiny_epsilons_are_hidden() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_equal_groups_are_merged_and_their_order_is_irrelevant() -> None:
     first, second = ShuffledRounds(0.5, 140, 50, 2), ShuffledRounds(0.5, 140, 50, 3)
     assert shuffled_epsilon([first, second], 1e-5) == shuffled_epsilon([ShuffledRounds(0.5, 140, 50, 5)], 1e-5)
@@ -269,6 +274,7 @@ def test_unequal_groups_lie_between_equal_ones() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_unequal_groups_cover_enumeration() -> None:
     groups = [ShuffledRounds(1.0, 2, 2), ShuffledRounds(0.6, 3, 1, 2)]
     first, second = worst_cases(1.0, 2), worst_cases(0.6, 3)
@@ -286,6 +292,7 @@ def test_unequal_groups_cover_enumeration() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_group_without_a_crowd_counts_in_full() -> None:
     # One round that a client spent alone: nothing hides it, and the others cannot make it cheaper.
     alone = composed_epsilon(1.0, 30, 1e-5)
@@ -294,6 +301,7 @@ def test_a_group_without_a_crowd_counts_in_full() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_many_budgets_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a ledger of somebody else does not take an hour; and what is attained stays below."""
     groups = [ShuffledRounds(epsilon, 200, 3) for epsilon in (0.2, 0.25, 0.5)]
@@ -307,6 +315,7 @@ def test_many_budgets_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_many_cohort_sizes_are_rounded_down() -> None:
     sizes = list(range(100, 150, 5))
     # 12,000 reports: the finer grid that fewer of them get would take most of this file's time.
@@ -320,6 +329,7 @@ def test_many_cohort_sizes_are_rounded_down() -> None:
     assert up[1] <= many[1] <= smallest[1] * (1 + 1e-3)
 
 
+@pytest.mark.thorough
 def test_of_many_cohort_sizes_what_is_attained_is_that_of_a_few_larger_ones() -> None:
     groups = [ShuffledRounds(0.8, size, 200) for size in range(100, 140)]
     found = attained_epsilon(groups, 1e-5)
@@ -345,6 +355,7 @@ def test_the_papers_mnist_run_by_rounds_is_nearly_as_good() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_cohort_that_epsilon_four_needs() -> None:
     bracket = shuffled_epsilon([ShuffledRounds(1.0, 278_000, 218_400)], 1e-5)
     assert 3.98 < bracket.lower <= bracket.upper <= 1.01 * bracket.lower
@@ -352,6 +363,7 @@ def test_the_cohort_that_epsilon_four_needs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_million_clients_and_a_million_weights() -> None:
     start = time.process_time()
     bracket = shuffled_epsilon([ShuffledRounds(1.0, 10**6, 10**6)], 1e-5)
