@@ -10,9 +10,9 @@ READY := $(VENV)/.ready
 run: $(READY)
 	$(BIN)/ldpfl run
 
-# One thread a worker: two workers of two threads each would be ten times slower than one. One worker more than cores: many tests wait.
+# One thread a worker: two workers of two threads each would be ten times slower than one. Two workers more than cores: many tests wait.
 # Compiled files are kept even where the environment says otherwise: the tests start many processes, and rewrite many assertions.
-TEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 1))
+TEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 2))
 
 # Everything but further settings, longer draws and larger sizes of what is tested anyway.
 test: $(READY)

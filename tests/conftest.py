@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import itertools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +25,10 @@ from pyarrow import parquet
 
 from ldpfl.cli import main
 from ldpfl.data import Dataset, Samples
+
+# Keeps the library "datasets" out of the user's home and off the network: it reads these when first imported, by whichever test file.
+os.environ.update(HF_HOME=mkdtemp(prefix="ldpfl-tests-hugging-face-"), HF_HUB_OFFLINE="1")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)
@@ -40,13 +47,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 CLASSES = 10
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _hugging_face_stays_here(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep the library ``datasets`` out of the user's home and off the network; it reads these when first imported."""
-    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hugging-face"))
-    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 _NUMBERS = itertools.count()

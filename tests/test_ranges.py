@@ -197,6 +197,7 @@ def test_noisy_minmax_feeds_its_noise_back_until_it_diverges() -> None:
 @pytest.mark.parametrize("shape", ["normal", "uniform"])
 @pytest.mark.parametrize("pull", [1.0, 0.1])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1.0-normal", "1.0-uniform")
 def test_denoised_neither_diverges_nor_collapses_where_noisy_minmax_does(shape: str, pull: float) -> None:
     """Fixed seeds; the bounds leave room around what other seeds gave, and a runaway or collapsed radius misses them by far.
 

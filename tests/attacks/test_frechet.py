@@ -107,6 +107,7 @@ def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny
 
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "text", "wrong tensors"])
+@pytest.mark.thorough_for("cut", "emptied")
 def test_a_damaged_file_is_replaced(tiny_task: Dataset, cache: Path, damage: str) -> None:
     trained_classifier(tiny_task, QUICK)
     (path,) = files(cache)
@@ -130,6 +131,7 @@ def test_settings_and_data_make_another_name(tiny_task: Dataset, cache: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_classifier_recognises_and_its_features_separate(tiny_task: Dataset) -> None:
     classifier = trained_classifier(tiny_task)
     assert classifier.accuracy > 0.95

@@ -209,6 +209,7 @@ def test_no_noise_at_all_is_found() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
+@pytest.mark.thorough_for("Chatty-set", "Scaled-set")
 def test_a_fault_of_the_wire_or_the_server_is_the_only_one_found(mechanism: Mechanism, found: set[str]) -> None:
     assert failures(audited(mechanism)) == found
 
@@ -246,6 +247,7 @@ def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: flo
 
 @pytest.mark.parametrize(("unit", "divided"), [("vector", True), ("client", False), ("layer", False)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("layer-False", "client-False")
 def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal["vector", "client", "layer"], divided: bool) -> None:
     """A row of noise as large as one weight needs costs d epsilon, which only a judgement of whole rows shows."""
     audit = audited(LaplaceNoise(1.0, unit=unit, divided=divided), trials=5000)
@@ -314,6 +316,7 @@ def test_the_audit_draws_from_no_stream_of_a_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_every_registered_mechanism_can_be_audited() -> None:
     for name in set(mechanisms.names(alone=True)) - {"laplace", "piecewise", "hybrid", "privunit-g", "duchi-vector"}:  # see their own tests
         audit = audited(mechanisms.with_defaults(name, 1.0), trials=1000)

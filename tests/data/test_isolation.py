@@ -45,6 +45,7 @@ def isolable(draw: st.DrawFn) -> tuple[Labels, int, int, int]:
 @settings(max_examples=400, derandomize=True)
 @given(isolable(), st.sampled_from(SCHEMES), st.integers(0, 2**32), st.sampled_from(ALPHAS), st.sampled_from(ALPHAS))
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_curious_client_lacks_the_private_label_and_all_else_holds_as_ever(
     case: tuple[Labels, int, int, int], scheme: Scheme, seed: int, alpha: float, private_alpha: float
 ) -> None:

@@ -37,7 +37,7 @@ def config_of(case: str, *more: str) -> RunConfig:
     ("case", "target"), [(case, target) for case in CASES for target in (0.5, 4.0) if (case, target) != ("signs", 4.0)]
 )
 @pytest.mark.slow
-@pytest.mark.thorough_for("signs-0.5", "once-4.0")
+@pytest.mark.thorough_for("signs-0.5", "once-4.0", "once-0.5")
 def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float) -> None:
     config = settled(config_of(case, f"privacy.target_epsilon={target}"))
     ledger = planned_ledger(config)

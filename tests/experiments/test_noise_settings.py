@@ -197,6 +197,15 @@ def test_what_does_not_fit_is_refused_in_one_clear_line(name: str, overrides: li
     ],
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
+@pytest.mark.thorough_for(
+    "1.0-full-dp-overrides1",
+    "0.4-full-dp-overrides0",
+    "1.0-adapldp-overrides4",
+    "1.0-dpa-overrides3",
+    "1.0-ladp-overrides5",
+    "1.0-ladp-sound-overrides6",
+    "1.0-full-dp-overrides0",
+)
 def test_the_forecast_is_the_ledger_that_the_run_leaves(
     name: str, overrides: list[str], fraction: float, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

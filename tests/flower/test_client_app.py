@@ -270,6 +270,7 @@ def test_training_that_gives_nothing_to_report_is_reported_as_no_change(case: st
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["NaN", "another shape", "raises", "asks to exit", "lifespan fails after"])
 @pytest.mark.parametrize("transport", ["direct", "relay"])
+@pytest.mark.thorough_for("relay-another shape", "relay-raises", "relay-NaN", "relay-lifespan fails after", "direct-raises")
 def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
     node = OpenNode()
     terms = terms_of(reply_s=1.0, transport=transport)
@@ -323,6 +324,7 @@ def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: st
 
 
 @pytest.mark.parametrize("name", ["harmony", "laplace", "piecewise", "hybrid"])
+@pytest.mark.thorough_for("harmony", "laplace")
 def test_overflow_in_one_weight_is_seen_whichever_weights_are_sampled(name: str) -> None:
     """Noticed only where it is sampled, and sampled anew then, it would tell by the places of the weights that are sent."""
     change = with_reply(set_array("bias", np.array([0, np.inf, 0], dtype=np.float32)))

@@ -68,6 +68,7 @@ def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path
 
 @pytest.mark.parametrize("name", ["a;b", "a; model.name='os:system'; x='", "it's; 'so'", 'a"; seed=7; b="', "a\\u003b;"])
 @pytest.mark.slow
+@pytest.mark.thorough_for("it's; 'so'", "a;b", 'a"; seed=7; b="')
 def test_what_a_table_is_called_by_writes_no_setting(name: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     rows = {"age": [1, 2, 3], name: ["x", "y;z", "x"], "outcome": [name, "died", name]}
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")

@@ -130,6 +130,7 @@ def test_a_server_killed_while_it_opened_a_round_goes_on_with_other_nodes(
 
 @pytest.mark.parametrize("what", ["key", "linked", "min_clients"])
 @pytest.mark.slow
+@pytest.mark.thorough_for("key", "linked")
 def test_a_round_under_way_is_closed_on_its_own_terms_only(what: str, world: World, tmp_path: Path) -> None:
     """With another key its reports would be thrown away, with other numbers charged as what they are not."""
     folder, uploaded = RunFolder(tmp_path / "run"), [False]

@@ -299,6 +299,7 @@ def rounding_law(point: Floats) -> Floats:
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
 @pytest.mark.parametrize("dimension", range(1, 7))
 @pytest.mark.slow
+@pytest.mark.thorough_for("6-4.0", "1-4.0", "4-0.5", "5-0.5", "2-0.5", "2-4.0")
 def test_draws_follow_the_law(dimension: int, epsilon: float) -> None:
     """Chi-square over all sign vectors, and so over agreement counts and places alike; 12 tests at 1e-4, the seed is fixed."""
     point = np.array([0.9, -0.5, 0.0, 1.0, -1.0, 0.3])[:dimension]

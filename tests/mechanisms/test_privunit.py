@@ -167,6 +167,7 @@ def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
+@pytest.mark.thorough_for("3.0")
 def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float) -> None:
     """The event is fixed beforehand, so the bound is valid: beyond epsilon once in 10^4 seeds; the seed is fixed."""
     clients, dimension = 2_500, 2

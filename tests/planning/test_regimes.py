@@ -32,7 +32,7 @@ def planned(regime: str, target: float = 1.0, **more: Any) -> RegimePlan:
 
 @pytest.mark.parametrize("regime", SIZE)
 @pytest.mark.slow
-@pytest.mark.thorough_for("shuffled")
+@pytest.mark.thorough_for("shuffled", "local")
 def test_the_target_is_kept_by_what_the_statement_proves(regime: str) -> None:
     plan = planned(regime)
     best = plan.statement.best

@@ -85,6 +85,7 @@ def test_the_smallest_sum_counts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sum_of_bits_says_what_a_shuffler_says() -> None:
     bits = BinaryRelease("duchi", 0.5, 4)
     summed, shuffled = (account(ledger(bits, 1, 20, channel=channel)) for channel in ("secure-sum", "ideal-shuffler"))

@@ -107,6 +107,7 @@ def test_the_lines_come_in_the_order_of_a_table(mnist: Statement) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_estimate_of_the_central_limit_theorem_bounds_nothing_and_says_so(mnist: Statement) -> None:
     """At the paper's setting it lies below what a data set attains, and is not shown: whoever quotes it as a guarantee is wrong."""
     lower = mnist.figures()["shuffled_lower"]
@@ -365,6 +366,7 @@ def test_the_line_of_one_round_is_that_of_the_dearest() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_secret_participation_is_amplified_and_every_round_counts() -> None:
     """Nobody knows who joined, so all rounds are composed, each with the chance to have been in it."""
     ledger = ledger_of(BIT, BIT, cohort=5, population=20, sampling="secret", rate=0.3, joined=1)

@@ -52,6 +52,7 @@ pytest_plugins = ["relay_fixtures"]
 
 @pytest.mark.parametrize("ends", [["release", "acknowledge"], ["release", "cancel"], ["cancel"]])
 @pytest.mark.slow
+@pytest.mark.thorough_for("ends1", "ends0")
 def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clock: Clock, tmp_path: Path, ends: list[str]) -> None:
     """With so many clients that tables and indexes have several levels, whose pages are moved and merged."""
     uploaded = {f"n-{index * 7919 % 1000:03d}-n": os.urandom(640) for index in range(250)}

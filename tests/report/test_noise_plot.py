@@ -85,6 +85,7 @@ def test_it_has_three_panels_a_point_and_says_what_is_no_guarantee(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_figures_are_drawn(tmp_path: Path) -> None:
     """Each of the three kinds moves something; the same ones give the same bytes."""
     before = drawn(tmp_path / "noise.svg", COURSES)

@@ -135,6 +135,7 @@ def test_poisson_batches_take_each_record_by_a_coin_of_its_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:
     """Over 400 batches: the mean report is the whole batch's, within 6 standard errors a weight."""
     overrides = [

@@ -98,6 +98,15 @@ def test_samples_of_several_tensors_are_trained_on_alike() -> None:
     [("two-layer-cnn", (1, 20, 20), 0.5), ("small-vgg", (3, 16, 16), 0.0), ("logistic-regression", (1, 28, 28), 0.0)],
 )
 @pytest.mark.parametrize("together", [1, 2, 3, 7])
+@pytest.mark.thorough_for(
+    "2-two-layer-cnn-shape0-0.5",
+    "3-two-layer-cnn-shape0-0.5",
+    "1-two-layer-cnn-shape0-0.5",
+    "3-small-vgg-shape1-0.0",
+    "7-small-vgg-shape1-0.0",
+    "2-small-vgg-shape1-0.0",
+    "1-small-vgg-shape1-0.0",
+)
 def test_a_client_ends_in_the_same_bits_whoever_is_trained_beside_it(
     model: str, shape: tuple[int, int, int], momentum: float, together: int
 ) -> None:

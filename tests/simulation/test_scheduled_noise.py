@@ -101,6 +101,7 @@ def local(statement: Statement) -> float:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.thorough_for("time-varying", "sensitive-dp", "ladp", "adapldp", "ladp-sound")
 def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tiny_task: Dataset, tmp_path: Path) -> None:
     """Memory and the broadcast before are saved: noise of later rounds depends on them."""
     federation, start = scheduled(tiny_task, SCHEDULES[name])
@@ -117,6 +118,7 @@ def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tin
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.thorough_for("full-dp", "dpa", "adapldp", "ladp", "ladp-sound")
 def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     reference = trace(replace(federation, chunk_size=CLIENTS), start)
@@ -127,6 +129,20 @@ def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
 @pytest.mark.slow
+@pytest.mark.thorough_for(
+    "iid-sensitive-dp",
+    "iid-adapldp",
+    "quantity-adapldp",
+    "quantity-ladp-sound",
+    "iid-full-dp",
+    "iid-time-varying",
+    "quantity-ladp",
+    "quantity-dpa",
+    "quantity-full-dp",
+    "quantity-time-varying",
+    "quantity-sensitive-dp",
+    "iid-ladp-sound",
+)
 def test_the_order_in_which_the_cohort_comes_changes_no_bit(
     name: str, scheme: str, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +372,7 @@ def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Da
 
 
 @pytest.mark.parametrize("name", ["time-varying", "dpa"])
+@pytest.mark.thorough_for("time-varying")
 def test_a_budget_shared_over_rounds_is_spent_exactly(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     last, statement = statement_of(federation, start)

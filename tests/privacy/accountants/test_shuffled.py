@@ -176,6 +176,7 @@ def test_exact_and_cells_join_without_a_step() -> None:
 @pytest.mark.parametrize("clients", [1, 2, 30, 2000])
 @pytest.mark.parametrize("epsilon0", [0.1, 1.0, 5.0])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1.0-30", "0.1-30", "5.0-30", "5.0-2000", "1.0-2000", "0.1-2000")
 def test_grid_losses_dominate_every_data_set(clients: int, epsilon0: float) -> None:
     losses = shuffled_losses(epsilon0, clients)
     epsilons = np.linspace(0.0, 1.05, 8) * min(epsilon0, losses.half * losses.step)

@@ -263,6 +263,7 @@ def test_equal_groups_are_merged_and_their_order_is_irrelevant() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_unequal_groups_lie_between_equal_ones() -> None:
     mixed = shuffled_epsilon([ShuffledRounds(1.0, 130, 2000, 2), ShuffledRounds(1.0, 169, 2000, 2)], 1e-5)
     few = shuffled_epsilon([ShuffledRounds(1.0, 130, 2000, 4)], 1e-5)

@@ -70,6 +70,7 @@ def test_no_pair_of_clients_exceeds_the_bound(mu: float, other: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.thorough_for("4", "1", "2")
 def test_no_data_set_in_a_ball_exceeds_the_bound(seed: int) -> None:
     """Four clients anywhere in a ball of three dimensions, two of them at most in its middle; 5 standard errors, 30 checks a data set."""
     generator = np.random.default_rng(seed)
@@ -149,6 +150,7 @@ def test_more_clients_hide_better_and_more_noise_too() -> None:
     assert epsilon(0.5, 50) > epsilon(0.5, 200) > epsilon(0.5, 2000) > epsilon(0.4, 2000) > epsilon(0.4, 2000, 1)
 
 
+@pytest.mark.thorough
 def test_many_cohorts_and_noises_are_rounded_to_few_outwards() -> None:
     kinds = [Vectors(0.2 + 0.01 * place, 500 - place, 1) for place in range(20)]
     rounded = shuffled_gaussian_epsilon(kinds, DELTA, 3.0)
