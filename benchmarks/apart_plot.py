@@ -20,7 +20,6 @@ from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.mechanisms.harmony import HarmonySettings
 from ldpfl.report.plots import figure_file
 
-
 PUBLISHED = "one of a layer, 200 clients, radius 0.075, weights"
 
 
