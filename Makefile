@@ -21,7 +21,7 @@ test: $(READY)
 test-all: $(READY)
 	$(TEST)
 
-# Everything but deployments, processes that are killed, long statistics, and what else takes seconds.
+# Everything but deployments, processes that are killed, long statistics, and what else takes a third of a second.
 test-fast: $(READY)
 	$(TEST) -m 'not slow and not thorough'
 

@@ -167,6 +167,7 @@ def unusable(cache: Path) -> None:
     cache.write_text("mine", encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_without_a_cache_a_run_has_its_baseline_and_a_warning(ldpfl: CommandLine, config_file: Path, tiny_data: Path, cache: Path) -> None:
     arguments: list[str | Path] = [config_file, "--data-dir", tiny_data, "--json", "--set", "shuffling.channel=direct"]
     kept = ldpfl("run", *arguments, "--out", "kept")
@@ -182,6 +183,7 @@ def test_without_a_cache_a_run_has_its_baseline_and_a_warning(ldpfl: CommandLine
     assert reproduced(Path("run")) == reproduced(Path("kept"))
 
 
+@pytest.mark.slow
 def test_a_sweep_without_a_cache_warns_once(ldpfl: CommandLine, tiny_data: Path, cache: Path) -> None:
     Path("sweep.toml").write_text(SWEEP.replace("[0, 1]", "[0]"), encoding="utf-8")
     unusable(cache)

@@ -314,6 +314,7 @@ def test_a_client_alone_is_planned_with_the_local_figures(ldpfl: CommandLine) ->
 # --- audit ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sound_mechanism_passes_its_audit(ldpfl: CommandLine) -> None:
     outcome = ldpfl("audit", "duchi", "--epsilon", "2", "--trials", "50000", "--seed", "1")
     assert outcome.code == 0, outcome.err

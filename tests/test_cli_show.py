@@ -355,6 +355,7 @@ def restore(run: Path, whole: dict[str, bytes]) -> None:
         (run / name).write_bytes(text)
 
 
+@pytest.mark.slow
 def test_a_damaged_sweep_is_one_line(ldpfl: CommandLine, tiny_data: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "s"
     file.write_text(SWEEP.replace("[0, 1]", "[0]"), encoding="utf-8")

@@ -28,6 +28,7 @@ def loaded_by(module: str) -> set[str]:
     return set(json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout))
 
 
+@pytest.mark.slow
 def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
     assert not loaded_by("ldpfl.relay.serve") & {"torch", "scipy"}
 
@@ -61,6 +62,7 @@ FLOORS = (
 """Rooms, from the lowest floor up: a room imports lower floors only, and none beside it."""
 
 
+@pytest.mark.slow
 def test_arrows_point_downwards_only() -> None:
     """Also those of imports inside functions, which would escape a look at what is loaded."""
     floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -116,6 +118,7 @@ def test_the_public_names_of_the_design_are_there() -> None:
         assert issubclass(error, ldpfl.LdpflError)
 
 
+@pytest.mark.slow
 def test_a_help_text_and_a_list_of_recipes_load_nothing_that_computes() -> None:
     for arguments in (["--help"], ["--version"], ["recipes"]):
         run = f"from ldpfl.cli import app; app({arguments!r}, standalone_mode=False)"

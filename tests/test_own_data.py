@@ -74,6 +74,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_from_the_command_line(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     arguments = ["run", "--data", str(table), "--target", "outcome", "--client", "hospital", "--set", "training.rounds=3", "--seed", "0"]
     outcome = ldpfl(*arguments, "--out", str(tmp_path / "run"))
@@ -143,6 +144,7 @@ def test_as_good_as_a_pooled_regression(count: int) -> None:
     assert result.accuracy > pooled - 0.03
 
 
+@pytest.mark.slow
 def test_a_regression() -> None:
     frame = patients(2000).drop(columns="outcome")
     result = api.run(data=frame, target="days", client="hospital", task="regression", target_epsilon=8.0, baseline=False, progress=False)
@@ -165,6 +167,7 @@ def test_several_labels() -> None:
 
 
 @pytest.mark.parametrize("model", ["embedding-bag", "lstm"])
+@pytest.mark.slow
 def test_texts(model: str, recwarn: pytest.WarningsRecorder) -> None:
     """The LSTM has no form for many clients at once: it is trained all the same, one after another."""
     generator = np.random.default_rng(0)
@@ -249,6 +252,7 @@ def visits() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize("mechanism", [{"name": "dp-sgd"}, {"name": "duchi", "perturbed": "update", "epsilon": 4.0}])
+@pytest.mark.slow
 def test_samples_of_several_tensors_go_to_a_model_by_their_names(mechanism: dict[str, object], tmp_path: Path) -> None:
     inputs, targets = visits()
     own = {f"mechanism.{key}": value for key, value in mechanism.items()} | {"training.rounds": 2, "clients.count": 3}
@@ -299,6 +303,7 @@ def test_columns_of_a_frame_are_a_pair() -> None:
 
 
 @pytest.mark.parametrize("bounds", [{}, {"age": [20.0, 100.0], "days": [0.0, 60.0]}])
+@pytest.mark.slow
 def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path: Path, ldpfl: CommandLine) -> None:
     """As it was measured on rows of the test split: by the run in hand, and by its files alone."""
     frame = patients(1200)
@@ -481,6 +486,7 @@ def test_no_target_is_promised_where_clients_decide_in_secret(table: Path) -> No
         api.run(data=table, target="outcome", settings={**settings, "clients.count": 4}, target_epsilon=4.0, progress=False)
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """What was released stays charged, and more is; the noise is that of before."""
     folder = tmp_path / "run"
@@ -506,6 +512,7 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     assert "for a finished run" in ldpfl.refused("run", "--more-rounds", "2")
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_go_on_stays_as_it_was(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Whatever is wrong with its data by now; and a baseline that was left out is not made up for."""
     folder, frame = tmp_path / "run", pd.read_csv(table)
@@ -692,6 +699,7 @@ def test_columns_say_of_what_kind_they_are(table: Path) -> None:
         api.run(**usual, numbers=["ward"])
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine) -> None:
     """As people have them, and as data sets of the hub are laid out: Parquet files with an image column."""
     random_ = np.random.default_rng(0)
@@ -722,6 +730,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     assert "cannot be" in ldpfl.refused("run", "--data", tmp_path / "scans", "--no-baseline", "--set", "clients.count=3")
 
 
+@pytest.mark.slow
 def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpfl: CommandLine) -> None:
     """Classes are told apart by name there too, and no image of the first folder is measured on."""
     pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
@@ -824,6 +833,7 @@ def test_a_class_may_be_called_as_it_likes(classes: tuple[str, ...], held: float
     assert abs(len(found.test) - 30 * held) < 5
 
 
+@pytest.mark.slow
 def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> None:
     """Neither who is held out nor whose they are, though files come in the order of their classes."""
     pixels = np.random.default_rng(0).integers(0, 256, (120, 4, 4, 3), dtype=np.uint8)
@@ -885,6 +895,7 @@ class Pairs(torch.utils.data.Dataset[Any]):
         return self._pairs[place]
 
 
+@pytest.mark.slow
 def test_features_of_own_data_are_not_kept(cache: Path) -> None:
     pixels = torch.randint(0, 256, (60, 1, 28, 28), dtype=torch.uint8)
     data = Dataset("own", Samples(pixels[:40], torch.arange(40) % 10), Samples(pixels[40:], torch.arange(20) % 10), 10, (0.5,), (0.5,), "x")
@@ -956,6 +967,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("begin", [0.0, 1.0])
+@pytest.mark.slow
 def test_records_take_part_by_other_coins_in_runs_of_other_models(begin: float, drawn: list[torch.Tensor]) -> None:
     """Of one seed, on the same rows: what the same coins decide in two runs costs more than their guarantees add up to."""
     data = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 2
@@ -1034,6 +1046,7 @@ def test_noise_of_another_size_is_another_noise(tmp_path: Path) -> None:
     assert float((two - one).norm()) > 1.5 * shared
 
 
+@pytest.mark.slow
 def test_an_extended_run_measures_its_columns_no_second_time(table: Path, tmp_path: Path) -> None:
     api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=tmp_path / "run", progress=False, baseline=False)
     first = api.load_run(tmp_path / "run")
@@ -1047,6 +1060,7 @@ def test_an_extended_run_measures_its_columns_no_second_time(table: Path, tmp_pa
     assert torch.equal(columns(first.config), columns(longer.config))
 
 
+@pytest.mark.slow
 def test_two_simulations_of_one_seed_are_not_taken_for_independent(
     tiny_data: Path, config_file: Path, tmp_path: Path, ldpfl: CommandLine
 ) -> None:
@@ -1059,6 +1073,7 @@ def test_two_simulations_of_one_seed_are_not_taken_for_independent(
     assert "of one seed" in " ".join(ldpfl("ledger", *folders[:2]).out.split())
 
 
+@pytest.mark.slow
 def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: 7654321)
@@ -1183,6 +1198,7 @@ def test_a_delta_that_lets_a_record_be_published_is_told_of(table: Path) -> None
     assert not any("below 1/" in note for note in api.run(**usual).to_dict()["caveats"])
 
 
+@pytest.mark.slow
 def test_what_clamping_costs_is_told_from_what_noise_costs(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """A layer of ones around which nobody put a range."""
     usual = {"mechanism.name": "duchi", "privacy.target_epsilon": "off", "mechanism.epsilon": 8.0, "ranges.radius": 0.001}

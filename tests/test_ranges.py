@@ -103,6 +103,7 @@ def test_impossible_ranges_are_refused(center: Any, radius: Any, sizes: tuple[in
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.data())
+@pytest.mark.slow
 def test_slice_is_a_slice_of_expand(sizes: list[int], data: st.DataObject) -> None:
     layers = len(sizes)
     ranges = LayerRanges(vector([float(layer) for layer in range(layers)]), vector([layer + 0.5 for layer in range(layers)]), tuple(sizes))
@@ -218,6 +219,7 @@ def test_denoised_does_not_run_away_with_hardly_any_clients(clients: int) -> Non
     assert float(history[5:].max()) < 3 * WIDE
 
 
+@pytest.mark.slow
 def test_denoised_keeps_tiny_layers_off_the_floor() -> None:
     # Biases of a two-class output layer, fifty times over; some of them may wander, but not all may freeze or run away.
     sizes = (2,) * 50

@@ -39,6 +39,7 @@ def drawn(count: int, mean: float, seed: int) -> Tensor:
     return (mixed + mean).clamp(0, 255).to(torch.uint8).view(count, 1, 2, 3)
 
 
+@pytest.mark.slow
 def test_the_distance_is_that_of_the_fitted_normal_distributions() -> None:
     first, second = drawn(400, 120, 1), drawn(300, 140, 2)
     a, b = (Pixels()(images).numpy() for images in (first, second))
@@ -49,6 +50,7 @@ def test_the_distance_is_that_of_the_fitted_normal_distributions() -> None:
     assert (distance.extractor, distance.features, distance.real, distance.other) == ("pixels", 6, 400, 300)
 
 
+@pytest.mark.slow
 def test_a_shift_alone_costs_its_square() -> None:
     first = drawn(200, 100, 3).clamp(0, 200)
     assert frechet_distance(pixels(6), first, first + 51).value == pytest.approx(6 * 0.2**2, abs=1e-6)
@@ -87,6 +89,7 @@ def files(cache: Path) -> list[Path]:
     return sorted((cache / "extractors").iterdir())
 
 
+@pytest.mark.slow
 def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny_task: Dataset, cache: Path) -> None:
     steps: list[int] = []
     torch.manual_seed(1)
@@ -108,6 +111,7 @@ def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "text", "wrong tensors"])
 @pytest.mark.thorough_for("cut", "emptied")
+@pytest.mark.slow
 def test_a_damaged_file_is_replaced(tiny_task: Dataset, cache: Path, damage: str) -> None:
     trained_classifier(tiny_task, QUICK)
     (path,) = files(cache)
@@ -122,6 +126,7 @@ def test_a_damaged_file_is_replaced(tiny_task: Dataset, cache: Path, damage: str
     assert path.read_bytes() == sound
 
 
+@pytest.mark.slow
 def test_settings_and_data_make_another_name(tiny_task: Dataset, cache: Path) -> None:
     first = trained_classifier(tiny_task, QUICK)
     assert trained_classifier(tiny_task, ClassifierConfig(epochs=3, seed=1)).name != first.name

@@ -276,6 +276,7 @@ def test_a_slow_client_that_is_late_is_linked() -> None:
     assert late.auc.mean > in_time.auc.mean + 0.05
 
 
+@pytest.mark.slow
 def test_more_clients_hide_better_and_jitter_helps() -> None:
     few, many = (rows(replace(SMALL, clients=count), [20.0])["unaligned", 20.0] for count in (5, 80))
     assert many.attributed(0).mean < few.attributed(0).mean / 2

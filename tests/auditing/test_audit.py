@@ -86,6 +86,7 @@ def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float) -
     assert audit.epsilon_claimed == epsilon
 
 
+@pytest.mark.slow
 def test_the_system_s_random_bits_serve_where_no_seed_is_given() -> None:
     # Not seeded, so this fails by itself once in a million times.
     first, second = (audit_mechanism(Duchi(1.0), trials=20_000, error_rate=1e-6) for _ in range(2))
@@ -94,6 +95,7 @@ def test_the_system_s_random_bits_serve_where_no_seed_is_given() -> None:
     assert [check.figure for check in first.checks] != [check.figure for check in second.checks]
 
 
+@pytest.mark.slow
 def test_a_seed_makes_an_audit_reproducible() -> None:
     first, again, other = (audit_mechanism(Duchi(1.0), trials=5000, seed=seed) for seed in (3, 3, 4))
     assert first == again
@@ -129,11 +131,13 @@ def test_no_protection_is_neither_passed_nor_called_private() -> None:
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_plain_encoder_is_sound_before_anything_is_planted() -> None:
     # So that the tests below fail for their fault and for nothing else.
     assert audited(OwnEncoder(1.0)).passed
 
 
+@pytest.mark.slow
 def test_a_missing_clamp_shows_as_a_privacy_loss_far_beyond_the_claim() -> None:
     audit = audited(NoClamp(1.0))
     assert "epsilon" in failures(audit)
@@ -143,11 +147,13 @@ def test_a_missing_clamp_shows_as_a_privacy_loss_far_beyond_the_claim() -> None:
     assert audit.epsilon_lower > 7
 
 
+@pytest.mark.slow
 def test_a_clamp_to_a_wider_range_shows_as_bias() -> None:
     # Ten times too wide a range only adds noise: it keeps its epsilon.
     assert failures(audited(LateClamp(1.0))) == {"bias", "variance"}
 
 
+@pytest.mark.slow
 def test_a_range_twice_too_small_shows_as_bias_and_breaks_no_promise() -> None:
     audit = audited(HalfTheRange(1.0))
     assert "bias" in failures(audit)
@@ -170,6 +176,7 @@ def test_two_percent_too_little_shows_as_bias_alone() -> None:
 
 
 @pytest.mark.parametrize("layer", range(len(RADII)))
+@pytest.mark.slow
 def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
     audit = audited(OneLayer(1.0, layer=layer))
     assert "bias" in failures(audit)
@@ -190,6 +197,7 @@ def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
     assert not failures(audit) & {"aggregate is the mean", "equal lengths", "stated length", "readable reports"}
 
 
+@pytest.mark.slow
 def test_the_same_bits_in_every_call_are_found() -> None:
     assert "independent calls" in failures(audited(Restarting(1.0)))
 
@@ -210,6 +218,7 @@ def test_no_noise_at_all_is_found() -> None:
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.thorough_for("Chatty-set", "Scaled-set")
+@pytest.mark.slow
 def test_a_fault_of_the_wire_or_the_server_is_the_only_one_found(mechanism: Mechanism, found: set[str]) -> None:
     assert failures(audited(mechanism)) == found
 
@@ -285,6 +294,7 @@ def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
 
 
 @pytest.mark.parametrize("trials", [1000, 1001, 77_777])
+@pytest.mark.slow
 def test_at_least_the_trials_asked_for_are_made(trials: int) -> None:
     audit = audited(Duchi(1.0), trials=trials)
     assert trials <= audit.trials <= trials + 2 * 8 * 4 + 1
@@ -300,6 +310,7 @@ def test_more_trials_than_fit_a_block_are_made_in_several() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [Duchi(1.0), Identity()])
+@pytest.mark.slow
 def test_the_dict_is_json_and_has_no_infinity(mechanism: Mechanism) -> None:
     audit = audited(mechanism, trials=1000)
     read = json.loads(json.dumps(audit.to_dict(), allow_nan=False))

@@ -83,6 +83,7 @@ def test_the_seed_decides_the_division(scheme: Scheme) -> None:
 
 @settings(max_examples=100, derandomize=True)
 @given(isolable())
+@pytest.mark.slow
 def test_iid_shares_are_equal_and_as_large_as_the_curious_client_can_be_served(case: tuple[Labels, int, int, int]) -> None:
     labels, private, clients, _ = case
     sizes = {part.size for part in divide(labels, clients, private=private)}

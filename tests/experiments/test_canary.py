@@ -58,6 +58,7 @@ def audit(folder: RunFolder, data: Path, *, trials: int = 400, seed: int = 1) ->
 # --- what it finds ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_whole_report_is_recognised_although_each_weight_is_private(finished: RunFolder, tiny_data: Path) -> None:
     found = audit(finished, tiny_data)
     assert (found.name, found.clients, found.weights, found.mechanism) == ("tiny", CLIENTS, WEIGHTS, "duchi")
@@ -83,6 +84,7 @@ def test_the_bounds_keep_what_is_proved_of_a_single_weight(finished: RunFolder, 
     assert broken <= 3
 
 
+@pytest.mark.slow
 def test_accuracy_is_what_the_noise_allows(finished: RunFolder, tiny_data: Path) -> None:
     """Two normals, 2 sqrt(w) / (sqrt(n) A) standard deviations apart.
 
@@ -125,6 +127,7 @@ ENCODE = Duchi.encode
 @pytest.mark.parametrize(
     ("place", "substitute"), [("ldpfl.mechanisms.duchi.Duchi.encode", blind), ("ldpfl.experiments.canary.mix", empty_pool)]
 )
+@pytest.mark.slow
 def test_nothing_is_found_where_nothing_gets_through(
     place: str, substitute: Callable[..., Any], finished: RunFolder, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +193,7 @@ def test_ranges_and_weights_are_those_of_the_last_checkpoint(tmp_path: Path, tin
 # --- how it goes about it ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_audits(finished: RunFolder, tiny_data: Path) -> None:
     first, again, other = (audit(finished, tiny_data, trials=200, seed=seed) for seed in (3, 3, 4))
     assert first == again

@@ -165,6 +165,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
 
 @settings(max_examples=150, derandomize=True)
 @given(configs())
+@pytest.mark.slow
 def test_the_written_config_reads_back_the_same(config: RunConfig) -> None:
     assert parse(config.to_toml()) == config
     assert parse(config.to_toml()).to_toml() == config.to_toml()

@@ -224,6 +224,7 @@ def test_what_depends_on_data_or_training_is_not_forecast(name: str) -> None:
         planned_ledger(config_of(name))
 
 
+@pytest.mark.slow
 def test_a_result_tells_the_noise_and_what_the_paper_charges(tiny_data: Path) -> None:
     """Two of five clients join a round, and a batch is 10 of 40 images: a client is charged 0.4 x 0.25 of epsilon a round."""
     config = config_of("full-dp", "clients.fraction=0.4")
@@ -238,6 +239,7 @@ def test_a_result_tells_the_noise_and_what_the_paper_charges(tiny_data: Path) ->
     assert noise["norm"] == pytest.approx(sum(metrics.noise["norm"] for metrics in last.history))
 
 
+@pytest.mark.slow
 def test_a_round_is_charged_to_as_many_as_joined_it(tiny_data: Path) -> None:
     """Clients that decide for themselves come in other numbers each round, perhaps none."""
     config = config_of("full-dp", "clients.self_sampling=plain", "training.rounds=8", "seed=2")

@@ -202,6 +202,7 @@ def test_the_frontier_holds_what_is_worth_its_price() -> None:
     assert row("idle", (0.1,), 1, None).budget == 0
 
 
+@pytest.mark.slow
 def test_the_table_and_the_plot_of_a_frontier_say_what_they_show(tmp_path: Path) -> None:
     config = sweep(plot_against="budget", axes={"mechanism.epsilon": [1.0]}, variants={"a": [], "b": [], "c": [], "d": []})
     gathered = [
@@ -288,6 +289,7 @@ def noisy(tiny_data: Path, tmp_path: Path) -> list[tuple[Cell, dict[str, Any]]]:
     return [(cell, run_cell(cell, runner, tmp_path / "out")) for cell in cells(config, [*TINY, *others])]
 
 
+@pytest.mark.slow
 def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
     noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -316,6 +318,7 @@ def test_rows_and_courses_of_a_noise_schedule_hold_the_figures_of_the_runs(
     json.dumps([one.to_dict() for one in gathered], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_round_without_any_client_adds_nothing(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
     cell, result = next((cell, result) for cell, result in noisy if "noise" in result)
     path = tmp_path / "out" / "runs" / cell.folder_name / "metrics.jsonl"
@@ -330,6 +333,7 @@ def test_a_round_without_any_client_adds_nothing(noisy: list[tuple[Cell, dict[st
     assert curve.norm == ((one, one, one + three),)
 
 
+@pytest.mark.slow
 def test_damaged_metrics_are_one_line(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
     cell, result = next((cell, result) for cell, result in noisy if "noise" in result)
     path = tmp_path / "out" / "runs" / cell.folder_name / "metrics.jsonl"
@@ -351,6 +355,7 @@ def test_damaged_metrics_are_one_line(noisy: list[tuple[Cell, dict[str, Any]]], 
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_no_course_and_costs_the_others_nothing(noisy: list[tuple[Cell, dict[str, Any]]], tmp_path: Path) -> None:
     whole = curves(noisy, tmp_path / "out")
     first = next(number for number, (_, result) in enumerate(noisy) if "noise" in result)

@@ -127,6 +127,7 @@ def test_features_are_computed_once_and_kept_for_this_user_alone(cache: Path) ->
     assert torch.equal(extracted(dataset(), "scattering", {}, silent).train.tensor, first.train.tensor)
 
 
+@pytest.mark.slow
 def test_other_data_and_other_options_are_kept_apart(cache: Path) -> None:
     prints = {
         extracted(dataset(), "strokes", {}, silent).fingerprint,

@@ -325,6 +325,7 @@ def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: st
 
 @pytest.mark.parametrize("name", ["harmony", "laplace", "piecewise", "hybrid"])
 @pytest.mark.thorough_for("harmony", "laplace")
+@pytest.mark.slow
 def test_overflow_in_one_weight_is_seen_whichever_weights_are_sampled(name: str) -> None:
     """Noticed only where it is sampled, and sampled anew then, it would tell by the places of the weights that are sent."""
     change = with_reply(set_array("bias", np.array([0, np.inf, 0], dtype=np.float32)))
@@ -406,6 +407,7 @@ def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -
 
 
 @pytest.mark.parametrize("what", ["no thread", "no process"])
+@pytest.mark.slow
 def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoThread:
         def __init__(self, **_: object) -> None: ...
@@ -613,6 +615,7 @@ def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -
 
 
 @pytest.mark.parametrize("when", TIMES)
+@pytest.mark.slow
 def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
     when: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -650,6 +653,7 @@ def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: s
     assert not (tmp_path / "heard").exists()
 
 
+@pytest.mark.slow
 def test_what_training_leaves_in_its_scratch_folder_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raw data may be decoded there, by an app that is ended in the middle of it."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -670,6 +674,7 @@ def test_what_training_leaves_in_its_scratch_folder_goes_with_it(tmp_path: Path,
     raise AssertionError(list(tmp_path.rglob("*")))
 
 
+@pytest.mark.slow
 def test_an_app_cannot_write_where_its_wrapper_listens() -> None:
     """It finds no pipe but its own, through which its weights go to be randomised."""
 

@@ -67,6 +67,7 @@ def test_workers_keep_the_order_and_run_at_once() -> None:
     assert not any(reply.has_error() for reply in replies)
 
 
+@pytest.mark.slow
 def test_workers_bring_back_what_nodes_keep() -> None:
     app = ClientApp()
 

@@ -22,6 +22,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "rows.csv"
 
 
+@pytest.mark.slow
 def test_the_app_of_a_recipe_comes_with_a_policy_and_a_budget_that_fit(tmp_path: Path, ldpfl: CommandLine) -> None:
     outcome = ldpfl(
         "init", "--flower", tmp_path / "digits", "--recipe", "quickstart", "--set", "mechanism.epsilon=2", "--set", "training.rounds=3"
@@ -34,6 +35,7 @@ def test_the_app_of_a_recipe_comes_with_a_policy_and_a_budget_that_fit(tmp_path:
     assert list(run_at_import(tmp_path / "digits")) == []
 
 
+@pytest.mark.slow
 def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--set", "mechanism.records=10", "--set", "clients.count=2")
     outcome = ldpfl("init", "--flower", tmp_path / "heart", *own)
@@ -50,6 +52,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert "policy.toml holds the policy" in said.out
 
 
+@pytest.mark.slow
 def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, ldpfl: CommandLine) -> None:
     pd.DataFrame({"age": [1.0, 2.0, 3.0], "grade": [0, 1, 1]}).to_parquet(tmp_path / "rows.parquet")
     own = ("--data", tmp_path / "rows.parquet", "--target", "grade", "--set", "mechanism.records=3", "--set", "data.bounds={age = [0, 9]}")

@@ -88,6 +88,7 @@ def deployed(tables: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> RunF
     return RunFolder(tables / "run")
 
 
+@pytest.mark.slow
 def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: what a node reads of its rows is what anybody would who saw all of them."""
     folder = deployed(tables, monkeypatch, data__test_path=str(tables / "test.csv"))

@@ -75,6 +75,7 @@ def test_a_round_over_the_relay_learns_what_one_without_it_does(name: str, linke
     assert world.charges() == [2] * CLIENTS
 
 
+@pytest.mark.slow
 def test_the_flower_reply_is_a_bare_acknowledgement_and_the_relay_forgets(world: World) -> None:
     replies: list[Message] = []
 
@@ -96,6 +97,7 @@ def test_the_flower_reply_is_a_bare_acknowledgement_and_the_relay_forgets(world:
     assert ("DELETE", 204) in world.wire.replies
 
 
+@pytest.mark.slow
 def test_missing_clients_are_left_out(world: World) -> None:
     def fail(client: int) -> None:
         if client in (0, 3):
@@ -107,6 +109,7 @@ def test_missing_clients_are_left_out(world: World) -> None:
     assert torch.equal(last.state.weights, direct(config_of(), 1, skip=(0, 3)).state.weights)
 
 
+@pytest.mark.slow
 def test_too_few_uploads_are_not_released_and_the_model_stays(world: World) -> None:
     def fail(client: int) -> None:
         if client > 1:
@@ -119,6 +122,7 @@ def test_too_few_uploads_are_not_released_and_the_model_stays(world: World) -> N
     assert torch.equal(last.state.weights, start_vector())
 
 
+@pytest.mark.slow
 def test_a_client_with_a_wrong_token_is_left_out_before_it_trains(world: World) -> None:
     world.tokens["client-2"] = "not a token"
     assert world.run().ledger.events[0].cohort == 4
@@ -187,6 +191,7 @@ def test_what_the_relay_is_asked_does_not_depend_on_training(cancelled: bool, re
     assert charges_too == [2 * charge for charge in charges]
 
 
+@pytest.mark.slow
 def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(**fields: object) -> Terms:
         return Terms.model_validate({**fields, "records_per_upload": 16})
@@ -196,6 +201,7 @@ def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatc
     assert world.charges() == [0] * CLIENTS
 
 
+@pytest.mark.slow
 def test_a_relay_that_says_other_terms_than_it_was_given_has_no_records_read(world: World) -> None:
     """How much is read, and held, goes by them: a million uploads where eight are allowed would fill the memory."""
     terms = {
@@ -228,6 +234,7 @@ def test_what_is_left_of_a_budget_does_not_show_before_it_is_charged(world: Worl
     assert world.charges() == [0]
 
 
+@pytest.mark.slow
 def test_a_relay_is_not_believed_for_days(world: World) -> None:
     world.wire.falsely = {"seconds_left": 6 * 24 * 3600.0}
     deliverable: list[float] = []
@@ -300,6 +307,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("where", ["ldpfl.flower.strategy.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
+@pytest.mark.slow
 def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay keeps the records until they are acknowledged: nothing is asked, charged or counted twice."""
     folder = RunFolder(world.folder / "run")
@@ -319,6 +327,7 @@ def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: st
     assert all(world.collector().relay.round_status(ask.terms.run, ask.terms.round).state == "gone" for ask in world.asked)
 
 
+@pytest.mark.slow
 def test_a_server_killed_before_anyone_uploaded_waits_no_longer_than_for_a_round(world: World) -> None:
     folder = RunFolder(world.folder / "run")
 
@@ -334,6 +343,7 @@ def test_a_server_killed_before_anyone_uploaded_waits_no_longer_than_for_a_round
 
 
 @pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.slow
 def test_what_an_app_remembers_of_a_round_over_the_relay_is_kept_only_if_the_policy_says_so(keep: bool, tmp_path: Path) -> None:
     """Else a server that asks one client alone, and cancels, has that client remember what no other does."""
     seen: list[int] = []

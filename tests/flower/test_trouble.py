@@ -71,6 +71,7 @@ def busy(request: httpx.Request) -> httpx.Response | None:
 
 
 @pytest.mark.parametrize("trouble", [away, busy])
+@pytest.mark.slow
 def test_a_round_that_the_relay_holds_outlasts_its_outage(
     trouble: Callable[[httpx.Request], httpx.Response | None], world: World, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_round_that_the_relay_holds_outlasts_its_outage(
     assert world.charges() == [1] * CLIENTS
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_away_when_a_round_would_begin_costs_no_round(world: World, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for _ in range(3):
@@ -102,6 +104,7 @@ def test_a_relay_that_is_away_when_a_round_would_begin_costs_no_round(world: Wor
     assert [(event.round, event.joined) for event in last.ledger.events] == [(1, 1)]
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_it_opened_a_round_goes_on_with_other_nodes(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +153,7 @@ def test_a_round_under_way_is_closed_on_its_own_terms_only(what: str, world: Wor
     assert started(world, replace(own, min_clients=4), folder, 2).checkpoint.state.round == 2  # between rounds they may change
 
 
+@pytest.mark.slow
 def test_a_finished_run_needs_no_relay(world: World, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     started(world, world.collector(), folder)
@@ -158,6 +162,7 @@ def test_a_finished_run_needs_no_relay(world: World, tmp_path: Path) -> None:
         started(world, collector_with(world, away), folder, 2)
 
 
+@pytest.mark.slow
 def test_an_upload_that_came_in_after_the_wait_counts(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The relay takes uploads until it releases; what it said of their number before may be one too few."""
     waiting = RelayAggregator.wait
@@ -173,6 +178,7 @@ def test_an_upload_that_came_in_after_the_wait_counts(world: World, monkeypatch:
     assert [event.cohort for event in last.ledger.events] == [CLIENTS]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_over_at_the_relay_is_neither_trained_for_nor_charged(world: World) -> None:
     messages: list[Message] = []
 

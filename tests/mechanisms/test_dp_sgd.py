@@ -26,6 +26,7 @@ RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))
     st.floats(1e-20, 1e20),
 )
 @settings(max_examples=400)
+@pytest.mark.slow
 def test_no_record_is_longer_than_the_norm_in_exact_arithmetic(values: list[float], norm: float) -> None:
     points = RecordClip(norm).points(torch.tensor([values], dtype=torch.float32))
     exact = [int(value) for value in points[0].tolist()]

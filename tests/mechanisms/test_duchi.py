@@ -202,6 +202,7 @@ def test_probability_of_plus_is_linear_to_one_word_and_within_the_thresholds(eps
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5),
 )
 @settings(max_examples=60)
+@pytest.mark.slow
 def test_every_input_stays_within_the_thresholds_whatever_the_range(
     epsilon: float, center: float, radius: float, values: list[float]
 ) -> None:

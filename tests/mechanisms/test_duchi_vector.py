@@ -361,6 +361,7 @@ def test_variance_takes_the_clamped_value() -> None:
     assert DuchiVector(1.0).noise_std(ranges, 16).tolist() == pytest.approx([0.25 * 5.770542 / 4], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_mean_variance_is_unbiased_when_clients_agree() -> None:
     clients, dimension, mechanism = 6, 7, DuchiVector(2.0)
     ranges = box([0.5], [0.25], [dimension])

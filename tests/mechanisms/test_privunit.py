@@ -321,6 +321,7 @@ def test_the_worst_variance_bounds_all_and_is_attained() -> None:
 
 
 @pytest.mark.parametrize(("share", "length", "slack"), [(0.0, 1.0, 1e-6), (0.2, 1.0, 0.05), (0.2, 0.3, 0.05), (0.5, 0.0, 0.5)])
+@pytest.mark.slow
 def test_mean_variance_follows_from_the_mean(share: float, length: float, slack: float) -> None:
     """Where lengths are sent it is consistent, not unbiased: a length of 0 is never seen as less."""
     clients, dimension = 30, 500

@@ -43,6 +43,7 @@ def test_reports_survive_the_wire(bits: NDArray[np.uint8]) -> None:
 
 
 @given(bit_matrices(), st.data())
+@pytest.mark.slow
 def test_a_payload_of_another_length_is_refused(bits: NDArray[np.uint8], data: st.DataObject) -> None:
     dimension, payloads = bits.shape[1], list(pack(bits).payloads())
     victim = data.draw(st.integers(0, len(payloads) - 1))

@@ -112,6 +112,7 @@ def test_no_payload_is_no_report() -> None:
     assert IndexedBitReports.from_payloads([], sizes_of(3, 4)).index.shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_million_groups_and_clients_packed_in_parts_survive_the_wire() -> None:
     generator = np.random.default_rng(1)
     for clients, sizes in [(1, np.full(1_000_000, 1000)), (3000, generator.integers(1, 50, 600))]:

@@ -456,6 +456,7 @@ def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], eps
     st.lists(st.floats(-2, 2, width=32), min_size=5, max_size=5),
 )
 @settings(max_examples=200)
+@pytest.mark.slow
 def test_whatever_is_encoded_is_accepted(
     kind: type[ScalarMechanism], exponent: float, coordinates: Coordinates, words: list[int], values: list[float]
 ) -> None:

@@ -649,6 +649,7 @@ def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path
     assert fitting(tmp_path / "colluding.sqlite", {"min_clients": 20_000, "colluding": 10_000}, cohort=10**6) == sent
 
 
+@pytest.mark.slow
 def test_clients_that_a_server_may_have_sent_hide_nobody(path: Path) -> None:
     """Not those of a round beyond what the policy asks for, and not later either, when it asks for more."""
     for asked, left in ((500, 500), (900, 900), (200, 200)):

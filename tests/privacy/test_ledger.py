@@ -102,6 +102,7 @@ def test_what_is_written_is_strict_ascii_json_with_an_event_a_line(ledger: Ledge
 
 @settings(max_examples=40)
 @given(ledgers(), st.dictionaries(TEXT, st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False), TEXT)))
+@pytest.mark.slow
 def test_what_was_accounted_is_kept_for_people_and_ignored_on_reading(ledger: Ledger, accounted: dict[str, Any]) -> None:
     text = ledger.to_json(accounted)
     assert json.loads(text)["accounted"] == accounted
@@ -224,6 +225,7 @@ def save_for_ever(path: Path, told: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_killed_while_it_saves_over_and_over_it_leaves_a_whole_ledger(tmp_path: Path) -> None:
     """Every round whose saving was told is there, perhaps one more, and never a part of one."""
     instants = random.Random(3)
@@ -458,6 +460,7 @@ def test_random_json_is_refused_in_one_line(tree: Any) -> None:
 
 @settings(max_examples=60)
 @given(JSON)
+@pytest.mark.slow
 def test_random_events_are_refused_in_one_line(entry: Any) -> None:
     refusal(mutated(put(*EVENT, to=entry)))
     refusal(mutated(put(*RELEASE, to=entry)))
@@ -492,6 +495,7 @@ def test_a_mutated_field_is_refused_in_one_line_or_read_as_it_stands(path: tuple
 
 @settings(max_examples=150)
 @given(st.data())
+@pytest.mark.slow
 def test_a_damaged_file_is_refused_in_one_line_or_still_a_ledger(data: st.DataObject) -> None:
     """One character put, taken or changed anywhere: often that is another number, and then it must be a possible one."""
     text = example().to_json()
@@ -550,6 +554,7 @@ def _histories(clients: int, rounds: int) -> set[tuple[tuple[int, int], ...]]:
 
 @pytest.mark.parametrize(("clients", "rounds"), [(2, 4), (3, 4), (4, 3)])
 @pytest.mark.thorough_for("3-4", "4-3")
+@pytest.mark.slow
 def test_what_is_read_is_just_what_may_have_happened(clients: int, rounds: int) -> None:
     """Whoever takes part: of every cohort and every count, by enumeration."""
     possible, release = _histories(clients, rounds), BinaryRelease("duchi", 1.0, 5)

@@ -350,6 +350,7 @@ def test_without_a_file_nothing_leaves(tmp_path: Path) -> None:
     st.dictionaries(st.sampled_from(list(Policy.model_fields)), st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()))
 )
 @settings(max_examples=200)
+@pytest.mark.slow
 def test_a_policy_is_refused_or_keeps_its_types(tree: dict[str, Any]) -> None:
     try:
         policy = Policy.model_validate(tree)

@@ -212,6 +212,7 @@ def test_only_a_release_whose_paper_says_so_is_claimed() -> None:
     assert figures(direct(BITS, replace(BITS, epsilon=2.5)))["paper_claim"] == 2.5
 
 
+@pytest.mark.slow
 def test_a_shuffled_vector_is_accounted_by_clones() -> None:
     found = figures(ledger_of(VECTOR, VECTOR, cohort=1000))
     assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(1.0, 1000, 2, DELTA, any_report(1.0))
@@ -589,6 +590,7 @@ def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: flo
     assert alone.epsilon > 1.2 * account(ledger_of(hiding, cohort=1000)).find("shuffled", "round").epsilon  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_vectors_of_whoever_decides_in_secret_are_charged_for_every_round() -> None:
     """Who sees counts alone does not know in how many rounds it joined: by quadrature, of two clients and two rounds of one report each.
 

@@ -76,6 +76,7 @@ def world(sqlite_store: Store, clock: Clock, portal: BlockingPortal) -> Iterator
     changes.close()
 
 
+@pytest.mark.slow
 def test_a_whole_round(world: World) -> None:
     with world.aggregator() as server, world.client("alice") as alice, world.client("bob") as bob:
         assert server.open_round(RUN, 1, terms()).state == "open"
@@ -143,6 +144,7 @@ def test_an_upload_goes_on_where_it_broke(world: World, count: int) -> None:
     assert all(later - earlier == count for earlier, later in pairwise(offsets))
 
 
+@pytest.mark.slow
 def test_an_upload_is_tried_for_the_time_that_it_has_and_no_longer(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, LARGE)
@@ -448,6 +450,7 @@ def test_a_token_of_another_role_is_refused(world: World) -> None:
             assert refused.value.status == 403
 
 
+@pytest.mark.slow
 def test_waiting_ends_with_a_reason(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms())
@@ -460,6 +463,7 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
         assert server.wait(RUN, 1, 1).state == "gone"
 
 
+@pytest.mark.slow
 def test_the_last_question_of_a_wait_has_time_for_its_answer(world: World) -> None:
     """Else the end of a round that too few clients joined would look like a relay that is away, and end the run."""
     with world.aggregator() as server:

@@ -188,6 +188,7 @@ def test_a_store_that_others_may_use_is_refused(tmp_path: Path, end: str, mode: 
         open_engine(str(tmp_path / "relay.db")).dispose()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_of_a_round_that_is_gone_is_deleted_at_the_next_start(
     place: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("released", [True, False])
+@pytest.mark.slow
 def test_a_round_ends_on_a_disk_that_is_full(small_disk: Path, clock: Clock, released: bool) -> None:
     size = terms(record_bytes=1024, records_per_upload=2 * 1024, min_clients=1, max_uploads=100)
     store = Store(open_engine(str(small_disk / "relay.db")), clock=clock)

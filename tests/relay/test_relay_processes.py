@@ -93,6 +93,7 @@ def test_a_relay_killed_while_it_takes_an_upload_goes_on_after_its_restart(place
 
 
 @pytest.mark.parametrize("last", [1, 2, 5, 9])
+@pytest.mark.slow
 def test_a_relay_killed_while_it_mixes_leaves_the_round_as_it_was(place: str, last: int, tmp_path: Path) -> None:
     """Killed while it scatters (1, 2), and between the 8 parts, when uploads are deleted and parts are half written."""
     store = Store(open_engine(place))

@@ -51,6 +51,7 @@ def test_nothing_is_lost_or_doubled_however_the_stream_is_cut(
 
 
 @pytest.mark.parametrize(("parts", "batch"), [(1, 100), (2, 8), (4, 12)])
+@pytest.mark.slow
 def test_every_order_is_equally_likely(parts: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All 24 orders of four records, through parts and batches that are smaller than the round."""
     monkeypatch.setattr(module, "BATCH_BYTES", batch)

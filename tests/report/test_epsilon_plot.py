@@ -22,6 +22,7 @@ def drawn(path: Path, target: float | None = 4.0) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_svg_is_one_and_names_what_it_shows(tmp_path: Path) -> None:
     text = drawn(tmp_path / "plot.svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
@@ -47,6 +48,7 @@ def test_a_png_is_one_and_is_not_blank(tmp_path: Path) -> None:
     assert len(colours) > 20
 
 
+@pytest.mark.slow
 def test_a_pdf_is_one(tmp_path: Path) -> None:
     content = drawn(tmp_path / "plot.pdf")
     assert content.startswith(b"%PDF-")

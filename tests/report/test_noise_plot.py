@@ -111,6 +111,7 @@ def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: 
     assert len(set(re.findall(r'<use xlink:href="#(\w+)"', legend))) == 7
 
 
+@pytest.mark.slow
 def test_seeds_that_stopped_are_counted(tmp_path: Path) -> None:
     partly = curve("LaDP-FL", LOW, norm=1.0, stopped=("NaN",))
     partly = Curve(partly.row, partly.score[:1], partly.norm[:1], partly.paper_epsilon[:1])
@@ -126,6 +127,7 @@ def test_a_point_at_which_no_noisy_run_was_finished_is_left_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.slow
 def test_few_rounds_and_no_axes_are_drawn_too(rounds: int, tmp_path: Path) -> None:
     def begin(whole: Curve) -> Curve:
         kept = [tuple(run[:rounds] for run in runs) for runs in (whole.score, whole.norm, whole.paper_epsilon)]
@@ -136,6 +138,7 @@ def test_few_rounds_and_no_axes_are_drawn_too(rounds: int, tmp_path: Path) -> No
     assert panels(text) == 3
 
 
+@pytest.mark.slow
 def test_noise_that_is_zero_throughout_is_a_line_at_the_bottom(tmp_path: Path) -> None:
     quiet = curve("LaDP-FL", LOW, norm=1.0)
     nothing = ((0.0, 0.0, 0.0),) * 2

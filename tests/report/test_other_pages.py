@@ -93,6 +93,7 @@ def test_what_is_no_plan_is_one_line(text: str, ldpfl: CommandLine, tmp_path: Pa
     assert "is no plan" in ldpfl.refused("report", tmp_path / "plan.json", "--out", tmp_path / "x.html")
 
 
+@pytest.mark.slow
 def test_a_plan_of_impossible_figures_is_one_line(ldpfl: CommandLine, tmp_path: Path) -> None:
     plan = json.loads(ldpfl("plan", "--epsilon", "1", "--clients", "50", "--rounds", "1", "--weights", "5", "--json").out)
     for name, wrong in (("clients", 10**400), ("clients", "x"), ("epsilon", -1), ("channel", "post"), ("mechanism", "a.b:c")):

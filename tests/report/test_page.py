@@ -44,6 +44,7 @@ def folder(tiny_data: Path, config_file: Path, tmp_path_factory: pytest.TempPath
     return path
 
 
+@pytest.mark.slow
 def test_it_says_how_good_and_what_is_protected_and_needs_nothing_else(folder: Path, tiny_data: Path) -> None:
     text, result = page([folder]), api.load_run(folder, data_dir=tiny_data)
     read = Reader(text)
@@ -64,6 +65,7 @@ def test_it_says_how_good_and_what_is_protected_and_needs_nothing_else(folder: P
     assert read.tags.count("main") == read.tags.count("h1") == 1
 
 
+@pytest.mark.slow
 def test_equal_runs_have_equal_pages(folder: Path) -> None:
     assert page([folder]) == page([folder])
 
@@ -90,6 +92,7 @@ def test_colours_follow_the_reader_s_mode(folder: Path) -> None:
     assert [re.findall(r"#[0-9a-fA-F]{6}\b", picture) for picture in pictures] == [[], [], []]
 
 
+@pytest.mark.slow
 def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     rows = pd.DataFrame({"age": range(40), "hospital": [0, 1] * 20, "outcome": ["a", "b", "b", "a"] * 10})
     settings = {"data.bounds": {"age": [0, 40]}, "training.rounds": 2}
@@ -187,6 +190,7 @@ def test_connections_that_say_nothing_are_few(tmp_path: Path) -> None:
         pytest.fail("nobody was answered any more")
 
 
+@pytest.mark.slow
 def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     config = tmp_path / "dear.toml"
     config.write_text(config_file.read_text(encoding="utf-8").replace('name = "tiny"', 'name = "cost $5} or $6"'), encoding="utf-8")

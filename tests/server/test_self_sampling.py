@@ -43,6 +43,7 @@ def test_what_a_client_decides_depends_on_nobody_else() -> None:
     assert few.tolist() != self_sampled_cohort(3, 6, 10, 0.5).tolist() or few.tolist() != self_sampled_cohort(4, 5, 10, 0.5).tolist()
 
 
+@pytest.mark.slow
 def test_decisions_of_two_rounds_are_independent() -> None:
     first, second = (np.isin(np.arange(20_000), self_sampled_cohort(1, number, 20_000, 0.5)) for number in (1, 2))
     # Both join with 0.5625; five standard deviations.

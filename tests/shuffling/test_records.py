@@ -292,6 +292,7 @@ def test_where_all_weights_are_sampled_records_are_about_the_same_ones_for_all()
     assert about == {tuple(tuple(range(first, min(first + 4, DIMENSION))) for first in range(0, DIMENSION, 4))}
 
 
+@pytest.mark.slow
 def test_no_guarantee_counts_on_records_of_sampled_weights_being_apart() -> None:
     """The ledger takes a report of sampled weights for one message, however it is cut."""
     for mechanism in (SAMPLED, Piecewise(5.0, "auto"), Hybrid(4.0, DIMENSION)):
@@ -373,6 +374,7 @@ def mean_by_weight(mechanism: Mechanism, reports: Reports, arrived: NDArray[np.b
     seed=st.integers(0, 2**32),
     share=st.floats(0.05, 1.0),
 )
+@pytest.mark.slow
 def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
     mechanism, plan, reports = MECHANISMS[name], plan_of(MECHANISMS[name], linked), encode(MECHANISMS[name], seed=seed)
     arrived = np.random.default_rng(seed).random((CLIENTS, plan.records)) < share
@@ -409,6 +411,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
     seed=st.integers(0, 2**32),
     share=st.floats(0.05, 1.0),
 )
+@pytest.mark.slow
 def test_sampled_weights_are_averaged_over_all_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
     mechanism = MECHANISMS[name]
     assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
@@ -575,6 +578,7 @@ def test_no_uploads_cannot_have_records() -> None:
 
 @settings(max_examples=150)
 @given(name=st.sampled_from(list(MECHANISMS)), linked=st.sampled_from(LINKED), rows=st.integers(1, 40), seed=st.integers(0, 2**32))
+@pytest.mark.slow
 def test_noise_in_place_of_records_is_refused_or_averaged_but_breaks_nothing(name: str, linked: int, rows: int, seed: int) -> None:
     mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
     generator = np.random.default_rng(seed)

@@ -75,6 +75,7 @@ def test_equal_records_do_not_look_equal() -> None:
         assert len({record[part] for record in records}) == 20
 
 
+@pytest.mark.slow
 def test_the_order_of_records_is_drawn_anew_and_uniform() -> None:
     """Chi-square over the 6 orders of 3 records in 1,200 uploads, secure randomness: a false alarm once in 10^9 runs."""
     plaintexts = texts(3)

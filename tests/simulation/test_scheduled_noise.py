@@ -345,6 +345,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
 
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.thorough_for("time-varying", "dpa")
+@pytest.mark.slow
 def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: str, tiny_task: Dataset) -> None:
     """Whoever joined most often is charged for as many rounds, the dearest ones, in closed form."""
     schedule = SCHEDULES[name]
@@ -362,6 +363,7 @@ def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: s
 
 
 @pytest.mark.parametrize("name", ["full-dp", "ladp-sound"])
+@pytest.mark.slow
 def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     _, statement = statement_of(federation, start)
@@ -373,6 +375,7 @@ def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Da
 
 @pytest.mark.parametrize("name", ["time-varying", "dpa"])
 @pytest.mark.thorough_for("time-varying")
+@pytest.mark.slow
 def test_a_budget_shared_over_rounds_is_spent_exactly(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
     last, statement = statement_of(federation, start)
@@ -380,6 +383,7 @@ def test_a_budget_shared_over_rounds_is_spent_exactly(name: str, tiny_task: Data
     assert len({event.release for event in last.ledger.events}) == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one_that_joins_most(tiny_task: Dataset) -> None:
     """By no more than the whole budget, and by all of it where the dearest rounds are charged."""
     schedule = TimeVarying(4.0, DELTA, CLIPPED, rounds=ROUNDS, ratio=0.8, participations=most_joined(6))

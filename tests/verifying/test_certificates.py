@@ -285,6 +285,7 @@ def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("summed noise", "shuffled"), ("bits behind a shuffler", "summed"), ("records", "summed")])
+@pytest.mark.slow
 def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: str) -> None:
     """Noise that a sum adds up is each client's own behind a shuffler; and what came with its sender hides behind nobody."""
     made = certificate_of(RUNS[name])
@@ -386,6 +387,7 @@ def test_nothing_released_is_nothing_certified(tmp_path: Path) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
+@pytest.mark.slow
 def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     text = bytearray(certificate_of(RUNS["one bit"]).to_json().encode())
     for _ in range(data.draw(st.integers(1, 4))):

@@ -79,6 +79,7 @@ def test_exact_accounting_of_what_has_left_is_no_such_rule() -> None:
     assert best_attack(menu, admits, budget) > 1.4e-5
 
 
+@pytest.mark.slow
 def test_one_of_two_orders_afterwards_is_no_such_rule_and_one_order_or_the_pure_sum_is() -> None:
     """What the proof is about: the pure sum bounds each path by itself, a second order does not."""
     menu, delta, epsilon = (0.05, 2.0), 1e-3, 3.0
@@ -95,6 +96,7 @@ releases: st.SearchStrategy[list[tuple[Release, int]]] = st.lists(
 
 @settings(max_examples=60)
 @given(releases, st.sampled_from([1e-9, 1e-5, 0.01]))
+@pytest.mark.slow
 def test_the_rule_never_charges_less_than_a_schedule_fixed_beforehand_costs(found: list[tuple[Release, int]], delta: float) -> None:
     exact, needed = epsilon_of(found, delta), epsilon_needed(found, delta)
     assert exact * (1 - 1e-6) <= needed <= 3 * exact + 3

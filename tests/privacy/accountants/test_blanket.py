@@ -152,6 +152,7 @@ class Reporting:
 
 @pytest.mark.parametrize(("epsilon0", "share"), [(0.7, 0.75), (0.7, 2 / (1 + exp(0.7))), (2.0, 0.4), (2.0, 0.2)])
 @pytest.mark.thorough_for("0.7-0.6636244556636678", "2.0-0.2")
+@pytest.mark.slow
 def test_no_reports_with_a_blanket_exceed_the_bound_in_whatever_order_they_come(epsilon0: float, share: float) -> None:
     """Forty made-up systems of three clients, whose mechanisms, and what they have in common, depend on what was seen before."""
     bounds = {epsilon: Report(epsilon0, share).delta(3, epsilon) for epsilon in EPSILONS}

@@ -80,6 +80,7 @@ def test_the_less_is_known_of_the_report_the_more_it_costs(epsilon0: float, clie
 
 @given(epsilon0=st.floats(0.01, 6.0), clients=st.integers(2, 150), share=st.floats(0.0, 1.0))
 @settings(max_examples=40)
+@pytest.mark.slow
 def test_the_same_order_in_delta(epsilon0: float, clients: int, share: float) -> None:
     epsilon = share * epsilon0
     exact = single_delta(epsilon0, clients, epsilon)
@@ -152,6 +153,7 @@ def test_rounds_cover_enumeration(epsilon0: float, clients: int, delta: float) -
     assert exact(0.99 * bound) > delta
 
 
+@pytest.mark.slow
 def test_many_rounds_are_amplified_and_grow_like_a_root() -> None:
     share = any_report(2.0)
     hundred = composed_clone_epsilon(2.0, 60_000, 100, 1e-5, share)
@@ -161,6 +163,7 @@ def test_many_rounds_are_amplified_and_grow_like_a_root() -> None:
     assert four_hundred < composed_epsilon(2.0, 400, 1e-5) / 50
 
 
+@pytest.mark.slow
 def test_the_published_run_of_500_rounds_at_four() -> None:
     # LDP-SGD on 60,000 clients, accounted anew in spec/accounting.md: 0.97 after 20 rounds, 2.36 after 100 at delta 1e-5.
     share = any_report(4.0)
@@ -168,6 +171,7 @@ def test_the_published_run_of_500_rounds_at_four() -> None:
     assert composed_clone_epsilon(4.0, 60_000, 100, 1e-5, share) == pytest.approx(2.36, abs=0.03)
 
 
+@pytest.mark.slow
 def test_more_clients_never_cost_more() -> None:
     found = [composed_clone_epsilon(1.0, clients, 20, 1e-5, any_report(1.0)) for clients in (10, 100, 1000, 10_000)]
     assert found == sorted(found, reverse=True)

@@ -107,6 +107,7 @@ def test_the_convolution_is_that_of_dp_accounting(times: int) -> None:
 
 @given(seed=SEEDS, size=SIZES, scale=SCALES, half=st.integers(5, 200))
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_connecting_the_dots_is_never_below_and_keeps_both_masses(seed: int, size: int, scale: float, half: int) -> None:
     losses, masses = random_losses(seed, size, scale)
     step = float(np.abs(losses).max()) / half + 1e-3
@@ -192,6 +193,7 @@ def test_a_curve_that_says_little_stays_an_upper_bound() -> None:
 
 @given(seed=SEEDS, size=st.integers(2, 25), times=st.integers(2, 9), infinite=st.floats(0.0, 0.1))
 @settings(max_examples=60)
+@pytest.mark.slow
 def test_composition_equals_direct_convolution(seed: int, size: int, times: int, infinite: float) -> None:
     masses = np.random.default_rng(seed).exponential(1.0, size)
     masses *= (1 - infinite) / masses.sum()

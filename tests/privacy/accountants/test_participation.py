@@ -54,6 +54,7 @@ def test_the_bound_is_never_below_the_exact_delta(clients: int, rate: float, eps
     assert self_sampled_delta_exact(*arguments) <= self_sampled_delta(*arguments) + 1e-13
 
 
+@pytest.mark.slow
 def test_certain_participation_is_no_sampling() -> None:
     assert self_sampled_delta(1.0, 12, 1.0, 0.3) == single_delta(1.0, 12, 0.3)
     assert self_sampled_delta_exact(1.0, 12, 1.0, 0.3) == pytest.approx(single_delta(1.0, 12, 0.3), rel=1e-10)

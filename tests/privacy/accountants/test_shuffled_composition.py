@@ -200,6 +200,7 @@ def test_a_third_more_costs_more(name: str, smaller: ShuffledRounds, larger: Shu
 
 
 @pytest.mark.parametrize("near", [ShuffledRounds(0.505, 150, 400, 2), ShuffledRounds(0.5, 149, 400, 2), ShuffledRounds(0.5, 150, 404, 2)])
+@pytest.mark.slow
 def test_a_little_more_costs_at_most_one_percent_less(near: ShuffledRounds) -> None:
     # Bounds are certified one by one; each rests on a grid of its own, so neighbours need not be in order to the last digit.
     base, more = one_group(ShuffledRounds(0.5, 150, 400, 2)), one_group(near)
@@ -376,6 +377,7 @@ def test_a_million_clients_and_a_million_weights() -> None:
     assert normal * 0.999 <= bracket.upper <= bracket.adaptive <= 1.01 * normal
 
 
+@pytest.mark.slow
 def test_importance_sampling_confirms_what_is_attained() -> None:
     # All others at +: the count is Bin(100, p1) for the one input. Draw it 218,400 times under weights e^(t loss), with t such
     # that the total loss is around epsilon, and weigh back. Five standard errors: a false alarm in two million, the seed is fixed.
