@@ -3,7 +3,7 @@
     ldpfl sweep sound-mnist && python benchmarks/sound_plot.py runs/sweep-sound-mnist --out mnist.svg
 
 Prints the table that the picture is drawn from. With --published, what others reached on MNIST stands beside it, at the epsilon that their
-settings really have, by our accountants; with --bytes, accuracy is drawn against what a client sends in a round instead.
+settings can be proved to have, by our accountants; with --bytes, accuracy is drawn against what a client sends in a round instead.
 """
 
 from __future__ import annotations

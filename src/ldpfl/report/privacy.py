@@ -27,6 +27,7 @@ CLAIM = "paper's claim"
 _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
 _SUM = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
+_RESTS_ON = {"local": "trusting nobody", "shuffled": "if a shuffler hides who sent what", "summed": "if nobody sees more than the sum"}
 _FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
 
 _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
@@ -49,14 +50,14 @@ def print_guarantees(console: Console, privacy: dict[str, Any], target: float | 
 def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best line over all that is sent keeps the target, and a sentence that says so."""
     whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in ("client", "record")]
-    proved = [row["epsilon"] for row in whole if row["status"] == "proved" and row["adaptive"] and isinstance(row["epsilon"], float | int)]
+    proved = [row for row in whole if row["status"] == "proved" and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not proved:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
-    best = min(proved)
-    kept = best <= target
+    best = min(proved, key=lambda row: row["epsilon"])
+    kept = best["epsilon"] <= target
     what = "one record" if privacy["protected"] == "record" else "everything of a client"
-    said = f"epsilon {number(best)} for {what}, over all that is ever sent; {target:g} was asked for"
-    return kept, f"guarantee {'met' if kept else 'missed'}: {said}"
+    said = f"epsilon {number(best['epsilon'])} for {what}, over all that is ever sent, {_RESTS_ON[best['trust_model']]}"
+    return kept, f"guarantee {'met' if kept else 'missed'}: {said}; {target:g} was asked for"
 
 
 def guarantee_table(privacy: dict[str, Any]) -> Table:
