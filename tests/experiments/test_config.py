@@ -214,6 +214,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ldp-fl/fmnist-update": {"data.name": "fashion_mnist", "mechanism.perturbed": "update"},
     "ldp-fl/cifar10": {"data.name": "cifar10", "mechanism.perturbed": "weights", "model.name": "small-vgg"},
     "ldp-fl/cifar10-update": {"data.name": "cifar10", "mechanism.perturbed": "update"},
+    "ldp-fl/fmnist-scattering": {"clients.count": 200, "training.rounds": 15, "mechanism.epsilon": 4.0, "mechanism.perturbed": "update"},
+    "ldp-fl/cifar10-leaves": {"clients.count": 500, "training.rounds": 15, "mechanism.epsilon": 10.0, "mechanism.perturbed": "update"},
 }
 
 
