@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,7 +24,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from ldpfl.cli import main
-from ldpfl.data import Dataset, Samples
+from ldpfl.data import Dataset, Samples, load
 
 # Keeps the library "datasets" out of the user's home and off the network: it reads these when first imported, by whichever test file.
 os.environ.update(HF_HOME=mkdtemp(prefix="ldpfl-tests-hugging-face-"), HF_HUB_OFFLINE="1")
@@ -53,9 +53,14 @@ _NUMBERS = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test, and every process it starts, its own cache folder, made once it is used, and no default data folder."""
+def cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test, and every process it starts, its own cache folder, and no default data folder.
+
+    The folder is made once it is used, or holds the decoded images of ``tiny_data``, where a test has that.
+    """
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"
+    if "tiny_data" in request.fixturenames:
+        shutil.copytree(request.getfixturevalue("decoded_data"), folder)
     monkeypatch.setenv("LDPFL_CACHE_DIR", str(folder))
     monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
     monkeypatch.setenv("LDPFL_REPORT", "no")  # a page is accounted round by round
@@ -114,6 +119,27 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_split(folder, "mnist", "train", *digits(200, seed=1))
     write_split(folder, "mnist", "test", *digits(50, seed=2))
     return folder
+
+
+@pytest.fixture(scope="session")
+def decoded_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder that holds the decoded images of ``tiny_data``, and nothing else."""
+    folder = tmp_path_factory.mktemp("decoded")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LDPFL_CACHE_DIR", str(folder))
+        load("mnist", tiny_data)
+    return folder
+
+
+@pytest.fixture
+def extractors(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what classifiers of images were trained for the next test that asks for this."""
+    own, kept = cache / "extractors", tmp_path_factory.getbasetemp() / "extractors"
+    if kept.exists():
+        shutil.copytree(kept, own)
+    yield
+    if own.exists() and not kept.exists():
+        shutil.copytree(own, kept)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import simulate
 
+pytestmark = pytest.mark.usefixtures("extractors")
+
 
 class Quiet:
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None: ...

@@ -22,6 +22,8 @@ from ldpfl.report.attacks import attack_table
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
 from ldpfl.server import RoundMetrics
 
+pytestmark = pytest.mark.usefixtures("extractors")
+
 QUICK = ("--steps", "2")
 
 

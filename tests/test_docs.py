@@ -25,7 +25,7 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
-@pytest.mark.thorough_for("docs/tutorial.md")
+@pytest.mark.thorough_for("README.md", "docs/tutorial.md")
 def test_code_on_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

@@ -72,12 +72,18 @@ def _imported(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]
 
 def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
     """Yield what Python imports from this folder where others, ldpfl among them, mean a module of the same name elsewhere."""
-    elsewhere = (sys.stdlib_module_names | packages_distributions().keys() | _looked_for()) - {own}
+    elsewhere = (sys.stdlib_module_names | _installed() | _looked_for()) - {own}
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
         if name in elsewhere and (is_module or (entry.is_dir() and _is_open(name))):
             yield f"{entry.name}, which is imported in place of the module {name} that others mean"
+
+
+@cache
+def _installed() -> frozenset[str]:
+    """Return the modules at the top of all packages that are installed; reading what lists their files takes half a second."""
+    return frozenset(packages_distributions())
 
 
 def _is_open(name: str) -> bool:

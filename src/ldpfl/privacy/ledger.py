@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -233,14 +234,25 @@ def _build(kind: type[Kind], values: dict[str, Any]) -> Kind:
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
     if missing:
         raise DataError(f"{kind.__name__} lacks the field {missing[0]!r}")
-    types = get_type_hints(kind)
+    types = _types(kind)  # type: ignore[arg-type]
     return kind(**{name: _checked(types[name], value, f"{kind.__name__}.{name}") for name, value in values.items()})
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    """Made once: that takes longer than all else that is done with a field."""
+    return TypeAdapter(wanted)
 
 
 def _checked(wanted: Any, value: Any, place: str) -> Any:
     if isinstance(value, str) and not value.isprintable():  # it would be shown, and may steer a terminal
         raise DataError(f"{place}: characters that are not printable, in {_short(value)}")
     try:
-        return TypeAdapter(wanted).validate_python(value, strict=True)
+        return _adapter(wanted).validate_python(value, strict=True)
     except ValidationError as error:
         raise DataError(f"{place}: {error.errors()[0]['msg']}, got {_short(value)}") from None
