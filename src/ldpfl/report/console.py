@@ -19,9 +19,6 @@ from ldpfl.report.scores import cost, factor, heading, shown
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY
 
-_NOISE = ("noise", "noised", "papers'\nsum")
-"""Columns of a sweep that has noise schedules."""
-
 _SHUFFLED = "shuffled_upper_adaptive"
 """The figure behind a shuffler; a sweep in which no run has it shows no column for it."""
 
@@ -183,24 +180,18 @@ def result_table(result: dict[str, Any]) -> Table:
 
 def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     """Return the table of a sweep: a line for each variant and point, scores with their spread over the seeds."""
-    table = Table(title=Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}"), title_justify="left")
-    table.add_column("variant")
-    noisy = any(row.noise for row in rows)
     budgets = {"sum": "local_pure", "local": "local"}
     if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
         budgets["shuffled"] = _SHUFFLED
-    headings = (heading(rows[0].metric if rows else ACCURACY), "bytes", *budgets, *_NOISE * noisy, "seconds")
-    for title in (*(key.rpartition(".")[2] for key in sweep.axes), *headings):
-        table.add_column(title, justify="right")
+    table = _by_setting(sweep, heading(rows[0].metric if rows else ACCURACY), "bytes", *budgets, "seconds")
+    table.title = Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}")
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     for row in rows:
         table.add_row(
-            Text(row.variant + " *" * (id(row) in best)),
-            *([f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)),
+            *_setting(sweep, row, " *" * (id(row) in best)),
             score_of(row),
             f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
             *(_figure(row, name) for name in budgets.values()),
-            *_noise_cells(row) * noisy,
             f"{row.seconds:.0f}",
         )
     legend = [
@@ -210,14 +201,37 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
     if any(row.privacy.get("protected") == "record" for row in rows):
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
-    if noisy:
-        legend.append("noise: L2 norms added up; noised: share of weights; papers' sum: epsilon as LaDP-FL adds it up, no guarantee")
     if best:
         legend.append("* worth its price: none with no more bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
     table.caption = "\n".join([*legend, *reasons])
     table.caption_justify = "left"
     return table
+
+
+def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
+    """Return what noise schedules did in the rows of a sweep that have one."""
+    table = _by_setting(sweep, "noise", "noised weights", "papers' sum")
+    for row in rows:
+        if row.noise:
+            table.add_row(*_setting(sweep, row), *_noise_cells(row))
+    table.caption = "noise: L2 norms added up over clients and rounds; papers' sum: epsilon as LaDP-FL adds it up, no guarantee"
+    table.caption_justify = "left"
+    return table
+
+
+def _by_setting(sweep: SweepConfig, *figures: str) -> Table:
+    """Return a table with columns for variant and axes, and for ``figures``, which no terminal is too narrow for."""
+    table = Table(title_justify="left")
+    table.add_column("variant", overflow="fold")
+    for title in (*(key.rpartition(".")[2] for key in sweep.axes), *figures):
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _setting(sweep: SweepConfig, row: Row, mark: str = "") -> list[Text]:
+    values = [f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)
+    return [Text(text) for text in (row.variant + mark, *values)]
 
 
 def score_of(row: Row) -> str:
@@ -237,8 +251,6 @@ def _figure(row: Row, name: str) -> str:
 
 
 def _noise_cells(row: Row) -> tuple[str, ...]:
-    if not row.noise:
-        return ("-",) * len(_NOISE)
     norm, spread = row.noise["norm"], row.noise["norm_deviation"]
     cell = f"{norm:,.0f}" if norm >= 1000 else f"{norm:.4g}"
     if len(row.score) > 1:

@@ -28,7 +28,7 @@ from ldpfl.experiments.sweep_rows import Curve, Row, frontier
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report.console import result_table, sweep_table
+from ldpfl.report.console import noise_table, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantee_table
@@ -191,7 +191,8 @@ class SweepResult(_Shown):
         return [row.to_dict() for row in self.rows]
 
     def __rich__(self) -> Table | RenderableType:
-        return sweep_table(self.config, self.rows)
+        table = sweep_table(self.config, self.rows)
+        return Group(table, noise_table(self.config, self.rows)) if any(row.noise for row in self.rows) else table
 
 
 @dataclass(frozen=True)
