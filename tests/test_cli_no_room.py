@@ -164,6 +164,7 @@ def test_a_sweep_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLin
 
 def unusable(cache: Path) -> None:
     """Put a file where the cache folder should be."""
+    shutil.rmtree(cache, ignore_errors=True)
     cache.write_text("mine", encoding="utf-8")
 
 
@@ -172,7 +173,6 @@ def test_without_a_cache_a_run_has_its_baseline_and_a_warning(ldpfl: CommandLine
     arguments: list[str | Path] = [config_file, "--data-dir", tiny_data, "--json", "--set", "shuffling.channel=direct"]
     kept = ldpfl("run", *arguments, "--out", "kept")
     assert (kept.code, kept.err) == (0, "")
-    shutil.rmtree(cache)
     unusable(cache)
     outcome = ldpfl("run", *arguments, "--out", "run")
     assert outcome.code == 0
@@ -194,7 +194,6 @@ def test_a_sweep_without_a_cache_warns_once(ldpfl: CommandLine, tiny_data: Path,
 
 def test_data_are_loaded_without_a_cache(tiny_data: Path, cache: Path) -> None:
     expected = load("mnist", tiny_data)
-    shutil.rmtree(cache)
     unusable(cache)
     warnings: list[str] = []
     found = load("mnist", tiny_data, warnings.append)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -89,17 +89,21 @@ def test_what_a_crash_left_of_the_first_write_keeps_nobody_out(folder: RunFolder
     assert folder.config() == config_of()
 
 
+def _tried(folder: Path) -> str:
+    try:
+        with RunFolder(folder).locked():
+            return "got in"
+    except ConfigError as error:
+        return str(error)
+
+
 @pytest.mark.slow
 def test_only_one_process_works_in_a_folder(folder: RunFolder) -> None:
     folder.open(config_of(), resume=False)
-    code = (
-        "import sys; from pathlib import Path; from ldpfl.errors import ConfigError; from ldpfl.experiments.run_folder import RunFolder\n"
-        "try:\n    with RunFolder(Path(sys.argv[1])).locked(): print('got in')\n"
-        "except ConfigError as error: print(error)"
-    )
 
     def other_process() -> str:
-        return subprocess.run([sys.executable, "-c", code, str(folder.path)], check=True, capture_output=True, text=True).stdout
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            return pool.submit(_tried, folder.path).result()
 
     with folder.locked():
         assert "another process is working in" in other_process()
