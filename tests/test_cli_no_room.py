@@ -107,6 +107,7 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("kilobytes", [4, 40, 76])
+@pytest.mark.thorough_for("40")
 def test_a_disk_that_really_is_full_is_one_line_and_the_run_goes_on(
     kilobytes: int, ldpfl: CommandLine, arguments: list[str | Path], tmp_path: Path
 ) -> None:

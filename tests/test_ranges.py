@@ -230,7 +230,17 @@ def test_denoised_keeps_tiny_layers_off_the_floor() -> None:
 @pytest.mark.parametrize("start", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize(("epsilon", "clients", "kappa"), [(10.0, 500, 1.543), (4.0, 200, 1.523), (1.0, 100, 1.353), (0.3, 100, 0.889)])
 @pytest.mark.slow
-@pytest.mark.thorough_for("10.0-500-1.543-0.1", "10.0-500-1.543-0.01", "10.0-500-1.543-1.0")
+@pytest.mark.thorough_for(
+    "4.0-200-1.523-0.01",
+    "4.0-200-1.523-0.1",
+    "1.0-100-1.353-0.1",
+    "1.0-100-1.353-0.01",
+    "0.3-100-0.889-0.01",
+    "0.3-100-0.889-0.1",
+    "10.0-500-1.543-0.1",
+    "10.0-500-1.543-0.01",
+    "10.0-500-1.543-1.0",
+)
 def test_denoised_settles_at_as_many_standard_deviations_as_the_noise_allows(
     start: float, epsilon: float, clients: int, kappa: float
 ) -> None:

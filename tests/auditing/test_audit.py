@@ -177,6 +177,7 @@ def test_two_percent_too_little_shows_as_bias_alone() -> None:
 
 @pytest.mark.parametrize("layer", range(len(RADII)))
 @pytest.mark.slow
+@pytest.mark.thorough_for("1", "2")
 def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
     audit = audited(OneLayer(1.0, layer=layer))
     assert "bias" in failures(audit)
@@ -186,7 +187,7 @@ def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name.startswith("the same bits") and "call" not in name])
 @pytest.mark.slow
-@pytest.mark.thorough_for("the same bits in every block", "the same bits every 4,097 weights")
+@pytest.mark.thorough_for("the same bits for every weight", "the same bits in every block", "the same bits every 4,097 weights")
 def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     # A block is 4,096 weights long or more.
@@ -217,7 +218,7 @@ def test_no_noise_at_all_is_found() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.thorough_for("Chatty-set", "Scaled-set")
+@pytest.mark.thorough_for("Forgetful-set", "Chatty-set", "Scaled-set")
 @pytest.mark.slow
 def test_a_fault_of_the_wire_or_the_server_is_the_only_one_found(mechanism: Mechanism, found: set[str]) -> None:
     assert failures(audited(mechanism)) == found
@@ -441,6 +442,7 @@ OF_BITS = [name for name, planted in FAULTS.items() if planted.found in ("epsilo
 @pytest.mark.parametrize("name", OF_BITS)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "the sign in the lowest bit",
     "the place of the largest weight",
     "the last thousandth without noise",
     "the sign in the lowest bit of one weight",

@@ -35,6 +35,7 @@ CHANGES = (
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_deployment_trains_privately_and_leaves_nothing(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER, str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

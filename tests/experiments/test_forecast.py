@@ -44,6 +44,7 @@ def test_the_forecast_is_the_ledger_that_the_run_leaves(overrides: list[str], ti
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name != OWN])
+@pytest.mark.thorough_for("ladp-fl/paper")
 def test_every_recipe_is_forecast(name: str) -> None:
     config = load_recipe(name, [])
     events = planned_ledger(config).events

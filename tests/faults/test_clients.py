@@ -153,6 +153,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thorough_for("excess ids", "another key")
 def test_false_records_are_left_out_and_all_others_count_by_weight(case: str, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     liar, arrived, reason = CASES[case]
     with Relay(tmp_path) as relay:

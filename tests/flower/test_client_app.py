@@ -270,7 +270,15 @@ def test_training_that_gives_nothing_to_report_is_reported_as_no_change(case: st
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["NaN", "another shape", "raises", "asks to exit", "lifespan fails after"])
 @pytest.mark.parametrize("transport", ["direct", "relay"])
-@pytest.mark.thorough_for("relay-another shape", "relay-raises", "relay-NaN", "relay-lifespan fails after", "direct-raises")
+@pytest.mark.thorough_for(
+    "relay-asks to exit",
+    "direct-another shape",
+    "relay-another shape",
+    "relay-raises",
+    "relay-NaN",
+    "relay-lifespan fails after",
+    "direct-raises",
+)
 def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
     node = OpenNode()
     terms = terms_of(reply_s=1.0, transport=transport)
@@ -283,6 +291,7 @@ def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.parametrize("case", ["raises", "asks to exit", "answers an error", "lifespan fails before", "lifespan fails after"])
+@pytest.mark.thorough_for("answers an error-at a stated time", "asks to exit-at a stated time")
 def test_an_app_that_fails_repeats_nothing_private(
     case: str, when: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +318,7 @@ def oracle(message: Message, context: Context) -> Message:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["direct", "relay"])
 @pytest.mark.parametrize("when", TIMES)
+@pytest.mark.thorough_for("at a stated time-direct")
 def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: str, when: str) -> None:
     """The yes/no oracle: same steps, same form, same length, whatever the data; only the noise differs."""
     seen = []
@@ -433,6 +443,7 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
 @pytest.mark.parametrize(
     "how", ["a child", "a session", "an orphan in a session of its own", "an orphan in a session of its own, and its parent killed"]
 )
+@pytest.mark.thorough_for("a child", "a session")
 def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
@@ -633,6 +644,7 @@ def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
 @pytest.mark.slow
 @pytest.mark.parametrize("signalled", ["itself", "its parent"])
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.thorough_for("2-its parent", "10-itself", "3-its parent")
 def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: str, number: signal.Signals, tmp_path: Path) -> None:
     """Flower's report that the task has failed; in a process of the app they would say so for a task that goes on."""
 

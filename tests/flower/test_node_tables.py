@@ -265,6 +265,10 @@ CELLS: dict[str, Sequence[Any]] = {
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "parquet-texts",
+    "parquet-another target",
+    "csv-a category is left out",
+    "csv-words as numbers",
     "parquet-a class is left out",
     "parquet-a category is left out",
     "parquet-words as numbers",

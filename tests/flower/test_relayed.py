@@ -62,7 +62,7 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
 @pytest.mark.parametrize("linked", [1, 4])
 @pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "full-dp"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("full-dp-1", "harmony-1", "laplace-4", "duchi-1")
+@pytest.mark.thorough_for("laplace-1", "harmony-4", "full-dp-1", "harmony-1", "laplace-4", "duchi-1")
 def test_a_round_over_the_relay_learns_what_one_without_it_does(name: str, linked: int, world: World) -> None:
     config = config_of(f"mechanism.name={name}", "ranges.rule=fixed" if name == "full-dp" else "ranges.rule=denoised")
     world.linked = linked
@@ -281,6 +281,7 @@ def _tagged(message: Message, what: str) -> Message:
 
 @pytest.mark.parametrize("what", ["ranges", "config", "model", "shapes", "settings of the app", "another record", "type of message"])
 @pytest.mark.slow
+@pytest.mark.thorough_for("shapes", "ranges", "another record", "settings of the app")
 def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what: str, world: World) -> None:
     class Tagging(LdpStrategy):
         def configure_train(self, *args: Any) -> list[Message]:

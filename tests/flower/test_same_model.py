@@ -88,7 +88,16 @@ def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
-    "time-varying", "weights", "signs of updates", "no noise", "full-dp", "a center of records", "laplace", "part of the clients"
+    "harmony",
+    "signs of gradients",
+    "time-varying",
+    "weights",
+    "signs of updates",
+    "no noise",
+    "full-dp",
+    "a center of records",
+    "laplace",
+    "part of the clients",
 )
 def test_the_same_config_and_seed_give_the_same_model(
     case: str, tiny_data: Path, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

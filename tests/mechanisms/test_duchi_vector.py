@@ -232,7 +232,7 @@ def exact_law(mechanism: DuchiVector, dimension: int) -> NDArray[np.object_]:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("dimension", range(1, 7))
 @pytest.mark.slow
-@pytest.mark.thorough_for("6-0.1", "6-1.0", "6-4.0", "6-30.0")
+@pytest.mark.thorough_for("5-0.1", "5-30.0", "6-0.1", "6-1.0", "6-4.0", "6-30.0")
 def test_the_encoders_law_is_exact_in_integers(dimension: int, epsilon: float) -> None:
     """The ratio of any two probabilities is hi / lo, which thresholds keep below e^epsilon, and the estimate is unbiased."""
     mechanism, (lo, hi) = DuchiVector(epsilon), thresholds(epsilon)
@@ -331,6 +331,7 @@ def test_agreement_counts_have_the_right_moments_in_any_dimension(dimension: int
     ("dimension", "epsilon", "clients"),
     [(5, 4.0, 15_000), (1, 1.0, 5_000), (2, 0.5, 5_000), (64, 2.0, 5_000), (1001, 8.0, 5_000)],
 )
+@pytest.mark.thorough_for("64-2.0-5000", "1001-8.0-5000")
 def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon: float, clients: int) -> None:
     """34 comparisons with |z| < 4 and five chi-squares at 1e-4 on either side: one false alarm in 310 seeds; the seed is fixed."""
     mechanism = DuchiVector(epsilon)

@@ -72,6 +72,7 @@ def plus_counts(mechanism: Harmony, values: Sequence[float], ranges: LayerRanges
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.thorough_for("3-0.1", "3-1.0")
 def test_the_budget_of_a_whole_group_is_epsilon(epsilon: float, size: int) -> None:
     """Over all (index, sign) and all groups of end points; the index has the same probability in each, so it cancels."""
     mechanism, ranges = Harmony(epsilon), box([0.5], [0.25], [size])

@@ -200,6 +200,7 @@ def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "dimension"), [(0.5, 2), (4.0, 5), (30.0, 3), (2.0, 1)])
+@pytest.mark.thorough_for("2.0-1", "4.0-5")
 def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dimension: int) -> None:
     """Seven Kolmogorov-Smirnov tests at 1e-4; the seed is fixed."""
     clients, mechanism = 1_500, PrivUnitG(epsilon, 2.0)
@@ -233,7 +234,7 @@ def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dim
         (200, 2.0, 0.5, 0.0, 1_500),
     ],
 )
-@pytest.mark.thorough_for("3-4.0-0.3-0.75-5000")
+@pytest.mark.thorough_for("16-4.0-0.2-1.0-1500", "200-2.0-0.5-0.0-1500", "3-4.0-0.3-0.75-5000")
 def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: float, share: float, length: float, clients: int) -> None:
     """Six cases of eight comparisons each with |z| < 4: a false alarm once in 330 seeds; the seed is fixed."""
     norm = 3.0
@@ -322,6 +323,7 @@ def test_the_worst_variance_bounds_all_and_is_attained() -> None:
 
 @pytest.mark.parametrize(("share", "length", "slack"), [(0.0, 1.0, 1e-6), (0.2, 1.0, 0.05), (0.2, 0.3, 0.05), (0.5, 0.0, 0.5)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("0.2-1.0-0.05", "0.5-0.0-0.5")
 def test_mean_variance_follows_from_the_mean(share: float, length: float, slack: float) -> None:
     """Where lengths are sent it is consistent, not unbiased: a length of 0 is never seen as less."""
     clients, dimension = 30, 500
@@ -416,6 +418,7 @@ def leaning(dimension: int) -> Tensor:
 @pytest.mark.parametrize(("epsilon", "share"), [(2.1e-6, 0.5), (1.0, 0.0), (4.0, 0.2), (10.0, 0.0), (100.0, 0.5), (1e4, 0.01)])
 @pytest.mark.parametrize("dimension", [2, 5, 30])
 @pytest.mark.slow
+@pytest.mark.thorough_for("30-4.0-0.2", "30-100.0-0.5", "30-10000.0-0.01")
 def test_the_largest_honest_report_is_within_the_bound_and_not_far_below(dimension: int, epsilon: float, share: float) -> None:
     """Extreme words, for vectors that give one coordinate the most noise across them, or all of alpha; the length's bit is +.
 

@@ -82,7 +82,7 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
         (Laplace, 8.0, "auto", 4_000),
     ],
 )
-@pytest.mark.thorough_for("Hybrid-4.0-2-10000", "Piecewise-4.0-2-10000")
+@pytest.mark.thorough_for("Piecewise-8.0-auto-4000", "Hybrid-4.0-2-10000", "Piecewise-4.0-2-10000")
 def test_sampled_estimates_are_unbiased_with_the_stated_variance(
     kind: type[ScalarMechanism], epsilon: float, coordinates: Any, clients: int
 ) -> None:
@@ -127,7 +127,7 @@ def test_noise_std_is_the_worst_case_of_the_variance(kind: type[ScalarMechanism]
 @pytest.mark.parametrize("clients", [1, 5])
 @pytest.mark.parametrize(("epsilon", "coordinates"), [(0.5, None), (4.0, None), (4.0, 2)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thorough_for("Hybrid-4.0-2-5", "Piecewise-4.0-2-5", "Laplace-4.0-2-5")
+@pytest.mark.thorough_for("Laplace-4.0-2-1", "Piecewise-4.0-2-1", "Hybrid-4.0-2-5", "Piecewise-4.0-2-5", "Laplace-4.0-2-5")
 def test_mean_variance_is_unbiased_when_clients_agree(
     kind: type[ScalarMechanism], epsilon: float, coordinates: int | None, clients: int
 ) -> None:
@@ -239,6 +239,7 @@ def test_the_audit_finds_nothing(mechanism: ScalarMechanism) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("mechanism", "trials"), [(Piecewise(4.0, 2), 1000), (Laplace(3.0, "auto"), 1000), (Hybrid(6.0, "auto"), 1000)])
 @pytest.mark.thorough_for("mechanism0-1000", "mechanism2-1000")
+@pytest.mark.thorough
 def test_the_audit_finds_nothing_in_k_of_d(mechanism: ScalarMechanism, trials: int) -> None:
     audit = audit_mechanism(mechanism, trials=trials, seed=1)
     assert audit.passed, audit.verdict

@@ -143,6 +143,7 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
 @pytest.mark.parametrize(
     ("kind", "mechanism", "claimed"), [("binary", "duchi", True), ("pure", "harmony", True), ("pure", "laplace", False)]
 )
+@pytest.mark.thorough_for("pure-laplace-False")
 def test_what_papers_claim_of_old_events_is_known(kind: str, mechanism: str, claimed: bool) -> None:
     release = {"kind": kind, "mechanism": mechanism, "epsilon": 1.0, "units": 3, "unit": "weight"}
     event = {"round": 1, "release": release, "cohort": 9, "population": 9, "joined": 1}

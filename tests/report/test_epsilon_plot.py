@@ -57,6 +57,7 @@ def test_a_pdf_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 @pytest.mark.slow
+@pytest.mark.thorough_for("pdf")
 def test_the_same_figures_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     assert drawn(tmp_path / f"one.{suffix}") == drawn(tmp_path / f"two.{suffix}")
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"one.{suffix}", f"two.{suffix}"]

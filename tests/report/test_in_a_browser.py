@@ -113,6 +113,7 @@ def test_a_page_about_a_sweep_is_for_everybody(pages: dict[str, str], tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_page_about_a_plan_is_for_everybody(tmp_path: Path, ldpfl: CommandLine) -> None:
     asked = ("--regime", "records", "--target", "2", "--clients", "100", "--weights", "2000", "--rounds", "20", "--records", "600")
     (tmp_path / "plan.json").write_text(ldpfl("plan", *asked, "--json").out, encoding="utf-8")

@@ -31,6 +31,7 @@ def federation(data: Path, *overrides: str) -> tuple[RunConfig, Federation, Chec
 
 
 @pytest.mark.parametrize(("lowest", "rate"), [(0.5, 0.75), (0.0, 0.5), (1.0, 1.0)])
+@pytest.mark.thorough_for("0.5-0.75")
 def test_clients_join_as_often_as_stated(lowest: float, rate: float) -> None:
     joined = sum(self_sampled_cohort(3, number, 500, lowest).size for number in range(1, 41))
     # 20,000 decisions; a true rate fails at 1e-6.

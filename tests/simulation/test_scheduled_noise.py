@@ -118,7 +118,7 @@ def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tin
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.thorough_for("full-dp", "dpa", "adapldp", "ladp", "ladp-sound")
+@pytest.mark.thorough_for("nbafl", "full-dp", "dpa", "adapldp", "ladp", "ladp-sound")
 def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     reference = trace(replace(federation, chunk_size=CLIENTS), start)

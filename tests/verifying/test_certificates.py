@@ -97,6 +97,8 @@ def certificate_of(made: Ledger) -> Certificate:
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "noise of one ball in secret",
+    "tiny bits of many clients",
     "linked bits",
     "two budgets",
     "noise of two budgets",

@@ -181,7 +181,7 @@ def test_more_clients_never_cost_more() -> None:
 @pytest.mark.parametrize(("epsilon0", "clients"), [(0.3, 3), (1.0, 40), (1.0, 5000), (0.1, 10**5), (4.0, 2000), (8.0, 5)])
 @pytest.mark.parametrize("share", [any_report, binary_report])
 @pytest.mark.slow
-@pytest.mark.thorough_for("any_report-0.1-100000", "binary_report-0.1-100000")
+@pytest.mark.thorough_for("any_report-1.0-5000", "any_report-0.1-100000", "binary_report-0.1-100000")
 def test_the_moment_of_few_coins_is_above_that_of_the_pair_and_never_above_the_local_one(
     epsilon0: float, clients: int, share: Callable[[float], float]
 ) -> None:

@@ -59,6 +59,7 @@ def pair(epsilon0: float, clients: int, uppers: int) -> tuple[Floats, Floats]:
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("epsilon0", [0.2, 1.0, 3.0])
+@pytest.mark.thorough_for("1.0-6", "0.2-6")
 def test_it_is_the_worst_over_all_vertices_in_exact_arithmetic(clients: int, epsilon0: float) -> None:
     p1 = Fraction(plus_probability(epsilon0))
     for epsilon in (0.0, 0.15 * epsilon0, 0.7 * epsilon0, 0.98 * epsilon0, 1.1 * epsilon0):

@@ -96,7 +96,7 @@ def one_group(group: ShuffledRounds, delta: float = 1e-6) -> Bracket:
     ("clients", "count", "epsilon0", "delta"),
     [(2, 2, 0.1, 0.01), (2, 3, 1.0, 0.1), (3, 2, 1.0, 0.1), (3, 3, 0.1, 0.01), (3, 3, 1.0, 0.1), (3, 3, 3.0, 0.01)],
 )
-@pytest.mark.thorough_for("3-2-1.0-0.1", "3-3-0.1-0.01", "3-3-1.0-0.1")
+@pytest.mark.thorough_for("2-3-1.0-0.1", "3-3-3.0-0.01", "3-2-1.0-0.1", "3-3-0.1-0.01", "3-3-1.0-0.1")
 def test_it_covers_every_data_set(clients: int, count: int, epsilon0: float, delta: float) -> None:
     # Others may hold something else for every weight, and the target may move either way in each of them.
     cases = [product(parts) for parts in itertools.combinations_with_replacement(worst_cases(epsilon0, clients), count)]
@@ -201,6 +201,7 @@ def test_a_third_more_costs_more(name: str, smaller: ShuffledRounds, larger: Shu
 
 @pytest.mark.parametrize("near", [ShuffledRounds(0.505, 150, 400, 2), ShuffledRounds(0.5, 149, 400, 2), ShuffledRounds(0.5, 150, 404, 2)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("near1", "near2")
 def test_a_little_more_costs_at_most_one_percent_less(near: ShuffledRounds) -> None:
     # Bounds are certified one by one; each rests on a grid of its own, so neighbours need not be in order to the last digit.
     base, more = one_group(ShuffledRounds(0.5, 150, 400, 2)), one_group(near)

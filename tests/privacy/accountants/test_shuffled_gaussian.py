@@ -70,7 +70,7 @@ def test_no_pair_of_clients_exceeds_the_bound(mu: float, other: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.thorough_for("4", "1", "2")
+@pytest.mark.thorough_for("3", "4", "1", "2")
 def test_no_data_set_in_a_ball_exceeds_the_bound(seed: int) -> None:
     """Four clients anywhere in a ball of three dimensions, two of them at most in its middle; 5 standard errors, 30 checks a data set."""
     generator = np.random.default_rng(seed)
