@@ -30,6 +30,7 @@ def test_an_example_ends_with_a_picture_and_a_guarantee(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.thorough
 def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

@@ -34,6 +34,7 @@ def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_decides_without_scipy_s_slow_parts() -> None:
     """Each message to a node starts a process, and who trains waits for what it imports."""
     assert not loaded_by("ldpfl.flower.apps") & {"scipy.stats", "scipy.signal", "dp_accounting", "torchmetrics"}

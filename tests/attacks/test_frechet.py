@@ -160,6 +160,7 @@ def test_inception_is_never_downloaded_and_a_foreign_file_never_opened(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_torchmetrics_is_loaded_only_when_a_distance_is_computed() -> None:
     assert find_spec("torchmetrics")  # it is installed, so the line below means something
     code = "import sys, ldpfl.cli, ldpfl.attacks.frechet; sys.exit('torchmetrics' in sys.modules)"

@@ -248,6 +248,7 @@ def test_continuous_noise_passes() -> None:
 
 @pytest.mark.parametrize("hair", [0.0, 1e-3])
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: float) -> None:
     # At epsilon 1 the leak adds 0.01 to events of probability 1/2: only an event that isolates the value shows it.
     audit = audited(LaplaceNoise(1.0, leak=0.01, hair=hair))
@@ -442,6 +443,7 @@ OF_BITS = [name for name, planted in FAULTS.items() if planted.found in ("epsilo
 @pytest.mark.parametrize("name", OF_BITS)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "the first weight without noise",
     "the sign in the lowest bit",
     "the place of the largest weight",
     "the last thousandth without noise",

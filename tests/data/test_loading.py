@@ -154,6 +154,7 @@ def test_the_second_load_needs_no_decoding(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_cached_load_does_not_import_datasets(tmp_path: Path) -> None:
     """Importing it takes seconds, which each start of the command line would pay."""
     small(tmp_path)

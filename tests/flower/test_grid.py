@@ -277,6 +277,7 @@ def test_settings_that_do_not_fit_are_one_clear_line(settings: dict[str, str | f
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_flower_is_loaded_only_where_it_is_used() -> None:
     code = "import sys, ldpfl, ldpfl.simulation, ldpfl.experiments; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -129,6 +129,7 @@ def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     """Python takes modules from the current folder first, those that ldpfl means as well."""
     app = app_in(tmp_path)

@@ -101,6 +101,7 @@ def check(text: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a run", "two runs"])
+@pytest.mark.thorough
 def test_a_page_about_runs_is_for_everybody(name: str, pages: dict[str, str], tmp_path: Path) -> None:
     check(pages[name], tmp_path)
 

@@ -11,11 +11,10 @@ from test_page import Reader
 from conftest import CommandLine
 from ldpfl import api
 from ldpfl.experiments.sweep_config import AxisValue, SweepConfig
+from ldpfl.experiments.sweep_run import open_folder
 
 
-@pytest.fixture(scope="module")
-def swept(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("swept") / "sweep"
+def small_sweep() -> SweepConfig:
     variants = {
         "sent <b>apart</b>": ["shuffling.channel=direct"],
         "nothing": ["mechanism.name=none"],
@@ -23,8 +22,13 @@ def swept(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     settings = ['data.name="mnist"', 'model.name="logistic-regression"', "clients.count=4", "training.epochs=1"]
     axes: dict[str, list[AxisValue]] = {"training.rounds": [1, 2]}
-    sweep = SweepConfig(name="tiny", recipe="quickstart", settings=settings, seeds=[0, 1], axes=axes, variants=variants)
-    api.sweep(sweep, folder=folder, data_dir=tiny_data, progress=False)
+    return SweepConfig(name="tiny", recipe="quickstart", settings=settings, seeds=[0, 1], axes=axes, variants=variants)
+
+
+@pytest.fixture(scope="module")
+def swept(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swept") / "sweep"
+    api.sweep(small_sweep(), folder=folder, data_dir=tiny_data, progress=False)
     return folder
 
 
@@ -53,11 +57,9 @@ def test_a_sweep_has_a_page_of_every_setting(swept: Path, ldpfl: CommandLine, tm
     assert "has one of its own" in ldpfl.refused("report", swept, swept, "--out", tmp_path / "x.html")
 
 
-@pytest.mark.slow
-def test_a_sweep_that_goes_on_says_how_far_it_is(swept: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+def test_a_sweep_that_goes_on_says_how_far_it_is(ldpfl: CommandLine, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    (begun / "runs").mkdir(parents=True)
-    (begun / "sweep.json").write_bytes((swept / "sweep.json").read_bytes())
+    open_folder(small_sweep(), [], begun)
     assert ldpfl("report", begun).code == 0
     said = text_of(begun / "report.html")[1]
     assert "0 of 12 runs are finished." in said

@@ -97,6 +97,7 @@ def certificate_of(made: Ledger) -> Certificate:
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "noise of one ball",
     "noise of one ball in secret",
     "tiny bits of many clients",
     "linked bits",
@@ -137,7 +138,7 @@ def test_a_tenth_less_is_not_confirmed(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_CHECKED)
 @pytest.mark.slow
-@pytest.mark.thorough_for("linked bits of many clients")
+@pytest.mark.thorough
 def test_what_has_no_second_accountant_is_said_not_to_be_checked(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", NOT_CHECKED[name])
     found = verify(certificate_of(NOT_CHECKED[name]), ledger=file)
@@ -216,6 +217,7 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", LESS)
 @pytest.mark.slow
+@pytest.mark.thorough_for("the smaller cohort")
 def test_a_certificate_that_charges_less_than_its_ledger_holds_is_refused(case: str, tmp_path: Path) -> None:
     name, change, said = LESS[case]
     file = write(tmp_path / "ledger.json", {**RUNS, **NOT_CHECKED}[name])
@@ -333,6 +335,7 @@ def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path) -> None:
     """A field that is not there is not in what was signed; nor in the chain of a ledger."""
     made = certified(RUNS["vectors behind a shuffler"].to_json(), "run", 1e-5, {})
