@@ -25,6 +25,8 @@ from ldpfl.relay import RelayRefused, RelayRoundOver
 LIAR = 2
 HALF = WEIGHTS // 2
 
+pytestmark = pytest.mark.xdist_group("faults")  # whose processes fork from one that has PyTorch loaded
+
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:

@@ -13,6 +13,8 @@ from relay_support import process
 
 from ldpfl.experiments.run_folder import RunFolder
 
+pytestmark = pytest.mark.xdist_group("faults")  # whose processes fork from one that has PyTorch loaded
+
 
 def same(weights: torch.Tensor, reference: torch.Tensor) -> bool:
     """One report more, less or twice would move a weight by more than 0.05."""

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -223,14 +225,21 @@ def postgres_programs() -> Path | None:
     return found[-1].parent if found else Path(path).parent if path else None
 
 
-# A server that holds the package loaded forks a new process in milliseconds, where loading takes seconds.
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["ldpfl.relay.serve"])
+
+
+def _start_server(module: str) -> None:
+    """Start the server that forks processes, unless it runs, with a ``module`` that they take: it costs each of them seconds otherwise."""
+    _processes.set_forkserver_preload([__name__, module])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        ensure_running()
 
 
 @contextmanager
 def process(target: Callable[..., None], *arguments: object) -> Iterator[Any]:
     """Run a function in a process of its own that does not outlive the block."""
+    _start_server(target.__module__)
     started = _processes.Process(target=target, args=arguments, daemon=True)
     started.start()
     try:
