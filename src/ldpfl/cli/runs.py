@@ -33,6 +33,7 @@ from ldpfl.privacy.statement import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.scores import shown
+from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import terminal
 from ldpfl.server import Checkpoint
 from ldpfl.tasks import ACCURACY
@@ -57,6 +58,7 @@ def run(
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
     baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
     watch: Annotated[bool, typer.Option("--watch", help="Serve the run's page on 127.0.0.1 while it trains.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write each round's figures for TensorBoard into the folder.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", envvar="LDPFL_REPORT", help="Write report.html at the end.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
@@ -77,6 +79,7 @@ def run(
     try:
         with (
             _watched(folder.path, errors) if watch else nullcontext(),
+            board(folder.path, _metric(config or folder.config())) if tensorboard else nullcontext() as written,
             Interrupts() as interrupts,
             ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display,
         ):
@@ -87,8 +90,12 @@ def run(
                 "baseline": baseline,
                 "data_dir": data_dir,
                 "device": device,
+                "on_round": written and written.round_done,
             }
-            result = api.run(config, settings=() if config else overrides, progress=display, **options).to_dict()
+            trained = api.run(config, settings=() if config else overrides, progress=display, **options)
+            if written:
+                written.guaranteed(trained.privacy.verdict or "Nothing is protected: values leave as they are.")
+            result = trained.to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise
@@ -227,8 +234,12 @@ def _reached(config: RunConfig, last: Checkpoint | None) -> str:
     measured = last is not None and last.history and isfinite(last.history[-1].score)
     if last is None or not measured:
         return ""
-    metric = ACCURACY if config.task.name == RunConfig().task.name else "score"
-    return f", {metric} {shown(metric, last.history[-1].score)}"
+    return f", {_metric(config)} {shown(_metric(config), last.history[-1].score)}"
+
+
+def _metric(config: RunConfig) -> str:
+    """Return what a score is called before its data are read."""
+    return ACCURACY if config.task.name == RunConfig().task.name else "score"
 
 
 def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:

@@ -16,7 +16,7 @@ from ldpfl.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
-class Setting:
+class ListedSetting:
     """One key of a config.
 
     Attributes:
@@ -37,7 +37,7 @@ def sections() -> tuple[str, ...]:
     return ("run", *(name for name in RunConfig.model_fields if name == "mechanism" or _section(name) is not None))
 
 
-def settings(of: str) -> tuple[Setting, ...]:
+def settings(of: str) -> tuple[ListedSetting, ...]:
     """Return the settings of a section, or of the mechanism that is called so; of ``mechanism``, those that all mechanisms have.
 
     Raises:
@@ -58,13 +58,13 @@ def _section(name: str) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[Setting]:
+def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[ListedSetting]:
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
         if names is None or name in names:
             default = "" if field.is_required() else toml_value(field.get_default(call_default_factory=True))
             meaning = " ".join((field.description or "").split()).replace("``", "'")
-            yield Setting(f"{prefix}{name}", meaning, default, _allowed(schema["properties"][name]))
+            yield ListedSetting(f"{prefix}{name}", meaning, default, _allowed(schema["properties"][name]))
 
 
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}

@@ -63,7 +63,7 @@ class GridLosses:
 
         tail, error = 1e-6 * delta, times * _ROUNDING
         masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller ones overflow in what follows
-        low, high = common.compute_self_convolve_bounds(masses.tolist(), times, tail)
+        low, high = common.compute_self_convolve_bounds(masses, times, tail)
         if high - low >= _LONGEST or error > 0.1 * delta:
             return None
         infinite = -np.expm1(times * np.log1p(-self.infinite)) + tail + error

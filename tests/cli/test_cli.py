@@ -44,6 +44,30 @@ def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_tensorboard_has_each_round_also_of_a_run_that_goes_on(
+    ldpfl: CommandLine, unfinished: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    outcome = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-baseline", "--tensorboard")
+    assert outcome.code == 0, outcome.err
+    board = EventAccumulator(str(unfinished / "tensorboard")).Reload()
+    history = RunFolder(unfinished).checkpoint().history
+    for name, own in {
+        "accuracy": [metrics.score for metrics in history],
+        "clients": [metrics.clients for metrics in history],
+        "noise std/1.weight": [metrics.noise_std["1.weight"] for metrics in history],
+    }.items():
+        written = {event.step: event.value for event in board.Scalars(name)}
+        assert written == pytest.approx({2: own[1], 3: own[2]}), name  # the first round was made without it
+    assert "privacy/text_summary" in board.Tags()["tensors"]
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    refused = ldpfl("run", "quickstart", "--tensorboard", "--out", "nothing")
+    assert (refused.code, "pip install 'ldpfl[tensorboard]'" in refused.err, Path("nothing").exists()) == (2, True, False)
+
+
+@pytest.mark.slow
 def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--device", "cpu")
     assert outcome.code == 0, outcome.err
