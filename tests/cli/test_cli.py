@@ -52,7 +52,9 @@ def test_tensorboard_has_each_round_also_of_a_run_that_goes_on(
     outcome = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-baseline", "--tensorboard")
     assert outcome.code == 0, outcome.err
     board = EventAccumulator(str(unfinished / "tensorboard")).Reload()
-    history = RunFolder(unfinished).checkpoint().history
+    last = RunFolder(unfinished).checkpoint()
+    assert last is not None
+    history = last.history
     for name, own in {
         "accuracy": [metrics.score for metrics in history],
         "clients": [metrics.clients for metrics in history],

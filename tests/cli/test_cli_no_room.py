@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_cli_sweep import SWEEP
 
 from conftest import CommandLine, digits, write_split
 from ldpfl.data import load
@@ -20,7 +21,6 @@ from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import WriteError
 from ldpfl.server import RoundMetrics
-from test_cli_sweep import SWEEP
 from test_files import files_up_to
 
 REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from test_cli import StopAfterFirst, content
+from test_cli_sweep import SWEEP
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LayerRanges
@@ -24,8 +26,6 @@ from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
-from test_cli import StopAfterFirst, content
-from test_cli_sweep import SWEEP
 
 OWN_SETTINGS = """
 name = "mine"
