@@ -2,7 +2,7 @@
 
     python benchmarks/verdict_plot.py --out docs/results/verdict.svg
 
-Reads ``docs/results/verdict.csv``: a row a run or sweep, its accuracy in per cent with spread and number of seeds, the command that gives it,
+Reads ``docs/results/verdict.csv``: a row a run or sweep, its accuracy in per cent with spread and seeds, the command that gives it,
 and the page where it stands with its settings. Where a target was asked for, that is its epsilon; of a recipe it is accounted here, anew.
 """
 
