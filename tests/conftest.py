@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import itertools
 import json
+import logging
 import os
 import shutil
 import sys
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +26,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from pyarrow import parquet
 
+from ldpfl.api import running
 from ldpfl.cli import main
 from ldpfl.data import Dataset, Samples, load
+from ldpfl.files import write_text
 
 # Keeps the library "datasets" out of the user's home and off the network: it reads these when first imported, by whichever test file.
 os.environ.update(HF_HOME=mkdtemp(prefix="ldpfl-tests-hugging-face-"), HF_HUB_OFFLINE="1")
@@ -33,9 +38,14 @@ atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 # One thread each, as under make: several workers share the cores, and a fork of a process whose threads have worked may hang.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("untimed", deadline=None)
+# How long an example takes says how busy the machine is. Continuous integration tries more of them.
+settings.register_profile("untimed", deadline=None, max_examples=100 if os.environ.get("CI") else 40)
 settings.load_profile("untimed")
+
+# To a logger that hands nothing on, pytest adds its handlers before each step of each test; PyTorch has fifty of them.
+for logger in logging.root.manager.loggerDict.values():
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True
 
 Pixels = NDArray[np.uint8]
 
@@ -47,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("thorough_for"):
             if isinstance(item, pytest.Function) and item.callspec.id in mark.args:
                 item.add_marker("thorough")
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of each later search for garbage what was made until here, the libraries: it takes longer than most tests do."""
+    gc.collect()
+    gc.freeze()
 
 
 CLASSES = 10
@@ -67,7 +83,14 @@ def cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     monkeypatch.setenv("LDPFL_CACHE_DIR", str(folder))
     monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
     monkeypatch.setenv("LDPFL_REPORT", "no")  # a page is accounted round by round
+    if request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr(running, "draw_score_curve", _noted)
     return folder
+
+
+def _noted(path: Path, result: dict[str, Any]) -> None:
+    """Write what a curve would be drawn of in its place: most tests that run something do not look at it."""
+    write_text(path, json.dumps([result["score_per_round"], result.get("noise_free_score_per_round")]))
 
 
 def digits(count: int, *, seed: int, shape: tuple[int, ...] = (20, 20)) -> tuple[Pixels, list[int]]:

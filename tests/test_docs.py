@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 import ldpfl
+from ldpfl.experiments.shipped import recipe_names, sweep_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -74,6 +76,15 @@ def test_tests_that_pages_name_are_there() -> None:
         if not (tests / file).exists() or f"def {name}(" not in (tests / file).read_text(encoding="utf-8")
     ]
     assert missing == []
+
+
+def test_the_picture_of_the_verdicts_shows_what_pages_say() -> None:
+    results = ROOT / "docs" / "results"
+    known = {*recipe_names(), *sweep_names()}
+    with (results / "verdict.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            assert row["accuracy"] in (results / row["page"]).read_text(encoding="utf-8"), row
+            assert row["command"].split()[2] in known, row
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -1,6 +1,5 @@
 """Federated learning under local differential privacy: what leaves a client is already randomised."""
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ldpfl import lazy
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from ldpfl.report.results import ReproductionResult as ReproductionResult
     from ldpfl.report.results import RunResult as RunResult
     from ldpfl.report.results import SweepResult as SweepResult
-
-__version__ = version("ldpfl")
+    from ldpfl.version import __version__ as __version__
 
 __getattr__, __dir__ = lazy.exports(
     __name__,
@@ -56,6 +54,7 @@ __getattr__, __dir__ = lazy.exports(
         "SecureSource": "ldpfl.randomness",
         "SeededStreams": "ldpfl.randomness",
         "SweepResult": "ldpfl.report.results",
+        "__version__": "ldpfl.version",
         "account": "ldpfl.api",
         "audit": "ldpfl.api",
         "audit_run": "ldpfl.api",

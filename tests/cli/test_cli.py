@@ -70,6 +70,7 @@ def test_tensorboard_has_each_round_also_of_a_run_that_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_a_run_prints_tables_and_writes_its_folder(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", "--device", "cpu")
     assert outcome.code == 0, outcome.err

@@ -154,7 +154,7 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows(), "classes")
     with pytest.raises(DataError, match="too few to keep a fifth"):
         made(rows(4))
-    with pytest.raises(DataError, match="nothing to tell it from"):
+    with pytest.raises(DataError, match="nothing to predict from"):
         made(rows()[["ill"]])
 
 

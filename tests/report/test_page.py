@@ -93,6 +93,7 @@ def test_colours_follow_the_reader_s_mode(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     rows = pd.DataFrame({"age": range(40), "hospital": [0, 1] * 20, "outcome": ["a", "b", "b", "a"] * 10})
     settings = {"data.bounds": {"age": [0, 40]}, "training.rounds": 2}
@@ -191,6 +192,7 @@ def test_connections_that_say_nothing_are_few(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     config = tmp_path / "dear.toml"
     config.write_text(config_file.read_text(encoding="utf-8").replace('name = "tiny"', 'name = "cost $5} or $6"'), encoding="utf-8")

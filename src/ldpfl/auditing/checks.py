@@ -158,7 +158,7 @@ class Examination:
             lower = self._epsilon_lower(counts, (first, second))
             pair = f"{_name(first)} against {_name(second)}"
             if isinf(self.epsilon):
-                passed, sentence = None, f"nothing is protected: {pair} is told apart, which costs epsilon {lower:.4g} at least"
+                passed, sentence = None, f"nothing is protected: {pair} can be distinguished, which costs epsilon {lower:.4g} at least"
             else:
                 passed = lower <= self.of_a_trial
                 claim = "no more than" if passed else "more than"
@@ -336,7 +336,9 @@ class Examination:
     def _wire_checks(self) -> Iterator[Check]:
         benches = {id(bench): bench for bench in (self.bench, self.tall)}.values()
         excess = max(max(bench.lengths) - min(bench.lengths) for bench in benches)
-        said = "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which tells something"
+        said = (
+            "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
+        )
         yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, said)
         longest, stated = max(
             ((max(bench.lengths), ceil(self.mechanism.payload_bits(bench.ranges) / 8)) for bench in benches),

@@ -11,7 +11,6 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from ldpfl import __version__
 from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
 from ldpfl.errors import LdpflError
@@ -67,6 +66,8 @@ def _stop(message: str, code: int = 2) -> NoReturn:
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from ldpfl import __version__  # slow to find out
+
         print(f"ldpfl {__version__}")
         raise typer.Exit
 

@@ -38,7 +38,7 @@ def linkage(
         float, typer.Option(help="Seconds by which T_S is agreed on too low: slower clients are late.")
     ] = LinkageSetting.shortfall,
     uncertainty: Annotated[
-        float, typer.Option(help="Standard deviation of what one watched round tells of a client's usual time, in seconds.")
+        float, typer.Option(help="Standard deviation, in seconds, of a client's usual time as seen in one watched round.")
     ] = LinkageSetting.uncertainty,
     watched: Annotated[str, typer.Option(metavar="N,N,...", help="Earlier rounds that the observer has seen.")] = "1,100",
     delays: Annotated[str, typer.Option(metavar="T,T,...", help="Longest delays to try, in seconds; 0: waits alone.")] = "0,1,5,20,60,200",

@@ -194,7 +194,7 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
     if public:
-        said = "its columns, their kinds and its classes were taken from the table, and every node is told of them: is it a public one?"
+        said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
         console.print(Text(said, style="yellow"), soft_wrap=True)
     if left:
         said_left = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them; then"

@@ -107,7 +107,7 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
     )
     console.print(Text("This is what the app asks for, and no advice: lower it, or decline.", style="yellow"), soft_wrap=True)
     if policy.immediate_replies:
-        said = "The app states no time for replies, so when this client replies tells how long it trained: allowed by immediate_replies."
+        said = "The app states no time for replies, so its moment shows how long this client trained: allowed by immediate_replies."
         console.print(Text(said, style="yellow"), soft_wrap=True)
     console.print(
         Text(f"For the SuperNode: export LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"),

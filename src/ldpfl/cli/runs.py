@@ -226,7 +226,7 @@ def show(
 
 def _how_far(kind: Kind, done: int, rounds: int) -> str:
     if kind is Kind.OWN_APP:  # it writes no result, and may ask for another number of rounds than its config
-        return f"{kind}, {done} rounds done ({rounds} in its config); its data and model are not told here"
+        return f"{kind}, {done} rounds done ({rounds} in its config); its data and model are known to the app alone"
     return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {rounds} rounds done"
 
 

@@ -55,9 +55,7 @@ def said_of_all(table: Table, config: DataConfig) -> DataConfig:
 def _inputs(train: Table, config: DataConfig) -> list[str]:
     apart = {*config.target_names, config.client}
     if config.client in config.target_names:
-        raise ConfigError(
-            f"data.client and data.target both name {config.client!r}: who the clients are is public, and so would be what is told"
-        )
+        raise ConfigError(f"data.client and data.target both name {config.client!r}: clients are public, so the target would be public too")
     for setting, names in (
         ("columns", config.columns),
         ("numbers", config.numbers),
@@ -70,9 +68,9 @@ def _inputs(train: Table, config: DataConfig) -> list[str]:
     names = list(config.columns) or [name for name in train.columns if name not in apart]
     for name in names:
         if name in apart:
-            raise ConfigError(f"data.columns names {name!r}, which is the target or the client: nothing is to be told from it")
+            raise ConfigError(f"data.columns names {name!r}, which is the target or the client: it cannot be an input too")
     if not names:
-        raise DataError("the table has no column beside the target's and the client's: there is nothing to tell it from")
+        raise DataError("the table has no column beside the target's and the client's: there is nothing to predict from")
     return names
 
 

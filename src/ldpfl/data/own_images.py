@@ -55,8 +55,8 @@ def holds_images(path: Path) -> bool:
         table = next((file for file in files if file.suffix.lower() in SUFFIXES), None)
         if table is not None:
             raise ConfigError(
-                f"{path} holds images, and the table {table.relative_to(path)}: what is told of images stands in metadata.csv, with their "
-                "file_name; for a table beside which pictures lie, name the table itself"
+                f"{path} holds images, and the table {table.relative_to(path)}: columns about images belong in metadata.csv, with a "
+                "column file_name; to use the table and not the images, name the table's file"
             )
         return True
     first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
@@ -174,7 +174,7 @@ def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str
     if not config.client:
         return None
     if config.client == label:
-        raise ConfigError(f"data.client and data.target both name {label!r}: who the clients are is public, and so would be what is told")
+        raise ConfigError(f"data.client and data.target both name {label!r}: clients are public, so the target would be public too")
     names = [name for name in split.column_names if name != image]
     if config.client not in names:
         raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")

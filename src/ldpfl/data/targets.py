@@ -48,7 +48,7 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
             table.column(name, "data.target")
     if targets != "classes" and len(names) > 1:
         raise ConfigError(
-            f"data.target names {len(names)} columns, and this task tells one; for several labels set task.name to 'multilabel'"
+            f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel'"
         )
     if targets == "classes" and len(names) < 2:
         raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")

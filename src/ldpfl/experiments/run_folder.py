@@ -367,7 +367,7 @@ _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
     "training": ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm"),
 }
 """Settings that the strategy does not use: sections, and of some only these keys."""
-_OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are not told here.\n"
+_OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are known to the app alone.\n"
 
 
 def _printable(figures: Any) -> Any:

@@ -130,7 +130,7 @@ class OperatorNode:
         with self.connect() as relay:
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
-            why = "the server asks this client for something else than it told the relay that it asks all clients for"
+            why = "what the server asks of this client differs from what the relay says it asks of all clients"
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")

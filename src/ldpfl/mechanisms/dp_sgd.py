@@ -154,7 +154,7 @@ class DpSgd(VectorMechanism):
     def assumptions(self) -> tuple[str, ...]:
         return (
             "the number of a client's records is public",
-            "no single record makes training fail or miss its time: what is sent then is of no record, and tells of that one",
+            "no single record makes training fail or miss its time: what is sent then shows that it did",
             "random bits are uniform and secret",
         )
 

@@ -280,7 +280,7 @@ def check_central(setting: Setting) -> None:
     if isinstance(release, BinaryRelease) and release.sampled > 1:
         raise ConfigError(
             f"a central epsilon is solved for or drawn for bits about known coordinates, and {setting.mechanism} draws them: "
-            "what holds for some number of clients is told without a target"
+            "without a target, ldpfl plan says what holds for a number of clients"
         )
     if not isinstance(release, BinaryRelease):
         raise ConfigError(f"a central epsilon is solved for or drawn for one-bit reports, and {setting.mechanism} does not send such")

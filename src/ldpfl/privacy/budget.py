@@ -73,7 +73,7 @@ class Budget:
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if self.policy.protects == "client" and books.protected == "record":
-            why = f"{self.path} has releases that protected one record at a time: what they told of the client has no epsilon"
+            why = f"{self.path} has releases that protected one record at a time: what they revealed of the whole client has no epsilon"
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, new, order=order)

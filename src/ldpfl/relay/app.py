@@ -98,7 +98,7 @@ class _Relay:
         client = await self._authorised(request, Role.CLIENT)
         upload = _upload(request)
         if "content-length" not in request.headers:
-            raise LengthRequired("the body's length must be told in advance (Content-Length)")
+            raise LengthRequired("the body's length must be stated in advance (Content-Length)")
         offset, length = _number(request, OFFSET), _number(request, "Content-Length")
         # All that can be refused is refused before the first byte is stored.
         progress: Progress = await self._call(client, self._store.progress, client, *upload)

@@ -200,7 +200,7 @@ def audit_table(audit: MechanismAudit) -> Table:
 
 def canary_table(audit: RunAudit) -> Table:
     """Return the table of a run's audit: how well the canary is recognised from so many weights of one round."""
-    table = Table(title=Text(f"{audit.name}: what one round's pool of {audit.clients} clients tells about a canary"), title_justify="left")
+    table = Table(title=Text(f"{audit.name}: what a round's pool of {audit.clients} clients reveals of a canary"), title_justify="left")
     for heading in ("weights seen", "guessed right", f"{audit.confidence:.0%} interval", "epsilon at least", "at most, if the claim held"):
         table.add_column(heading, justify="right")
     for row in audit.rows:

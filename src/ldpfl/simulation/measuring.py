@@ -55,8 +55,8 @@ class Measuring:
         huge = [name for name, far in zip(dataset.unscaled_names, scaling.beyond(counts, noise), strict=True) if far]
         if huge:
             dataset = dataset.noted(
-                f"beyond {scaling.LARGEST:.3g} on either side numbers are not told apart: {', '.join(huge)}; give data.bounds for them, or "
-                "another unit"
+                f"beyond {scaling.LARGEST:.3g} on either side numbers are not distinguished: {', '.join(huge)}; give data.bounds for "
+                "them, or another unit"
             )
         for stage in range(2, scaling.STAGES + 1):
             edges = scaling.fine_edges(counts, edges, noise)

@@ -80,7 +80,7 @@ def _round(event: Mapping[str, Any]) -> Charged:
 def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) -> str:
     """Say what is missing in ``charged`` against the rounds that were ``seen``; ``last`` is the number of the last secret one."""
     if not seen:
-        return "nobody joined any of its rounds, and what that tells is not held against a certificate here"
+        return "nobody joined any of its rounds, and what that reveals is not compared with a certificate here"
     samplings = {one.sampling for one, _ in seen}
     if samplings == {"secret"}:
         return _too_little_in_secret(charged, seen, last)
