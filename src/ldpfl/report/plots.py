@@ -186,9 +186,33 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
         elif own:
             panel.errorbar(at, *_shown(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=literal(variant))
             used += at
-    if used and min(used) > 0 and max(used) > 10 * min(used):
+    if by_budget and used and min(used) > 0 and max(used) > 10 * min(used):
         panel.set_xscale("log")
-    panel.set_xlabel("epsilon of the whole run, trusting nobody" if by_budget else axis)
+    elif not by_budget and not any(isinstance(value, str) for value in values):
+        mark_numbers(panel, places)
+    panel.set_xlabel("epsilon of the whole run, trusting nobody" if by_budget else named_axis(axis))
+
+
+_AXES = {
+    "clients.count": "clients",
+    "clients.fraction": "part of the clients that takes part in a round",
+    "mechanism.epsilon": "epsilon of a report's unit",
+    "mechanism.group": "weights in a group",
+    "training.rounds": "rounds",
+}
+
+
+def named_axis(key: str) -> str:
+    """Return what a setting is called below a picture; its key where it has no name of its own."""
+    return _AXES.get(key, key)
+
+
+def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
+    """Mark ``values`` on the horizontal axis as they are written, on a logarithmic scale where they lie far apart."""
+    if min(values) > 0 and max(values) > 10 * min(values):
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:,.10g}" for value in values])
+    axes.minorticks_off()
 
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.number_format import number
-from ldpfl.report.plots import figure_file, literal
+from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -141,9 +141,12 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
         marks = [(float(dict(one.point).get(axis, values[0])), value) for one, value in paper if value is not None]
         if marks:
             axes.plot(*zip(*marks, strict=True), color=colour, marker="D", fillstyle="none", linestyle="none", label=f"{variant}, paper")
-    if min(values) > 0 and max(values) > 10 * min(values):
-        axes.set_xscale("log")
-    axes.set_xlabel(axis)
+        lost = [float(dict(one.point).get(axis, values[0])) for one in found if one.variant == variant and _gave_up(one)]
+        if lost:  # on the lower edge, whatever the scale is
+            below = axes.get_xaxis_transform()
+            axes.plot(lost, [0.02] * len(lost), "x", color=colour, transform=below, label=literal(f"{variant}, stopped"))
+    mark_numbers(axes, values)
+    axes.set_xlabel(named_axis(axis))
     axes.set_ylabel(shown_as(found, reproduction.shows))
 
 
@@ -199,8 +202,13 @@ def _state(one: Reached) -> str:
     if one.row is None:
         return "not run"
     if one.row.stopped:
-        return f"stopped: {one.row.stopped[0]}" if not one.row.score else f"{len(one.row.stopped)} stopped"
+        return f"stopped: {one.row.stopped[0]}" if _gave_up(one) else f"{len(one.row.stopped)} stopped"
     return "run" if one.seeds == one.wanted else f"{one.seeds} of {one.wanted} seeds run"
+
+
+def _gave_up(one: Reached) -> bool:
+    """Tell whether all of its runs stopped before they came to a score."""
+    return one.row is not None and bool(one.row.stopped) and not one.row.score
 
 
 def _printed(epsilon: Any) -> float | str | None:
