@@ -1,8 +1,31 @@
-"""The exceptions that ldpfl raises for a caller's or an operator's mistake.
+"""The exceptions that ldpfl raises on purpose: for a caller's or an operator's mistake, and for what a machine cannot do.
 
 Every message says what was wrong, what was expected, and where the value came from, in one line.
-The command line prints it and exits with code 2.
+The command line prints it and exits with code 2. What the relay answers, with its HTTP status, is in ``relay/errors.py``.
+
+    LdpflError
+    ├── ConfigError             a setting
+    ├── DataError               a file, a table, an image
+    ├── WriteError              a file that cannot be written
+    ├── DeploymentError         a process of the demo
+    ├── PrivacyError            nothing was sent
+    │   ├── BudgetExhausted
+    │   ├── Declined            by the operator's policy
+    │   │   ├── NotSetUp
+    │   │   └── Exhausted       (a BudgetExhausted, too)
+    │   ├── AllDeclined         every node that was asked
+    │   └── NotFiniteError      reports that add up to no model
+    └── ProtocolError           somebody else's message
+        ├── RelayRefused
+        │   └── RelayRoundOver
+        ├── RelayUnreachable
+        └── RelayNotReleased
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
 
 
 class LdpflError(Exception):
@@ -44,3 +67,75 @@ class BudgetExhausted(PrivacyError):
 
 class ProtocolError(LdpflError):
     """A received message does not follow the wire format."""
+
+
+class WriteError(LdpflError):
+    """The system refuses to write a file or folder: the disk is full or read-only, for instance. What stood there before still does.
+
+    Attributes:
+        reason: what the system says, without the path.
+        remedy: what to do about it, such as "make room".
+    """
+
+    def __init__(self, message: str, reason: str, remedy: str) -> None:
+        super().__init__(message)
+        self.reason, self.remedy = reason, remedy
+
+
+class DeploymentError(LdpflError):
+    """A part of a deployment failed.
+
+    Attributes:
+        log: the part's last log lines, fit to be shown.
+    """
+
+    def __init__(self, message: str, log: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.log = tuple(log)
+
+
+class Declined(PrivacyError):
+    """A release that the operator's settings do not allow; nothing was sent.
+
+    Its text is for the operator: it names bounds and files of the node. A server is told ``public``, and nothing else.
+    """
+
+    public: ClassVar[str] = "declined"
+
+
+class NotSetUp(Declined):
+    """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
+
+    public: ClassVar[str] = "declined: this node has no policy and budget"
+
+
+class Exhausted(Declined, BudgetExhausted):
+    """The lifetime budget, or the number of rounds, does not allow the release."""
+
+
+class AllDeclined(PrivacyError):
+    """Every node that was asked has declined: their operators allow no such report, and another round would bring none either."""
+
+
+class NotFiniteError(PrivacyError):
+    """What a round's reports add up to is no model: somebody reported huge values, or training diverged."""
+
+
+class RelayRefused(ProtocolError):
+    """The relay refused; ``status`` is the HTTP status that it said so with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the relay refused ({status}): {message}")
+        self.status = status
+
+
+class RelayRoundOver(RelayRefused):
+    """The round takes no uploads any more, or its records were acknowledged and deleted."""
+
+
+class RelayUnreachable(ProtocolError):
+    """The relay did not answer, or not in its own language, as often or as long as was tried."""
+
+
+class RelayNotReleased(ProtocolError):
+    """The round was not released in the time that the aggregator waits for it."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ldpfl.errors import LdpflError
+from ldpfl.errors import WriteError
 
 _SUFFIX = ".partial"
 _LEFTOVERS = (f".*{_SUFFIX}", ".tmp??????")
@@ -29,31 +29,18 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
-class WriteError(LdpflError):
-    """The system refuses to write a file or folder: the disk is full or read-only, for instance. What stood there before still does.
-
-    Attributes:
-        reason: what the system says, without the path.
-        remedy: what to do about it, such as "make room".
-    """
-
-    def __init__(self, message: str, reason: str, remedy: str) -> None:
-        super().__init__(message)
-        self.reason, self.remedy = reason, remedy
-
-    @classmethod
-    def of(cls, path: Path, number: int | None, reason: str) -> WriteError:
-        """Return the error for ``path``, given the system's error number, if there is one, and its words."""
-        match number:
-            case errno.ENOSPC:
-                return cls(f"no space left on the device of {path.parent}", reason, "make room")
-            case errno.EDQUOT:
-                return cls(f"no space left for this user on the device of {path.parent}: the quota is used up", reason, "make room")
-            case errno.EFBIG:
-                return cls(f"{path} would become larger than this system or user allows", reason, "allow larger files (ulimit -f)")
-            case errno.EROFS:
-                return cls(f"{path.parent} is on a read-only file system", reason, "make it writable")
-        return cls(f"{path} cannot be written: {reason}", reason, "mend that")
+def write_error(path: Path, number: int | None, reason: str) -> WriteError:
+    """Return the error for ``path``, given the system's error number, if there is one, and its words."""
+    match number:
+        case errno.ENOSPC:
+            return WriteError(f"no space left on the device of {path.parent}", reason, "make room")
+        case errno.EDQUOT:
+            return WriteError(f"no space left for this user on the device of {path.parent}: the quota is used up", reason, "make room")
+        case errno.EFBIG:
+            return WriteError(f"{path} would become larger than this system or user allows", reason, "allow larger files (ulimit -f)")
+        case errno.EROFS:
+            return WriteError(f"{path.parent} is on a read-only file system", reason, "make it writable")
+    return WriteError(f"{path} cannot be written: {reason}", reason, "mend that")
 
 
 @contextmanager
@@ -62,13 +49,13 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError.of(path, error.errno, error.strerror or str(error)) from error
+        raise write_error(path, error.errno, error.strerror or str(error)) from error
     except SafetensorError as error:
         found = _OS_ERROR.search(str(error))  # its text alone tells of the system
         if found is None:
             raise
         number = int(found[1])
-        raise WriteError.of(path, number, os.strerror(number)) from error
+        raise write_error(path, number, os.strerror(number)) from error
 
 
 @contextmanager

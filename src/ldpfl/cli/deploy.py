@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ def _check_packages() -> None:
 def _run(trial: Trial, site: Site) -> None:
     from ldpfl.cli.demo_display import Display, print_outcome
     from ldpfl.deploy.demo import run_demo
-    from ldpfl.deploy.processes import DeploymentError
 
     errors = terminal(stderr=True)
     try:

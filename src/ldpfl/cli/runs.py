@@ -20,7 +20,7 @@ from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
-from ldpfl.errors import ConfigError, LdpflError, printable
+from ldpfl.errors import ConfigError, LdpflError, WriteError, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -28,7 +28,7 @@ from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
-from ldpfl.files import WriteError, to_json, write_text
+from ldpfl.files import to_json, write_text
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees

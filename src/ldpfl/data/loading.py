@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.errors import ConfigError, DataError, first_line
-from ldpfl.files import NO_ROOM, WriteError, make_folder, replace_atomically
+from ldpfl.errors import ConfigError, DataError, WriteError, first_line
+from ldpfl.files import NO_ROOM, make_folder, replace_atomically, write_error
 from ldpfl.permissions import check_own
 from ldpfl.suggestions import did_you_mean
 
@@ -195,7 +195,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
         except Exception as error:
             cause = error.__cause__ or error
             if isinstance(cause, OSError) and cause.errno in NO_ROOM:
-                full = WriteError.of(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
+                full = write_error(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
                 raise WriteError(f"{full}, where images are unpacked (see TMPDIR)", full.reason, full.remedy) from error
             for path in files:
                 _check_parquet(path)

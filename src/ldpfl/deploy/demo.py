@@ -17,7 +17,6 @@ import httpx
 
 from ldpfl.deploy.processes import (
     HOST,
-    DeploymentError,
     Processes,
     Programs,
     Running,
@@ -30,7 +29,7 @@ from ldpfl.deploy.processes import (
 )
 from ldpfl.deploy.site import NodeSite, Site, equip
 from ldpfl.deploy.trial import Trial, write_app
-from ldpfl.errors import DataError
+from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
 from ldpfl.flower.participation import Participation

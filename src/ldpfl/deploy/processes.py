@@ -21,7 +21,7 @@ import tomli_w
 from ldpfl import supervisor
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.deploy.site import NodeSite, Site
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.files import write_text
 
 GRACE_S = 3.0
@@ -31,18 +31,6 @@ _FORCED_S = 30.0
 _POLL_S = 0.05
 _TAIL = 12
 _LONGEST_LINE = 200
-
-
-class DeploymentError(LdpflError):
-    """A part of a deployment failed.
-
-    Attributes:
-        log: the part's last log lines, fit to be shown: see :func:`last_lines`.
-    """
-
-    def __init__(self, message: str, log: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.log = tuple(log)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class RunFolder:
     ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``result.json`` and ``curve.svg``. On Flower,
     ``kind.txt`` and ``participation.json`` as well; an app of one's own has its model elsewhere and writes no result.
 
-    All that write raise :class:`ldpfl.files.WriteError` where the system refuses it.
+    All that write raise :class:`ldpfl.errors.WriteError` where the system refuses it.
     """
 
     path: Path

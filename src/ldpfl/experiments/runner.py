@@ -13,14 +13,14 @@ import torch
 import ldpfl
 from ldpfl.data import Dataset
 from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import ConfigError, LdpflError, WriteError
 from ldpfl.experiments.build import MUCH_CLAMPED, build
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig, TrainingConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.result import stopped_after, summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.features.extraction import Progress, quietly
-from ldpfl.files import WriteError, writing
+from ldpfl.files import writing
 from ldpfl.mechanisms.identity import IdentitySettings
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate

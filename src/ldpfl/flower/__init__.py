@@ -1,6 +1,6 @@
 """Flower: a wrapper of a ClientApp that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import AllDeclined, ConfigError
 
 try:
     import flwr as _flwr  # noqa: F401
@@ -10,7 +10,7 @@ except ImportError as error:
 from ldpfl.flower.asked import Ask, Node
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
-from ldpfl.flower.course import AllDeclined, Waiting
+from ldpfl.flower.course import Waiting
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.relayed import RelayCollector, operator_relay

@@ -33,7 +33,7 @@ from flwr.serverapp import Grid, ServerApp
 from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.nodes import table_path
-from ldpfl.errors import ConfigError
+from ldpfl.errors import AllDeclined, ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
@@ -45,7 +45,7 @@ from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
-from ldpfl.flower.course import AllDeclined, Waiting
+from ldpfl.flower.course import Waiting
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.policy_init import as_sent, for_nodes

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
+from ldpfl.errors import ConfigError, Declined, PrivacyError, ProtocolError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.asked import Ask, Asked, Node, read_asked
@@ -24,7 +24,6 @@ from ldpfl.flower.terms import RECORD, Answer, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.reports.bits import packed_size
-from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values
 

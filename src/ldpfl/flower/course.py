@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from ldpfl.errors import ConfigError, LdpflError, PrivacyError, ProtocolError, printable
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, printable
 from ldpfl.flower.collecting import OpenRound
 from ldpfl.flower.internals import REFUSED
 from ldpfl.flower.participation import Participation
@@ -21,17 +21,13 @@ _LONGEST = 80
 """Characters of what a node says of why it sent no report."""
 
 
-class AllDeclined(PrivacyError):
-    """Every node that was asked has declined: their operators allow no such report, and another round would bring none either."""
-
-    @classmethod
-    def of(cls, number: int, declined: Counter[str]) -> AllDeclined:
-        """Return the error for round ``number``, in which nodes said how often what."""
-        said = "; ".join(f"{times} said {reason!r}" for reason, times in declined.most_common())
-        return cls(
-            f"round {number}: none of {declined.total()} nodes takes part: {said}. Each waits for its operator, and its log "
-            "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
-        )
+def all_declined(number: int, declined: Counter[str]) -> AllDeclined:
+    """Return the error for round ``number``, in which nodes said how often what."""
+    said = "; ".join(f"{times} said {reason!r}" for reason, times in declined.most_common())
+    return AllDeclined(
+        f"round {number}: none of {declined.total()} nodes takes part: {said}. Each waits for its operator, and its log "
+        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
+    )
 
 
 @dataclass(frozen=True)

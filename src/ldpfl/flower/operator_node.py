@@ -32,13 +32,13 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NotSetUp, ProtocolError
 from ldpfl.flower.asked import Ask
 from ldpfl.mechanisms import is_built_in
 from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import Declined, NotSetUp, Policy, Request, read_policy
+from ldpfl.privacy.policy import Policy, Request, read_policy
 from ldpfl.relay import RelayClient, RoundStatus
 from ldpfl.relay import Terms as RelayTerms
 from ldpfl.shuffling import RecordPlan

@@ -21,7 +21,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
-from ldpfl.flower.course import AllDeclined, Course, Waiting, sorted_out
+from ldpfl.flower.course import Course, Waiting, all_declined, sorted_out
 from ldpfl.flower.participation import Participation
 from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
@@ -182,7 +182,7 @@ class LdpStrategy(Strategy):
         received = Received(None) if nobody else self._collector.collect(course.round, sorted_.answers)
         self._close(course, replace(received, refused=(*sorted_.refused, *received.refused)))
         if nobody:
-            raise AllDeclined.of(course.last.state.round, sorted_.declined)
+            raise all_declined(course.last.state.round, sorted_.declined)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -9,10 +9,11 @@ from math import inf
 from pathlib import Path
 from sqlite3 import Connection
 
+from ldpfl.errors import Declined, Exhausted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon
 from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, hidden_among, note_refusal, opened
 from ldpfl.privacy.events import BinaryRelease, Release
-from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
+from ldpfl.privacy.policy import Policy, Request
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Unit
-from ldpfl.privacy.policy import Declined, Limit, NotSetUp, Request
+from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
 
 VERSION = 1

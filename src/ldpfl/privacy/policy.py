@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from ldpfl.errors import BudgetExhausted, ConfigError, PrivacyError
+from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
@@ -27,25 +27,6 @@ Transport = Literal["relay", "direct"]
 """How a report leaves: sealed, through a relay that mixes it with others, or in the reply, where the server sees who sent it."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
-
-
-class Declined(PrivacyError):
-    """A release that the operator's settings do not allow; nothing was sent.
-
-    Its text is for the operator: it names bounds and files of the node. A server is told ``public``, and nothing else.
-    """
-
-    public: ClassVar[str] = "declined"
-
-
-class NotSetUp(Declined):
-    """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
-
-    public: ClassVar[str] = "declined: this node has no policy and budget"
-
-
-class Exhausted(Declined, BudgetExhausted):
-    """The lifetime budget, or the number of rounds, does not allow the release."""
 
 
 class Releasing(Protocol):

@@ -3,7 +3,8 @@
 Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
 """
 
-from ldpfl.relay.calling import Patience, RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.errors import RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.relay.calling import Patience
 from ldpfl.relay.clients import RelayAggregator, RelayClient
 from ldpfl.relay.protocol import RoundStatus, Terms
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.errors import ConfigError, ProtocolError, RelayRefused, RelayRoundOver, RelayUnreachable
 from ldpfl.relay.protocol import RoundStatus, round_of, run_of
 
 ANSWER_BYTES = 64 * 2**10
@@ -32,26 +32,6 @@ _MOST_ADDRESSES = 8
 _LOOPBACK = "127.0.0.1"
 _PORTS = {"http": 80, "https": 443}
 _NUMBER = re.compile("[0-9]{1,18}")
-
-
-class RelayRefused(ProtocolError):
-    """The relay refused; ``status`` is the HTTP status that it said so with."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"the relay refused ({status}): {message}")
-        self.status = status
-
-
-class RelayRoundOver(RelayRefused):
-    """The round takes no uploads any more, or its records were acknowledged and deleted."""
-
-
-class RelayUnreachable(ProtocolError):
-    """The relay did not answer, or not in its own language, as often or as long as was tried."""
-
-
-class RelayNotReleased(ProtocolError):
-    """The round was not released in the time that the aggregator waits for it."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import httpx
 
-from ldpfl.errors import ProtocolError
-from ldpfl.relay.calling import Caller, RelayNotReleased, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
+from ldpfl.errors import ProtocolError, RelayNotReleased
+from ldpfl.relay.calling import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
 from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, Terms, upload_of
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
 

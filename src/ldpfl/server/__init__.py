@@ -1,8 +1,9 @@
 """The server: its state, who takes part in a round, how a round closes, and what is kept of it. Simulator and Flower share it."""
 
+from ldpfl.errors import NotFiniteError
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import NotFiniteError, Observed, ServerRules, advance, close_idle_round, close_round
+from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round, close_round
 from ldpfl.server.cohort import histogram_event, once_cohort, round_cohort, round_event, sample_cohort, self_sampled_cohort
 from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser

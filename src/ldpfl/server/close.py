@@ -13,7 +13,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.errors import ConfigError, NotFiniteError
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.privacy import RoundEvent
@@ -24,10 +24,6 @@ from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.state import ServerState
 from ldpfl.server.stopping import comparable
 from ldpfl.shuffling import Aggregate, PartialPool, ReportPool
-
-
-class NotFiniteError(PrivacyError):
-    """What a round's reports add up to is no model: somebody reported huge values, or training diverged."""
 
 
 @dataclass(frozen=True)
