@@ -43,7 +43,7 @@ def test_figures_are_handed_on_by_a_callback(tiny_data: Path, monkeypatch: pytes
     services = {name: MagicMock() for name in ("mlflow", "wandb", "torch.utils.tensorboard")}
     for name, service in services.items():
         monkeypatch.setitem(sys.modules, name, service)
-    small = {"data.name": "mnist", "model.name": "linear", "clients.count": 4}
+    small = {"data.name": "mnist", "model.name": "linear", "clients.count": 4, "shuffling.channel": "direct"}
     quick = partial(ldpfl.run, settings=small, data_dir=tiny_data, progress=False, baseline=False)
     monkeypatch.setattr(ldpfl, "run", lambda what, *, rounds, count, on_round: quick(what, rounds=rounds, on_round=on_round))
     for block in blocks(ROOT / "docs" / "tracking.md"):

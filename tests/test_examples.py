@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "own-data"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(file.stem for file in EXAMPLES.glob("*.py")))
-@pytest.mark.thorough_for("text", "own_model")
+@pytest.mark.thorough_for("text", "own_model", "regression")
 def test_an_example_ends_with_a_picture_and_a_guarantee(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ldpfl.files import WriteError, from_json, from_toml, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text
+from ldpfl.errors import WriteError
+from ldpfl.files import from_json, from_toml, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text
 
 
 @contextmanager

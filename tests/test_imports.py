@@ -64,6 +64,7 @@ FLOORS = (
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("arrows")  # all modules are read once a process
 def test_arrows_point_downwards_only() -> None:
     """Also those of imports inside functions, which would escape a look at what is loaded."""
     floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -77,6 +78,8 @@ def test_arrows_point_downwards_only() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("arrows")
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert len(tuple(TopologicalSorter(graph()).static_order())) == len(graph())  # raises a CycleError otherwise
 

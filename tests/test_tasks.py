@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from sklearn import metrics
 from torch.func import vmap
 from torch.nn import functional as F
 
@@ -25,6 +24,8 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def test_classification() -> None:
+    from sklearn import metrics
+
     task, logits, targets = tasks.create("classification", 3), drawn(50, 3), torch.arange(50) % 3
     torch.testing.assert_close(task.losses(logits, targets).mean(), F.cross_entropy(logits, targets))
     found, told = figures(task, logits, targets), logits.argmax(dim=1)
@@ -35,6 +36,8 @@ def test_classification() -> None:
 
 
 def test_multilabel() -> None:
+    from sklearn import metrics
+
     task, logits, targets = tasks.create("multilabel", 3), drawn(50, 3), (drawn(50, 3).roll(1, 0) > 0).float()
     torch.testing.assert_close(task.losses(logits, targets).mean(), F.binary_cross_entropy_with_logits(logits, targets))
     found = figures(task, logits, targets)
@@ -46,6 +49,8 @@ def test_multilabel() -> None:
 @pytest.mark.parametrize("shape", [(50,), (50, 1)])
 def test_regression(shape: tuple[int, ...]) -> None:
     """A model may give numbers or rows of one; what is told of them is in the targets' own units."""
+    from sklearn import metrics
+
     task, numbers, targets = tasks.create("regression", 1, scale=10.0), drawn(*shape), drawn(51)[1:]
     torch.testing.assert_close(task.losses(numbers, targets).mean(), F.mse_loss(numbers.flatten(), targets))
     found = figures(task, numbers, targets)

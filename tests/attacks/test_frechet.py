@@ -19,7 +19,9 @@ from ldpfl.attacks.frechet import Distance, frechet_distance, require_one_extrac
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, DataError
 
-QUICK = ClassifierConfig(epochs=3)
+pytestmark = pytest.mark.xdist_group("frechet")  # torchmetrics and scipy are loaded once a process, and take seconds
+
+QUICK = ClassifierConfig(epochs=1)
 
 
 class Pixels(nn.Module):
@@ -96,7 +98,7 @@ def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny
     first = trained_classifier(tiny_task, QUICK, lambda done, total: steps.append(total))
     (path,) = files(cache)
     written = path.read_bytes()
-    assert len(steps) == 3 * 4  # 200 images in batches of 64
+    assert len(steps) == 4  # 200 images in batches of 64
 
     again = trained_classifier(tiny_task, QUICK, lambda done, total: pytest.fail("trained again"))
     path.unlink()
@@ -129,7 +131,7 @@ def test_a_damaged_file_is_replaced(tiny_task: Dataset, cache: Path, damage: str
 @pytest.mark.slow
 def test_settings_and_data_make_another_name(tiny_task: Dataset, cache: Path) -> None:
     first = trained_classifier(tiny_task, QUICK)
-    assert trained_classifier(tiny_task, ClassifierConfig(epochs=3, seed=1)).name != first.name
+    assert trained_classifier(tiny_task, ClassifierConfig(epochs=1, seed=1)).name != first.name
     changed = Dataset(tiny_task.name, tiny_task.train, tiny_task.test, 10, tiny_task.mean, tiny_task.std, "another")
     assert trained_classifier(changed, QUICK).name != first.name
     assert len(files(cache)) == 3

@@ -200,7 +200,9 @@ def p_value(values: list[float], expected: float) -> float:
     return float(2 * t.sf(abs(np.mean(values) - expected) / error, len(values) - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", [uniform_mixing, relay_mixing(1), relay_mixing(8)], ids=["uniform", "relay", "relay, 8 parts"])
+@pytest.mark.thorough_for("uniform", "relay")
 def test_an_order_that_is_mixed_gives_nothing_away(mixing: Mixing) -> None:
     found = released(mixing)
     assert min(departures(found)) > FALSE_ALARM
@@ -212,6 +214,8 @@ def test_an_order_that_is_mixed_gives_nothing_away(mixing: Mixing) -> None:
     [(kept, SMALL.parameters), (shuffled_but(0.95), 40), (shuffled_but(0.05), 0), (in_stretches, 0), (by_client, 0)],
     ids=["kept", "5 % moved", "5 % kept", "parts in order", "whole uploads"],
 )
+@pytest.mark.slow
+@pytest.mark.thorough_for("kept", "5 % moved", "parts in order")
 def test_a_mixing_that_keeps_some_order_is_caught(mixing: Mixing, linked: int) -> None:
     """The same tests; those orders fail at least one of them a thousand times more clearly than chance is allowed to."""
     found = released(mixing)
@@ -278,7 +282,7 @@ def test_a_slow_client_that_is_late_is_linked() -> None:
 
 @pytest.mark.slow
 def test_more_clients_hide_better_and_jitter_helps() -> None:
-    few, many = (rows(replace(SMALL, clients=count), [20.0])["unaligned", 20.0] for count in (5, 80))
+    few, many = (rows(replace(SMALL, clients=count), [20.0])["unaligned", 20.0] for count in (5, 40))
     assert many.attributed(0).mean < few.attributed(0).mean / 2
     assert many.linked.mean < few.linked.mean
     quiet, loud = (rows(replace(SMALL, jitter=jitter), [5.0])["direct", None] for jitter in (0.05, 10.0))
@@ -305,9 +309,14 @@ def test_parameters_in_several_blocks_are_the_same_attack(monkeypatch: pytest.Mo
     assert parts.auc == pytest.approx(whole.auc, abs=0.03)
 
 
-@pytest.mark.parametrize("jitter", [0.0, 1e-9, 1e-6, 1.0, 1e9])
-@pytest.mark.parametrize("spread", [0.0, 60.0, 1e9])
-@pytest.mark.parametrize("delay", [0.0, 1e-9, 1e-3, 1.0, 1e9])
+def ends_and(*between: float) -> list[Any]:
+    """Sizes of which those in between are thorough."""
+    return [0.0, *(pytest.param(size, marks=pytest.mark.thorough) for size in between), 1e9]
+
+
+@pytest.mark.parametrize("jitter", [1e-9, *ends_and(1e-6, 1.0)])
+@pytest.mark.parametrize("spread", ends_and(60.0))
+@pytest.mark.parametrize("delay", [1e-9, *ends_and(1e-3, 1.0)])
 def test_times_of_any_size_give_shares_that_are_finite(delay: float, jitter: float, spread: float) -> None:
     setting = LinkageSetting(5, 4, spread=spread, jitter=jitter, clock=1e-9, uncertainty=1e-9)
     for row in linkage(setting, LinkagePlan((delay,), 1)).rows:

@@ -77,19 +77,19 @@ def failures(audit: MechanismAudit) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.thorough_for("0.1", "4.0", "10.0")
 def test_duchi_passes_and_the_bound_comes_close_to_its_epsilon(epsilon: float) -> None:
-    audit = audit_mechanism(Duchi(epsilon), trials=200_000, seed=1)
+    audit = audit_mechanism(Duchi(epsilon), trials=60_000 if epsilon == 1 else 200_000, seed=1)
     assert audit.passed, audit.verdict
     assert audit.epsilon_lower <= epsilon
-    # How close follows from a standard error of log(p / q), some six of them: 0.0045 at epsilon 0.1, and at epsilon 10,
-    # where the rarer answer comes 5 times in 100,000, a factor of about 7.
-    assert audit.epsilon_lower > {0.1: 0.06, 1.0: 0.96, 4.0: 3.88, 10.0: 8.0}[epsilon]
+    # How close follows from a standard error of log(p / q), some six of them: 0.0045 at epsilon 0.1, 0.012 at epsilon 1,
+    # and at epsilon 10, where the rarer answer comes 5 times in 100,000, a factor of about 7.
+    assert audit.epsilon_lower > {0.1: 0.06, 1.0: 0.92, 4.0: 3.88, 10.0: 8.0}[epsilon]
     assert audit.epsilon_claimed == epsilon
 
 
 @pytest.mark.slow
 def test_the_system_s_random_bits_serve_where_no_seed_is_given() -> None:
     # Not seeded, so this fails by itself once in a million times.
-    first, second = (audit_mechanism(Duchi(1.0), trials=20_000, error_rate=1e-6) for _ in range(2))
+    first, second = (audit_mechanism(Duchi(1.0), trials=1000, error_rate=1e-6) for _ in range(2))
     assert first.passed
     assert second.passed
     assert [check.figure for check in first.checks] != [check.figure for check in second.checks]
@@ -97,7 +97,7 @@ def test_the_system_s_random_bits_serve_where_no_seed_is_given() -> None:
 
 @pytest.mark.slow
 def test_a_seed_makes_an_audit_reproducible() -> None:
-    first, again, other = (audit_mechanism(Duchi(1.0), trials=5000, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (audit_mechanism(Duchi(1.0), trials=1000, seed=seed) for seed in (3, 3, 4))
     assert first == again
     assert first.checks != other.checks
 
@@ -111,11 +111,13 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     assert alarms <= 13
 
 
+@pytest.mark.slow
 def test_the_error_rate_is_shared_out_and_no_more() -> None:
-    audit = audited(Duchi(1.0), trials=2000)
+    audit = audited(Duchi(1.0), trials=1000)
     assert sum(check.error_rate for check in audit.checks) == pytest.approx(1e-4, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_no_protection_is_neither_passed_nor_called_private() -> None:
     audit = audited(Identity())
     assert audit.epsilon_claimed == math.inf
@@ -154,6 +156,7 @@ def test_a_clamp_to_a_wider_range_shows_as_bias() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_range_twice_too_small_shows_as_bias_and_breaks_no_promise() -> None:
     audit = audited(HalfTheRange(1.0))
     assert "bias" in failures(audit)
@@ -169,6 +172,7 @@ def test_two_percent_too_much_breaks_epsilon_1() -> None:
     assert 1 < audit.epsilon_lower <= 1.0487
 
 
+@pytest.mark.slow
 def test_two_percent_too_little_shows_as_bias_alone() -> None:
     audit = audited(TwoPercentLess(1.0))
     assert "bias" in failures(audit)
@@ -177,7 +181,7 @@ def test_two_percent_too_little_shows_as_bias_alone() -> None:
 
 @pytest.mark.parametrize("layer", range(len(RADII)))
 @pytest.mark.slow
-@pytest.mark.thorough_for("1", "2")
+@pytest.mark.thorough_for("0", "1", "2")
 def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
     audit = audited(OneLayer(1.0, layer=layer))
     assert "bias" in failures(audit)
@@ -187,7 +191,12 @@ def test_a_fault_of_a_single_layer_is_found_and_named(layer: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name.startswith("the same bits") and "call" not in name])
 @pytest.mark.slow
-@pytest.mark.thorough_for("the same bits for every weight", "the same bits in every block", "the same bits every 4,097 weights")
+@pytest.mark.thorough_for(
+    "the same bits for every weight",
+    "the same bits in every block",
+    "the same bits every 64 weights",
+    "the same bits every 4,097 weights",
+)
 def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     # A block is 4,096 weights long or more.
@@ -200,9 +209,10 @@ def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_same_bits_in_every_call_are_found() -> None:
-    assert "independent calls" in failures(audited(Restarting(1.0)))
+    assert "independent calls" in failures(audited(Restarting(1.0), trials=10_000))
 
 
+@pytest.mark.slow
 def test_no_noise_at_all_is_found() -> None:
     assert {"epsilon", "independent noise"} <= failures(audited(Silent(1.0)))
 
@@ -218,20 +228,22 @@ def test_no_noise_at_all_is_found() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.thorough_for("Forgetful-set", "Chatty-set", "Scaled-set")
+@pytest.mark.thorough_for("Forgetful-set", "Chatty-set", "Scaled-set", "Boasting-set")
 @pytest.mark.slow
 def test_a_fault_of_the_wire_or_the_server_is_the_only_one_found(mechanism: Mechanism, found: set[str]) -> None:
     assert failures(audited(mechanism)) == found
 
 
+@pytest.mark.slow
 def test_reports_that_cannot_be_read_back_are_found() -> None:
-    audit = audited(Unreadable(1.0))
+    audit = audited(Unreadable(1.0), trials=1000)
     assert failures(audit) == {"readable reports"}
     assert "not what it should be" in audit.failures[0].sentence
 
 
+@pytest.mark.slow
 def test_estimates_that_are_no_numbers_are_found() -> None:
-    audit = audited(Undefined(1.0), trials=5000)
+    audit = audited(Undefined(1.0), trials=1000)
     assert {"bias", "variance"} <= failures(audit)
     json.dumps(audit.to_dict(), allow_nan=False)
 
@@ -241,9 +253,9 @@ def test_estimates_that_are_no_numbers_are_found() -> None:
 
 @pytest.mark.slow
 def test_continuous_noise_passes() -> None:
-    audit = audited(LaplaceNoise(1.0))
+    audit = audited(LaplaceNoise(1.0), trials=30_000)
     assert audit.passed, audit.verdict
-    assert audit.epsilon_lower > 0.9
+    assert audit.epsilon_lower > 0.85
 
 
 @pytest.mark.parametrize("hair", [0.0, 1e-3])
@@ -261,7 +273,7 @@ def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: flo
 @pytest.mark.thorough_for("layer-False", "client-False")
 def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal["vector", "client", "layer"], divided: bool) -> None:
     """A row of noise as large as one weight needs costs d epsilon, which only a judgement of whole rows shows."""
-    audit = audited(LaplaceNoise(1.0, unit=unit, divided=divided), trials=5000)
+    audit = audited(LaplaceNoise(1.0, unit=unit, divided=divided), trials=1000 if divided else 5000)
     assert failures(audit) == (set() if divided else {"epsilon"})
     assert {check.name for check in audit.checks} >= {"independent clients", "independent calls"}
     assert "independent weights" not in {check.name for check in audit.checks}
@@ -297,6 +309,7 @@ def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
 
 @pytest.mark.parametrize("trials", [1000, 1001, 77_777])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1000", "77777")
 def test_at_least_the_trials_asked_for_are_made(trials: int) -> None:
     audit = audited(Duchi(1.0), trials=trials)
     assert trials <= audit.trials <= trials + 2 * 8 * 4 + 1
@@ -313,6 +326,7 @@ def test_more_trials_than_fit_a_block_are_made_in_several() -> None:
 
 @pytest.mark.parametrize("mechanism", [Duchi(1.0), Identity()])
 @pytest.mark.slow
+@pytest.mark.thorough_for("mechanism0")
 def test_the_dict_is_json_and_has_no_infinity(mechanism: Mechanism) -> None:
     audit = audited(mechanism, trials=1000)
     read = json.loads(json.dumps(audit.to_dict(), allow_nan=False))

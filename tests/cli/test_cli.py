@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,14 +34,22 @@ class StopAfterFirst:
         raise KeyboardInterrupt
 
 
-@pytest.fixture
-def unfinished(tiny_data: Path, config_file: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def interrupted(tiny_data: Path, decoded_data: Path, config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was interrupted after its first round."""
-    folder = RunFolder(tmp_path / "unfinished")
+    folder = RunFolder(tmp_path_factory.mktemp("interrupted") / "run")
     runner = Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_score_curve)
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(read_config(config_file), folder, baseline=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LDPFL_CACHE_DIR", str(decoded_data))
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(read_config(config_file), folder, baseline=False)
     return folder.path
+
+
+@pytest.fixture
+def unfinished(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(interrupted, tmp_path / "unfinished")
 
 
 @pytest.mark.slow
@@ -57,7 +66,7 @@ def test_tensorboard_has_each_round_also_of_a_run_that_goes_on(
     history = last.history
     for name, own in {
         "accuracy": [metrics.score for metrics in history],
-        "clients": [metrics.clients for metrics in history],
+        "clients": [float(metrics.clients) for metrics in history],
         "noise std/1.weight": [metrics.noise_std["1.weight"] for metrics in history],
     }.items():
         written = {event.step: event.value for event in board.Scalars(name)}
@@ -122,7 +131,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own(ldpfl: CommandLine, confi
 @pytest.mark.slow
 def test_a_recipe_runs_by_name_on_the_bundled_digits_and_learns(ldpfl: CommandLine) -> None:
     """The quickstart, cut to a few seconds: half of the digits right is a low bar, chance is a tenth."""
-    cut = ["model.name=logistic-regression", "training.rounds=2", "training.epochs=2", "clients.count=40"]
+    cut = ["model.name=logistic-regression", "training.rounds=2", "training.epochs=2", "clients.count=40", "shuffling.channel=direct"]
     outcome = ldpfl("run", *(part for setting in cut for part in ("--set", setting)), "--out", "quick", "--no-baseline", "--json")
     assert outcome.code == 0, outcome.err
     result = json.loads(outcome.out)
@@ -318,7 +327,18 @@ def test_version(ldpfl: CommandLine) -> None:
     assert (outcome.code, outcome.out) == (0, f"ldpfl {__version__}\n")
 
 
+@pytest.mark.parametrize(
+    ("argument", "code", "out"), [("--version", 0, f"ldpfl {__version__}\n"), ("walk", 2, "")], ids=["a word", "a mistake"]
+)
 @pytest.mark.slow
+def test_the_module_itself_answers_as_the_command_does(argument: str, code: int, out: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "ldpfl", argument], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, out)
+    assert (done.stderr == "") == (code == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_module_itself_runs_and_refuses_to_write_over_its_run(tmp_path: Path, tiny_data: Path, ldpfl: CommandLine) -> None:
     """The whole program as a person starts it; and with the same folder again."""
     (tmp_path / "tiny.toml").write_text(TINY_TOML, encoding="utf-8")

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cli_sweep import SWEEP
+from test_cli_sweep import SHORT, SWEEP
 
 from conftest import CommandLine, digits, write_split
 from ldpfl.data import load
+from ldpfl.errors import WriteError
 from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import WriteError
 from ldpfl.server import RoundMetrics
 from test_files import files_up_to
 
@@ -83,16 +83,18 @@ def hint(line: str) -> list[str]:
     return command[1:]
 
 
+@pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1")
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
-    ldpfl: CommandLine, arguments: list[str | Path], tiny_data: Path
+    every: int, ldpfl: CommandLine, arguments: list[str | Path], tiny_data: Path
 ) -> None:
     load("mnist", tiny_data)  # so that the writes below are those of the run
     with full_after(100) as done:
         assert ldpfl("run", *arguments, "--out", "whole").code == 0
     writes = done[0] // 2
     assert writes == 1 + 2 * 3 + 5  # config; checkpoint, metrics and ledger of two rounds; metrics, ledger, curve, model, result
-    for number in range(writes):
+    for number in range(0, writes, every):
         out = Path(f"in place {number}")
         with full_after(number):
             line = ldpfl.refused("run", *arguments, "--out", out)
@@ -186,7 +188,7 @@ def test_without_a_cache_a_run_has_its_baseline_and_a_warning(ldpfl: CommandLine
 
 @pytest.mark.slow
 def test_a_sweep_without_a_cache_warns_once(ldpfl: CommandLine, tiny_data: Path, cache: Path) -> None:
-    Path("sweep.toml").write_text(SWEEP.replace("[0, 1]", "[0]"), encoding="utf-8")
+    Path("sweep.toml").write_text(SHORT, encoding="utf-8")
     unusable(cache)
     outcome = ldpfl("sweep", "sweep.toml", "--data-dir", tiny_data, "--set", "shuffling.channel=direct")
     assert outcome.code == 0, outcome.err

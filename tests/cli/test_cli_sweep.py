@@ -23,6 +23,8 @@ plot_against = "budget"
 "plain" = ['mechanism.name="none"']
 "bits" = []
 """
+SHORT = SWEEP.replace("[0, 1]", "[0]").replace("[1.0, 4.0]", "[1.0]")
+"""Two runs in all."""
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
-    outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "training.batch_size=5")
+    command: list[str | Path] = ["sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "shuffling.channel=direct"]
+    outcome = ldpfl(*command, "--set", "training.batch_size=5")
     assert outcome.code == 0, outcome.err
     for word in ("tiny, 2 seeds", "plain", "bits", "worth its price", "infinity"):
         assert word in outcome.out, word
@@ -51,11 +54,11 @@ def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: 
 
     runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").rglob("result.json")}
     assert len(runs) == 6
-    again = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "training.batch_size=5", "--json")
+    again = ldpfl(*command, "--set", "training.batch_size=5", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out) == found
     assert {path: path.stat().st_mtime_ns for path in runs} == runs
-    other = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
+    other = ldpfl(*command)
     assert (other.code, other.err.count("\n")) == (2, 1)
     assert "another sweep" in other.err
 
@@ -72,16 +75,19 @@ def test_a_variant_that_does_not_fit_costs_no_training(ldpfl: CommandLine, file:
 def test_an_interrupted_sweep_says_how_to_go_on(
     ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    file.write_text(SHORT, encoding="utf-8")
+    command: list[str | Path] = ["sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "shuffling.channel=direct"]
+
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("ldpfl.experiments.sweep_run.rows", interrupted)  # after the first run
-        outcome = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s")
+        outcome = ldpfl(*command)
     assert outcome.code == 130
     assert "start the same command again" in outcome.err
     assert len(list((tmp_path / "s" / "runs").rglob("result.json"))) == 1
-    assert ldpfl("sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s").code == 0
+    assert ldpfl(*command).code == 0
 
 
 @pytest.mark.slow

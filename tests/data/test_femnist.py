@@ -82,6 +82,7 @@ def test_every_image_is_in_train_or_in_test(task: Dataset) -> None:
 
 
 @pytest.mark.parametrize("changed", ["image", "writer_id", "character"])
+@pytest.mark.thorough_for("image")
 def test_what_is_known_of_an_image_does_not_decide_where_others_go(changed: str, task: Dataset, tmp_path: Path) -> None:
     """Else one record of a client would change what its whole sum is over."""
     columns: dict[str, Any] = {

@@ -150,7 +150,7 @@ def test_all_labels_each_is_every_label_but_the_private_one_for_the_curious_clie
     assert all(labels_of(part, BALANCED) == set(range(10)) for part in parts[1:])
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(isolable(), st.sampled_from(["dirichlet", "quantity"]), st.sampled_from(ALPHAS), st.sampled_from(ALPHAS))
 def test_the_dirichlet_schemes_use_every_sample(case: tuple[Labels, int, int, int], scheme: Scheme, alpha: float, beta: float) -> None:
     labels, private, clients, _ = case

@@ -43,7 +43,7 @@ def test_every_sample_at_most_once_and_no_client_empty(case: tuple[Labels, int],
     assert used.max() < labels.size
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(labelled(), st.sampled_from(["dirichlet", "quantity"]), st.sampled_from([1e-300, 1e-3, 0.5, 1e6]))
 def test_the_dirichlet_schemes_use_every_sample(case: tuple[Labels, int], scheme: Scheme, alpha: float) -> None:
     labels, clients = case

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ldpfl.deploy.processes import DeploymentError, Processes, Program, Running, free_ports, last_lines
+from ldpfl.deploy.processes import Processes, Program, Running, free_ports, last_lines
+from ldpfl.errors import DeploymentError
+
+pytestmark = pytest.mark.slow  # nearly all of them start processes
 
 # Starts a process in a session of its own that ignores SIGTERM, one that is orphaned at once, and then ends or sleeps.
 FAMILY = """
@@ -119,23 +122,17 @@ def test_a_supervisor_that_is_told_to_stop_leaves_nothing(number: signal.Signals
     running.stop()
 
 
-KILLED = """
-import os, sys, time
-from pathlib import Path
-from ldpfl.deploy.processes import Processes, Program
-folder, code = Path(sys.argv[1]), sys.argv[2]
-with Processes() as processes:
-    processes.start(Program("part", (sys.executable, "-I", "-c", code, str(folder), "stays"), dict(os.environ), folder / "part.log"))
-    while not (folder / "pids").exists():
-        time.sleep(0.01)
-    os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.slow
 def test_kill_9_of_who_started_it_leaves_nothing(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), FAMILY], check=False, timeout=60)
-    assert ended.returncode == -9
+    def start() -> None:
+        with Processes() as processes:
+            processes.start(family(tmp_path))
+            until((tmp_path / "pids").exists)
+            os.kill(os.getpid(), 9)
+
+    killed = multiprocessing.get_context("fork").Process(target=start)
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -9
     until(lambda: all_gone(members_left(tmp_path)))
 
 

@@ -22,13 +22,14 @@ from ldpfl.data import load
 from ldpfl.deploy.processes import Programs, as_typed, exports, inherited_environment
 from ldpfl.deploy.site import VALID_FOR, Site, equip, node_key
 from ldpfl.deploy.trial import LINKED, Trial, trial_of, write_app
+from ldpfl.errors import Declined
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.privacy.policy import Declined, Request, read_policy
+from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import load_key

@@ -55,14 +55,20 @@ def audit(folder: RunFolder, data: Path, *, trials: int = 400, seed: int = 1) ->
     return audit_run(folder, data, CPU, trials=trials, seed=seed)
 
 
+@pytest.fixture(scope="module")
+def audited(finished: RunFolder, tiny_data: Path) -> RunAudit:
+    return audit(finished, tiny_data, trials=1000, seed=5)
+
+
 # --- what it finds ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_whole_report_is_recognised_although_each_weight_is_private(finished: RunFolder, tiny_data: Path) -> None:
-    found = audit(finished, tiny_data)
+@pytest.mark.xdist_group("audited")
+def test_a_whole_report_is_recognised_although_each_weight_is_private(audited: RunAudit) -> None:
+    found = audited
     assert (found.name, found.clients, found.weights, found.mechanism) == ("tiny", CLIENTS, WEIGHTS, "duchi")
-    assert (found.epsilon_per_unit, found.trials, found.confidence) == (EPSILON, 400, CONFIDENCE)
+    assert (found.epsilon_per_unit, found.trials, found.confidence) == (EPSILON, 1000, CONFIDENCE)
     assert [row.weights for row in found.rows] == [1, 10, 100, 1000, WEIGHTS]
     claim = math.e**EPSILON / (1 + math.e**EPSILON)
     assert all(row.best_possible_if_claim_held == pytest.approx(claim) for row in found.rows)
@@ -85,14 +91,15 @@ def test_the_bounds_keep_what_is_proved_of_a_single_weight(finished: RunFolder, 
 
 
 @pytest.mark.slow
-def test_accuracy_is_what_the_noise_allows(finished: RunFolder, tiny_data: Path) -> None:
+@pytest.mark.xdist_group("audited")
+def test_accuracy_is_what_the_noise_allows(audited: RunAudit) -> None:
     """Two normals, 2 sqrt(w) / (sqrt(n) A) standard deviations apart.
 
     For 100 weights that is 5.4 and an accuracy of 99.6 %, for 10 weights 1.7 and 80.3 %. The other clients hold less
     than the canary's extreme, so their noise is A itself; the canary's is smaller, by an eighth. Five standard errors
     either way, a false alarm below 1e-6.
     """
-    found = {row.weights: row.accuracy for row in audit(finished, tiny_data, trials=1000, seed=5).rows}
+    found = {row.weights: row.accuracy for row in audited.rows}
     gain = (math.e**EPSILON + 1) / (math.e**EPSILON - 1)
     for weights in (10, 100):
         variance = (CLIENTS * gain**2 - 1) * weights
@@ -136,11 +143,12 @@ def test_nothing_is_found_where_nothing_gets_through(
     All intervals cover 1/2 and no epsilon is shown, except with probability 5 %.
     """
     monkeypatch.setattr(place, substitute)
-    for row in audit(finished, tiny_data).rows:
+    for row in audit(finished, tiny_data, trials=200).rows:
         assert row.accuracy_low <= 0.5 <= row.accuracy_high
         assert row.epsilon_lower == 0.0
 
 
+@pytest.mark.slow
 def test_the_real_encoder_and_shuffler_handle_every_client_in_every_trial(
     finished: RunFolder, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +203,7 @@ def test_ranges_and_weights_are_those_of_the_last_checkpoint(tmp_path: Path, tin
 
 @pytest.mark.slow
 def test_equal_seeds_give_equal_audits(finished: RunFolder, tiny_data: Path) -> None:
-    first, again, other = (audit(finished, tiny_data, trials=200, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (audit(finished, tiny_data, trials=100, seed=seed) for seed in (3, 3, 4))
     assert first == again
     assert first.rows != other.rows
 

@@ -163,7 +163,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(derandomize=True)
 @given(configs())
 @pytest.mark.slow
 def test_the_written_config_reads_back_the_same(config: RunConfig) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY_TOML
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, WriteError
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import WriteError
 
 
 def config_of(*overrides: str) -> RunConfig:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from unittest import mock
 
 sys.path += [str(Path(__file__).parents[1] / room) for room in ("flower", "relay")]
 
@@ -24,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flower_parts import config_of, shift, start_arrays, start_vector
 from flwr.app import Context
 from numpy.typing import NDArray
-from relay_support import KillsItself, process
+from relay_support import process, serve_to
 from torch import Tensor
 
 from ldpfl import LayerRanges
@@ -37,9 +35,8 @@ from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.randomness import SeededStreams
 from ldpfl.relay import Patience, RelayAggregator, RelayClient
-from ldpfl.relay import serve as serving
+from ldpfl.relay.limits import Connections
 from ldpfl.relay.schema import open_engine
-from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
 from ldpfl.shuffling import RecordPlan
@@ -53,6 +50,7 @@ BORNE = Patience(tries=300, first_s=0.02, longest_s=0.2, timeout_s=60.0)
 """Outlasts the restart of a relay, on a busy machine too."""
 
 _STORE, _KEY = "relay.db", "aggregator.pem"
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # so that no list of authorities is read for each of many clients
 
 
 class Relay:
@@ -62,7 +60,7 @@ class Relay:
     """
 
     def __init__(self, folder: Path, dies: Sequence[int] = ()) -> None:
-        self._store, self._log, self._dies = str(folder / _STORE), folder / "relay.log", list(dies)
+        self.store, self._log, self._dies = str(folder / _STORE), folder / "relay.log", list(dies)
         self._log.touch()
         self.port, self.starts = 0, 0
         self._running: Any = None
@@ -98,7 +96,7 @@ class Relay:
     def _keep_up(self) -> None:
         while not self._ended.is_set():
             dies = self._dies.pop(0) if self._dies else 0
-            with process(_serve, self._store, self._log, self.port, dies) as self._running:
+            with process(serve_to, self._log, self.store, self.port, None, Connections(), None, dies) as self._running:
                 while len(lines := self._listening()) <= self.starts and self._running.is_alive():
                     time.sleep(0.01)
                 if len(lines) > self.starts:
@@ -110,19 +108,16 @@ class Relay:
         return [line for line in self._log.read_text().splitlines(keepends=True) if '"listening"' in line and line.endswith("\n")]
 
 
-def _serve(store: str, log: Path, port: int, dies: int) -> None:
-    with log.open("a") as out:
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
-    with mock.patch.object(serving, "Store", partial(Store, words=KillsItself(dies))):
-        serving.serve(store, "127.0.0.1", port, None)
+def plain() -> httpx.HTTPTransport:
+    """Real sockets, without TLS."""
+    return httpx.HTTPTransport(verify=_NO_TLS)
 
 
 class Halfway(httpx.BaseTransport):
     """Real sockets; after half of the first upload's bytes ``then`` is called, and the connection breaks."""
 
     def __init__(self, then: Callable[[], None]) -> None:
-        self._inner, self._then = httpx.HTTPTransport(), then
+        self._inner, self._then = plain(), then
         self._broken = False
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -161,12 +156,12 @@ class World:
 
     @classmethod
     def new(cls, folder: Path, relay: Relay, clients: int = 5, min_clients: int | None = None) -> World:
-        """Return a world of its own budgets, tokens and key."""
+        """Return a world of its own budgets, tokens and key; the relay may have those of others."""
         save_key(generate_key(), folder / _KEY)
-        engine = open_engine(str(folder / _STORE))
+        engine = open_engine(relay.store)
         known = Tokens(engine)
-        tokens = {_name(client): known.add(_name(client), Role.CLIENT) for client in range(clients)}
-        tokens["aggregator"] = known.add("aggregator", Role.AGGREGATOR)
+        tokens = {_name(client): known.add(f"{folder.name}-{_name(client)}", Role.CLIENT) for client in range(clients)}
+        tokens["aggregator"] = known.add(f"{folder.name}-aggregator", Role.AGGREGATOR)
         engine.dispose()
         for client in range(clients):
             set_limit(_budget(folder, client), 1000.0, 0.0)
@@ -187,13 +182,13 @@ class World:
         )
 
     def aggregator(self) -> RelayAggregator:
-        return RelayAggregator(self.url, self.tokens["aggregator"], patience=BORNE)
+        return RelayAggregator(self.url, self.tokens["aggregator"], transport=plain(), patience=BORNE)
 
     def collector(self) -> RelayCollector:
         return RelayCollector(self.aggregator(), load_key(self.folder / _KEY), 1, self.min_clients, self.window_s)
 
     def client(self, number: int) -> RelayClient:
-        transport = self.transports.get(number, httpx.HTTPTransport)()
+        transport = self.transports.get(number, plain)()
         return RelayClient(self.url, self.tokens[_name(number)], transport=transport, patience=BORNE)
 
     def node(self, context: Context) -> OperatorNode:

@@ -28,6 +28,13 @@ HALF = WEIGHTS // 2
 pytestmark = pytest.mark.xdist_group("faults")  # whose processes fork from one that has PyTorch loaded
 
 
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    """One relay for all tests here, each with clients and runs of its own: none of them ends it."""
+    with Relay(tmp_path_factory.mktemp("relay")) as running:
+        yield running
+
+
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
@@ -52,17 +59,18 @@ class Twice(OperatorNode):
 
 
 @pytest.mark.slow
-def test_a_client_that_uploads_twice_counts_once(tmp_path: Path) -> None:
-    with Relay(tmp_path) as relay:
-        world = World.new(tmp_path, relay)
-        world.nodes = {0: Twice}
-        last = world.run(2)
-        assert_mean(last.state.weights, expected(everyone(5), everyone(5)))
-        assert world.charges() == [2] * 5
+def test_a_client_that_uploads_twice_counts_once(relay: Relay, tmp_path: Path) -> None:
+    world = World.new(tmp_path, relay)
+    world.nodes = {0: Twice}
+    last = world.run(2)
+    assert_mean(last.state.weights, expected(everyone(5), everyone(5)))
+    assert world.charges() == [2] * 5
 
 
 @pytest.mark.slow
-def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(
+    relay: Relay, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
     earlier: dict[str, bytes] = {}
     refused: list[int] = []
 
@@ -82,13 +90,12 @@ def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(tmp_
         def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
             super().upload(ask, earlier.setdefault(ask.terms.run, sealed), within_s)
 
-    with Relay(tmp_path) as relay:
-        world = World.new(tmp_path, relay, min_clients=4)
-        world.nodes = {3: Replays, 4: Late}
-        last = world.run(2)
-        assert_mean(last.state.weights, expected(everyone(5, but=[4]), everyone(5, but=[3, 4])))
-        assert [event.cohort for event in last.ledger.events] == [4, 3]  # an upload that nobody can read is not counted on
-        assert world.charges() == [2, 2, 2, 2, 0]  # who is told beforehand that it is too late has sent nothing
+    world = World.new(tmp_path, relay, min_clients=4)
+    world.nodes = {3: Replays, 4: Late}
+    last = world.run(2)
+    assert_mean(last.state.weights, expected(everyone(5, but=[4]), everyone(5, but=[3, 4])))
+    assert [event.cohort for event in last.ledger.events] == [4, 3]  # an upload that nobody can read is not counted on
+    assert world.charges() == [2, 2, 2, 2, 0]  # who is told beforehand that it is too late has sent nothing
     assert refused == [1, 1, 2]
     assert f"left out 1: {WEIGHTS} records: not sealed to this key for this round and plan, or altered" in log.text
 
@@ -156,12 +163,13 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.thorough_for("excess ids", "another key")
-def test_false_records_are_left_out_and_all_others_count_by_weight(case: str, tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_false_records_are_left_out_and_all_others_count_by_weight(
+    case: str, relay: Relay, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
     liar, arrived, reason = CASES[case]
-    with Relay(tmp_path) as relay:
-        world = World.new(tmp_path, relay)
-        world.nodes = {LIAR: liar}
-        last = world.run(1)
+    world = World.new(tmp_path, relay)
+    world.nodes = {LIAR: liar}
+    last = world.run(1)
     assert_mean(last.state.weights, expected(arrived))
     counts = arrived.sum(axis=0)
     assert [event.cohort for event in last.ledger.events] == [counts[counts > 0].min()]
@@ -203,24 +211,22 @@ def node_off_by(seconds: float) -> type[OperatorNode]:
 
 
 @pytest.mark.slow
-def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(tmp_path: Path) -> None:
+def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(relay: Relay, tmp_path: Path) -> None:
     """By their clocks the round is over or has not begun; the last one comes too late, though its clock says otherwise."""
-    with Relay(tmp_path) as relay:
-        world = World.new(tmp_path, relay, min_clients=4)
-        world.nodes = {0: node_off_by(60.0), 1: node_off_by(-60.0), 4: node_off_by(-60.0)}
-        last = world.run(2)
-        assert_mean(last.state.weights, expected(*[everyone(5, but=[4])] * 2))
-        assert [event.cohort for event in last.ledger.events] == [4, 4]
+    world = World.new(tmp_path, relay, min_clients=4)
+    world.nodes = {0: node_off_by(60.0), 1: node_off_by(-60.0), 4: node_off_by(-60.0)}
+    last = world.run(2)
+    assert_mean(last.state.weights, expected(*[everyone(5, but=[4])] * 2))
+    assert [event.cohort for event in last.ledger.events] == [4, 4]
 
 
 @pytest.mark.slow
-def test_the_relay_alone_says_when_a_round_is_over(tmp_path: Path) -> None:
+def test_the_relay_alone_says_when_a_round_is_over(relay: Relay, tmp_path: Path) -> None:
     """An aggregator whose clock is a minute ahead waits as long as the relay says, in seconds that pass."""
-    with Relay(tmp_path) as relay:
-        world = World.new(tmp_path, relay)
-        world.window_s = 1.5
-        began = time.monotonic()
-        with clock_off_by(60.0):
-            last = world.run(1)
-        assert 1.5 <= time.monotonic() - began < 50
-        assert_mean(last.state.weights, expected(everyone(5)))
+    world = World.new(tmp_path, relay)
+    world.window_s = 1.5
+    began = time.monotonic()
+    with clock_off_by(60.0):
+        last = world.run(1)
+    assert 1.5 <= time.monotonic() - began < 50
+    assert_mean(last.state.weights, expected(everyone(5)))

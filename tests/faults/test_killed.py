@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 from unittest import mock
@@ -9,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 from faults_parts import CONFIG, Halfway, Relay, World, everyone, expected
-from relay_support import process
 
 from ldpfl.experiments.run_folder import RunFolder
 
@@ -36,13 +36,15 @@ def test_a_relay_killed_in_uploads_and_in_the_release(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["ldpfl.flower.strategy.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
+@pytest.mark.thorough_for("ldpfl.flower.strategy.close_round")
 def test_an_aggregator_killed_after_it_pulled(where: str, tmp_path: Path) -> None:
     """Killed before its checkpoint, and between this and the acknowledgement; then the relay is killed as well."""
     with Relay(tmp_path) as relay:
         world = World.new(tmp_path, relay)
-        with process(_aggregate_and_die, world, where) as running:
-            running.join(120)
-            assert running.exitcode == -9
+        running = multiprocessing.get_context("fork").Process(target=_aggregate_and_die, args=(world, where))
+        running.start()
+        running.join(120)
+        assert running.exitcode == -9
         relay.kill()
         last = world.run(2, RunFolder(tmp_path / "run"))
         assert same(last.state.weights, expected(everyone(5), everyone(5)))

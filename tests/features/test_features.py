@@ -113,6 +113,7 @@ def test_a_networks_features_are_centered_and_those_of_mirror_images_are_alike()
     assert not torch.allclose(EfficientNetLite0(size=96, mirrored=False)(pictures.flip(3)), found)
 
 
+@pytest.mark.slow
 def test_features_are_computed_once_and_kept_for_this_user_alone(cache: Path) -> None:
     steps: list[tuple[int, int]] = []
     first = extracted(dataset(), "scattering", {}, silent, lambda what, done, total: steps.append((done, total)))

@@ -16,13 +16,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from ldpfl.errors import Declined
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.config import parse_config
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.internals import local_run
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.policy import Declined
 from ldpfl.randomness import SeededStreams
 
 local_run()  # from here on, messages can be made

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import config_of, shift, start_arrays
 from flwr.app import Context, Message
+from sqlalchemy import event
 
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
@@ -136,13 +138,25 @@ def policy_of(**changes: object) -> Policy:
     return Policy.model_validate({**settings, **changes})
 
 
+class _SameThread:
+    """Calls the store where its application runs: one request comes after another here, and handing each to a thread takes most of it."""
+
+    @staticmethod
+    async def run_sync(function: Callable[[], Any]) -> Any:
+        return function()
+
+
 @contextmanager
 def world_in(tmp_path: Path) -> Iterator[World]:
     """Yield a relay, five clients and an aggregator, whose files are in ``tmp_path``."""
     now = [1_000_000.0]
-    store = Store(open_engine(str(tmp_path / "relay.db")), clock=lambda: now[0])
+    engine = open_engine(str(tmp_path / "relay.db"))
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))  # no power cut is tested here
+    engine.dispose()
+    store = Store(engine, clock=lambda: now[0])
     known = Tokens(store.engine)
     tokens = {f"client-{client}": known.add(f"client-{client}", Role.CLIENT) for client in range(CLIENTS)}
     tokens["aggregator"] = known.add("aggregator", Role.AGGREGATOR)
-    yield World(tmp_path, store, InProcess(store), tokens, now, policy_of())
+    with mock.patch("ldpfl.relay.app.to_thread", _SameThread):
+        yield World(tmp_path, store, InProcess(store), tokens, now, policy_of())
     store.close()

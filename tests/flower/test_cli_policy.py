@@ -16,6 +16,9 @@ from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
 from ldpfl.shuffling.sealing import generate_key, public_text
 
+# What an app imports takes seconds to find out: once, in one worker.
+pytestmark = pytest.mark.xdist_group("imports-of-apps")
+
 APP = """
 [project]
 name = "app"

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,13 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, NotSetUp
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.asked import read_asked
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.internals import unpacked
 from ldpfl.flower.terms import VERSION, agreement_of
-from ldpfl.privacy.policy import Declined, Exhausted, NotSetUp
 from ldpfl.randomness import SecureSource
 
 
@@ -278,20 +278,21 @@ def test_training_that_gives_nothing_to_report_is_reported_as_no_change(case: st
     "relay-NaN",
     "relay-lifespan fails after",
     "direct-raises",
+    "direct-asks to exit",
 )
 def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
     node = OpenNode()
     terms = terms_of(reply_s=1.0, transport=transport)
     failed = ask(LdpClientApp(FAILING[case], node=lambda context: node, source=simulator_bits), instruction(terms))
     calm = OpenNode()
-    assert failed.content == ask(app_of(staying, calm), instruction(terms)).content
+    assert failed.content == ask(app_of(staying, calm), instruction(replace(terms, reply_s=0.0))).content
     assert node.uploads == calm.uploads
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.parametrize("case", ["raises", "asks to exit", "answers an error", "lifespan fails before", "lifespan fails after"])
-@pytest.mark.thorough_for("answers an error-at a stated time", "asks to exit-at a stated time")
+@pytest.mark.thorough_for("answers an error-at a stated time", "asks to exit-at a stated time", "lifespan fails before-at a stated time")
 def test_an_app_that_fails_repeats_nothing_private(
     case: str, when: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +335,7 @@ def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: st
 
 
 @pytest.mark.parametrize("name", ["harmony", "laplace", "piecewise", "hybrid"])
-@pytest.mark.thorough_for("harmony", "laplace")
+@pytest.mark.thorough_for("harmony", "laplace", "piecewise")
 @pytest.mark.slow
 def test_overflow_in_one_weight_is_seen_whichever_weights_are_sampled(name: str) -> None:
     """Noticed only where it is sampled, and sampled anew then, it would tell by the places of the weights that are sent."""
@@ -391,23 +392,19 @@ def endless(message: Message, context: Context) -> Message:
 
 def leaving_processes(message: Message, context: Context) -> Message:
     """Start a process that outlives training, and tell its number in a file."""
-    script = "import time; time.sleep(600)"
     how = str(context.node_config["how"])
     if how.startswith("an orphan"):
-        script = (
-            "import subprocess, sys; "
-            "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}; "
-            f"print(subprocess.Popen([sys.executable, '-c', {script!r}], start_new_session=True, **quiet).pid)"
-        )
-        number = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+        script = "setsid sleep 600 >/dev/null 2>&1 & echo $!"
+        number = subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True).stdout
     else:
-        number = str(subprocess.Popen([sys.executable, "-c", script], start_new_session=how == "a session").pid)
+        number = str(subprocess.Popen(["sleep", "600"], start_new_session=how == "a session").pid)
     Path(str(context.node_config["file"])).write_text(number, encoding="ascii")
     return killing_its_parent(message, context) if how.endswith("and its parent killed") else shift(message, context)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [dying, killing_its_parent, stopping_its_parent, exiting_at_once, endless, shift])
+@pytest.mark.thorough_for("exiting_at_once", "endless")
 def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -> None:
     began = time.monotonic()
     reply = ask(app_of(train), instruction(terms_of(reply_s=1.0)))
@@ -443,7 +440,7 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
 @pytest.mark.parametrize(
     "how", ["a child", "a session", "an orphan in a session of its own", "an orphan in a session of its own, and its parent killed"]
 )
-@pytest.mark.thorough_for("a child", "a session")
+@pytest.mark.thorough_for("a child", "a session", "an orphan in a session of its own")
 def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
@@ -451,7 +448,7 @@ def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatc
     if how.startswith("an orphan") and sys.platform != "linux":
         pytest.skip("orphans are found on Linux only")
     app = LdpClientApp(leaving_processes, node=lambda context: OpenNode())
-    ask(app, instruction(terms_of(reply_s=4.0)), node_config={"file": str(tmp_path / "pid"), "how": how})
+    ask(app, instruction(terms_of(reply_s=2.0)), node_config={"file": str(tmp_path / "pid"), "how": how})
     number = int((tmp_path / "pid").read_text(encoding="ascii"))
     for _ in range(1000):
         if not (is_alive(number) or list((tmp_path / "scratch").iterdir())):
@@ -482,6 +479,7 @@ def test_at_the_time_of_the_reply_nothing_of_the_app_runs_or_is_taken_down(tmp_p
     raise AssertionError("a process is left over")
 
 
+@pytest.mark.slow
 def test_exceptions_that_nobody_catches_are_logged_without_their_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Freed:
         def __del__(self) -> None:
@@ -555,7 +553,7 @@ def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(t
     (tmp_path / "app_of_a_user.py").write_text("raise ValueError('PATIENT-4711')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     app = LdpClientApp("app_of_a_user:app", node=lambda context: OpenNode(), source=simulator_bits)
-    assert ask(app, instruction(terms_of(reply_s=2.0))).content == ask(app_of(staying)).content
+    assert ask(app, instruction(terms_of(reply_s=1.0))).content == ask(app_of(staying)).content
     assert "app_of_a_user" not in sys.modules
     path = LdpClientApp("flower_parts:shift", node=lambda context: OpenNode(), source=simulator_bits)
     assert ask(path, instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
@@ -613,6 +611,7 @@ class Unpickled:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", [{"mine": Unpickled()}, RecordDict({"x": ConfigRecord({"y": bytes(1 << 25)})})])
+@pytest.mark.thorough_for("state1")
 def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -> None:
     def train(message: Message, context: Context) -> Message:
         context.state = state
@@ -627,6 +626,7 @@ def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -
 
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.slow
+@pytest.mark.thorough_for("at a stated time")
 def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
     when: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,7 +644,7 @@ def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
 @pytest.mark.slow
 @pytest.mark.parametrize("signalled", ["itself", "its parent"])
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.thorough_for("2-its parent", "10-itself", "3-its parent")
+@pytest.mark.thorough_for("2-its parent", "10-itself", "3-its parent", "2-itself", "3-itself", "15-its parent")
 def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: str, number: signal.Signals, tmp_path: Path) -> None:
     """Flower's report that the task has failed; in a process of the app they would say so for a task that goes on."""
 

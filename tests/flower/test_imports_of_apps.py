@@ -18,6 +18,9 @@ QUIET = (
     '"""Docs."""\nfrom __future__ import annotations\nfrom ldpfl.flower import LdpClientApp\n\napp = LdpClientApp("mine.training:app")\n'
 )
 
+# What is installed, and what is looked for, takes seconds to find out: once, in one worker.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("imports-of-apps")]
+
 
 def app_in(folder: Path, client: str = QUIET, package: str = "") -> Path:
     (folder / "mine").mkdir()
@@ -27,7 +30,6 @@ def app_in(folder: Path, client: str = QUIET, package: str = "") -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
     assert list(run_at_import(app_in(tmp_path, package='"""Mine."""\n__version__ = "1"\n__all__ = ["a"]\n'))) == []
@@ -49,12 +51,10 @@ def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
         ),
     ],
 )
-@pytest.mark.slow
 def test_what_else_is_run_is_named(client: str, package: str, found: list[str], tmp_path: Path) -> None:
     assert list(run_at_import(app_in(tmp_path, client, package))) == found
 
 
-@pytest.mark.slow
 def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "ldpfl").mkdir()
     assert list(run_at_import(app_in(tmp_path))) == ["mine/client_app.py:3"]
@@ -70,7 +70,6 @@ def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_pat
         ("gmpy2.py", "", ["gmpy2.py, which is imported in place of the module gmpy2 that others mean"]),  # mpmath uses it where it is there
     ],
 )
-@pytest.mark.slow
 def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text: str, found: list[str], tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / file).parent.mkdir(exist_ok=True)
@@ -78,7 +77,6 @@ def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text:
     assert list(run_at_import(app)) == found
 
 
-@pytest.mark.slow
 def test_what_may_run_in_place_of_the_sources_is_named(tmp_path: Path) -> None:
     """Bytecode whose header says that nobody need compare it with its source; a package that says where else its modules lie."""
     app = app_in(tmp_path)
@@ -90,7 +88,6 @@ def test_what_may_run_in_place_of_the_sources_is_named(tmp_path: Path) -> None:
     assert list(run_at_import(app)) == [bytecode, "mine/__init__.py:2"]
 
 
-@pytest.mark.slow
 def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapper_is_none(tmp_path: Path) -> None:
     app = app_in(tmp_path, 'from ldpfl.models import import_module as LdpClientApp\napp = LdpClientApp("mine.training")\n')
     assert list(run_at_import(app)) == ["mine/client_app.py:1"]
@@ -98,7 +95,6 @@ def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapp
     assert list(run_at_import(app)) == ["elsewhere, which is not in this folder and cannot be checked here"]
 
 
-@pytest.mark.slow
 def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app_in(tmp_path, 'print("loud")\n')
     monkeypatch.chdir(tmp_path.parent)
@@ -106,7 +102,6 @@ def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["evil-1.dist-info", "evil.egg-info", "evil.egg"])
-@pytest.mark.slow
 def test_metadata_by_which_libraries_find_plug_ins_is_named(name: str, tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / name).mkdir()
@@ -114,7 +109,6 @@ def test_metadata_by_which_libraries_find_plug_ins_is_named(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["gmpy2", "pydot", "trio", "h2", "socksio"])
-@pytest.mark.slow
 def test_what_is_looked_for_later_is_named_too(name: str, tmp_path: Path) -> None:
     """Some when the wrapper is imported, some when a node first calls its relay, in the process that charges."""
     app = app_in(tmp_path)
@@ -128,7 +122,6 @@ def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) 
     assert list(run_at_import(app)) == ["pydot, which is imported in place of the module pydot that others mean"]
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     """Python takes modules from the current folder first, those that ldpfl means as well."""
@@ -144,7 +137,6 @@ def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("coding", ["utf-7", "unicode_escape", "raw_unicode_escape"])
-@pytest.mark.slow
 def test_code_that_an_encoding_hides_is_found(coding: str, tmp_path: Path) -> None:
     """A line break that is none in UTF-8 ends the comment."""
     hidden = {"utf-7": "+AAo-open('x')", "unicode_escape": "\\nopen('x')", "raw_unicode_escape": "\\u000aopen('x')"}[coding]
@@ -152,7 +144,6 @@ def test_code_that_an_encoding_hides_is_found(coding: str, tmp_path: Path) -> No
     assert list(run_at_import(app)) == ["mine/client_app.py:3"]
 
 
-@pytest.mark.slow
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         list(run_at_import(app_in(tmp_path, "def")))

@@ -15,14 +15,13 @@ from flower_parts import Train, ask, config_of, instruction, shift, start_arrays
 from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, NotSetUp
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
-from ldpfl.privacy.policy import NotSetUp
 
 POLICY = {
     "mechanisms": '["duchi"]',

@@ -62,7 +62,7 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
 @pytest.mark.parametrize("linked", [1, 4])
 @pytest.mark.parametrize("name", ["duchi", "harmony", "laplace", "full-dp"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("laplace-1", "harmony-4", "full-dp-1", "harmony-1", "laplace-4", "duchi-1")
+@pytest.mark.thorough_for("laplace-1", "harmony-4", "full-dp-1", "harmony-1", "laplace-4", "duchi-1", "duchi-4")
 def test_a_round_over_the_relay_learns_what_one_without_it_does(name: str, linked: int, world: World) -> None:
     config = config_of(f"mechanism.name={name}", "ranges.rule=fixed" if name == "full-dp" else "ranges.rule=denoised")
     world.linked = linked
@@ -158,7 +158,7 @@ def failing(message: Message, context: Context) -> Message:
 @pytest.mark.slow
 @pytest.mark.parametrize("reply_s", [0.0, 1.0])
 @pytest.mark.parametrize("cancelled", [False, True])
-@pytest.mark.thorough_for("False-1.0")
+@pytest.mark.thorough_for("False-1.0", "True-1.0")
 def test_what_the_relay_is_asked_does_not_depend_on_training(cancelled: bool, reply_s: float, world: World) -> None:
     """Also where the aggregator ends the round while clients train, to count how often those ask that could not finish."""
     seen = []
@@ -281,7 +281,7 @@ def _tagged(message: Message, what: str) -> Message:
 
 @pytest.mark.parametrize("what", ["ranges", "config", "model", "shapes", "settings of the app", "another record", "type of message"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("shapes", "ranges", "another record", "settings of the app")
+@pytest.mark.thorough_for("shapes", "ranges", "another record", "settings of the app", "config")
 def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what: str, world: World) -> None:
     class Tagging(LdpStrategy):
         def configure_train(self, *args: Any) -> list[Message]:
@@ -294,7 +294,7 @@ def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what
     assert world.charges() == [0, *[1] * (CLIENTS - 1)]
     refusals = read_books(world.folder / "budget-0.sqlite").refusals
     assert refusals is not None
-    assert "for something else" in refusals.reason
+    assert "differs from what the relay says it asks of all clients" in refusals.reason
 
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:
@@ -309,6 +309,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("where", ["ldpfl.flower.strategy.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
 @pytest.mark.slow
+@pytest.mark.thorough_for("ldpfl.flower.relayed.RelayCollector.done")
 def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay keeps the records until they are acknowledged: nothing is asked, charged or counted twice."""
     folder = RunFolder(world.folder / "run")

@@ -14,14 +14,13 @@ from flwr.app import Context, RecordDict, UserConfig
 
 from conftest import TINY_TOML
 from ldpfl.data import Dataset
-from ldpfl.errors import ConfigError
+from ldpfl.errors import AllDeclined, ConfigError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
-from ldpfl.flower.course import AllDeclined
 from ldpfl.privacy.statement import run_epsilon
 from ldpfl.randomness import SeededStreams
 from ldpfl.server import Checkpoint
@@ -88,6 +87,7 @@ def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "privunit-g",
     "harmony",
     "signs of gradients",
     "time-varying",

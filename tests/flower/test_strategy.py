@@ -13,10 +13,9 @@ from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, s
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
-from ldpfl.privacy.policy import NotSetUp
 from ldpfl.server import Checkpoint
 
 CLIENTS = 10

@@ -72,6 +72,7 @@ def busy(request: httpx.Request) -> httpx.Response | None:
 
 @pytest.mark.parametrize("trouble", [away, busy])
 @pytest.mark.slow
+@pytest.mark.thorough_for("busy")
 def test_a_round_that_the_relay_holds_outlasts_its_outage(
     trouble: Callable[[httpx.Request], httpx.Response | None], world: World, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))
     st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=3, max_size=3),
     st.floats(1e-20, 1e20),
 )
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @pytest.mark.slow
 def test_no_record_is_longer_than_the_norm_in_exact_arithmetic(values: list[float], norm: float) -> None:
     points = RecordClip(norm).points(torch.tensor([values], dtype=torch.float32))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import integrate, special, stats
@@ -166,11 +166,11 @@ def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [1.0, 3.0])
-@pytest.mark.thorough_for("3.0")
-def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float) -> None:
+@pytest.mark.parametrize(("epsilon", "clients"), [(3.0, 800), (1.0, 2_500), (3.0, 2_500)])
+@pytest.mark.thorough_for("1.0-2500", "3.0-2500")
+def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsilon: float, clients: int) -> None:
     """The event is fixed beforehand, so the bound is valid: beyond epsilon once in 10^4 seeds; the seed is fixed."""
-    clients, dimension = 2_500, 2
+    dimension = 2
     mechanism, direction = PrivUnitG(epsilon, 1.0), torch.tensor([0.6, 0.8])
     threshold, hits = mechanism.law.gamma / mechanism.law.scale, []
     for sign, seed in ((1, 1), (-1, 2)):
@@ -185,7 +185,7 @@ def test_an_attack_on_opposite_vectors_comes_close_to_epsilon_and_not_above(epsi
 @pytest.mark.slow
 def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
     """Of two lengths, 0 and norm differ most: the odds of the larger value are e^(-f eps) and e^(f eps). |z| < 4, seed fixed."""
-    clients, mechanism, ranges = 5_000, PrivUnitG(4.0, 1.0, 0.5), one_layer(1)
+    clients, mechanism, ranges = 2_000, PrivUnitG(4.0, 1.0, 0.5), one_layer(1)
     gain = Duchi(2.0).gain
     lengths = mechanism._noisy_lengths(torch.tensor([0.0, 1.0]).double().repeat(clients), torch_source(3)).reshape(clients, 2)
     assert torch.unique(lengths).tolist() == pytest.approx([(1 - gain) / 2, (1 + gain) / 2], rel=1e-6)
@@ -200,7 +200,8 @@ def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "dimension"), [(0.5, 2), (4.0, 5), (30.0, 3), (2.0, 1)])
-@pytest.mark.thorough_for("2.0-1", "4.0-5")
+@pytest.mark.slow
+@pytest.mark.thorough_for("2.0-1", "4.0-5", "30.0-3")
 def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dimension: int) -> None:
     """Seven Kolmogorov-Smirnov tests at 1e-4; the seed is fixed."""
     clients, mechanism = 1_500, PrivUnitG(epsilon, 2.0)
@@ -234,7 +235,7 @@ def test_draws_follow_the_law_along_and_across_the_direction(epsilon: float, dim
         (200, 2.0, 0.5, 0.0, 1_500),
     ],
 )
-@pytest.mark.thorough_for("16-4.0-0.2-1.0-1500", "200-2.0-0.5-0.0-1500", "3-4.0-0.3-0.75-5000")
+@pytest.mark.thorough_for("2-1.0-0.0-1.0-1500", "16-4.0-0.2-1.0-1500", "200-2.0-0.5-0.0-1500", "3-4.0-0.3-0.75-5000")
 def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: float, share: float, length: float, clients: int) -> None:
     """Six cases of eight comparisons each with |z| < 4: a false alarm once in 330 seeds; the seed is fixed."""
     norm = 3.0
@@ -296,11 +297,12 @@ def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
     assert "more than 32 random bits express" in PrivUnitG(120.0, 0.5, 0.2).caveats[0]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(("share", "clients"), [(0.3, 800), (0.0, 3_000), (0.3, 3_000)])
 @pytest.mark.slow
-def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: float) -> None:
+@pytest.mark.thorough_for("0.0-3000", "0.3-3000")
+def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: float, clients: int) -> None:
     """Six comparisons with |z| < 4, seed fixed."""
-    clients, mechanism, ranges = 3_000, PrivUnitG(4.0, 1.0, share), one_layer(3)
+    mechanism, ranges = PrivUnitG(4.0, 1.0, share), one_layer(3)
     noisy = mechanism.encode(torch.zeros(clients, 3), ranges, torch.Generator().manual_seed(1)).values.double()
     variance = mechanism.variance(torch.zeros(1, 3), ranges)[0].double()
     assert float((noisy.mean(0) / (variance / clients).sqrt()).abs().max()) < 4
@@ -325,12 +327,15 @@ def test_the_worst_variance_bounds_all_and_is_attained() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough_for("0.2-1.0-0.05", "0.5-0.0-0.5")
 def test_mean_variance_follows_from_the_mean(share: float, length: float, slack: float) -> None:
-    """Where lengths are sent it is consistent, not unbiased: a length of 0 is never seen as less."""
+    """Where lengths are sent it is consistent, not unbiased: a length of 0 is never seen as less.
+
+    Where none is sent, it is the same for every mean.
+    """
     clients, dimension = 30, 500
     mechanism, ranges = PrivUnitG(10.0, 2.0, share), one_layer(dimension, 1.0)
     values = (1.0 + 2 * length * unit_vector(dimension)).float()
     source = torch.Generator().manual_seed(2)
-    means = [mechanism.aggregate([mechanism.encode(values.expand(clients, -1), ranges, source)], ranges) for _ in range(40)]
+    means = [mechanism.aggregate([mechanism.encode(values.expand(clients, -1), ranges, source)], ranges) for _ in range(40 if share else 2)]
     found = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means])
     assert found.dtype == torch.float32
     truth = float(mechanism.variance(values[None].double(), ranges).sum()) / clients
@@ -418,7 +423,7 @@ def leaning(dimension: int) -> Tensor:
 @pytest.mark.parametrize(("epsilon", "share"), [(2.1e-6, 0.5), (1.0, 0.0), (4.0, 0.2), (10.0, 0.0), (100.0, 0.5), (1e4, 0.01)])
 @pytest.mark.parametrize("dimension", [2, 5, 30])
 @pytest.mark.slow
-@pytest.mark.thorough_for("30-4.0-0.2", "30-100.0-0.5", "30-10000.0-0.01")
+@pytest.mark.thorough_for("30-2.1e-06-0.5", "30-10.0-0.0", "30-4.0-0.2", "30-100.0-0.5", "30-10000.0-0.01")
 def test_the_largest_honest_report_is_within_the_bound_and_not_far_below(dimension: int, epsilon: float, share: float) -> None:
     """Extreme words, for vectors that give one coordinate the most noise across them, or all of alpha; the length's bit is +.
 
@@ -472,7 +477,6 @@ def test_values_that_no_client_can_send_are_refused(share: float) -> None:
     st.integers(1, 12),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=100)
 def test_whatever_is_encoded_is_accepted(exponent: float, share: float, dimension: int, seed: int) -> None:
     mechanism, ranges = PrivUnitG(min(1e4, 1.001 * 10**exponent), 0.1, share), one_layer(dimension)
     values = torch.randn(1, dimension, generator=torch.Generator().manual_seed(seed))

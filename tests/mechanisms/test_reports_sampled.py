@@ -55,7 +55,7 @@ def test_reports_survive_the_wire(sent: SampledReports) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.data())
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 def test_any_bytes_are_refused_or_are_the_one_encoding_of_what_they_say(dimension: int, k: int, data: st.DataObject) -> None:
     size = -(-k * index_bits(dimension) // 8) + 4 * k
     received = data.draw(st.binary(min_size=size, max_size=size) | st.binary(max_size=size + 3))
@@ -169,7 +169,7 @@ def test_mixing_keeps_every_message_whole() -> None:
 
 def test_every_order_is_equally_likely() -> None:
     """Pearson's chi-square over the 24 orders of 4 reports; the bound is exceeded once in 100,000 seeds, the seed is fixed."""
-    generator, trials = np.random.default_rng(5), 12_000
+    generator, trials = np.random.default_rng(5), 2_400
     parts = [reports([[0], [1]], 4), reports([[2]], 4), reports([[3]], 4)]
     found = Counter(tuple(SampledReports.mix(parts, generator).index[:, 0].tolist()) for _ in range(trials))
     expected = trials / 24

@@ -159,7 +159,7 @@ def test_bits_that_were_mixed_one_by_one_say_the_same_and_missing_ones_leave_gap
 
 @pytest.mark.parametrize("group", [1, 3, 16, 32])
 @pytest.mark.slow
-@pytest.mark.thorough_for("3", "32")
+@pytest.mark.thorough_for("1", "3", "32")
 def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
     """The mean over many clients with the same update; a bound that a right estimate exceeds with probability below 1e-8."""
     mechanism, clients = RotatedSign(1.0, group=group, round=2), 5_000

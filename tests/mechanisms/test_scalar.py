@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -77,16 +77,25 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
         (Piecewise, 4.0, 2, 10_000),
         (Hybrid, 4.0, 2, 10_000),
         (Piecewise, 8.0, "auto", 4_000),
+        (Hybrid, 1.0, 2, 1_500),
         (Hybrid, 1.0, 2, 4_000),
         (Laplace, 1.0, 2, 4_000),
+        (Laplace, 8.0, "auto", 1_000),
         (Laplace, 8.0, "auto", 4_000),
     ],
 )
-@pytest.mark.thorough_for("Piecewise-8.0-auto-4000", "Hybrid-4.0-2-10000", "Piecewise-4.0-2-10000")
+@pytest.mark.thorough_for(
+    "Piecewise-4.0-2-10000",
+    "Hybrid-4.0-2-10000",
+    "Piecewise-8.0-auto-4000",
+    "Hybrid-1.0-2-4000",
+    "Laplace-1.0-2-4000",
+    "Laplace-8.0-auto-4000",
+)
 def test_sampled_estimates_are_unbiased_with_the_stated_variance(
     kind: type[ScalarMechanism], epsilon: float, coordinates: Any, clients: int
 ) -> None:
-    """72 comparisons with |z| < 4: a false alarm once in 220 seeds; the seed is fixed. The squares' spread is the sample's."""
+    """96 comparisons with |z| < 4: a false alarm once in 160 seeds; the seed is fixed. The squares' spread is the sample's."""
     mechanism, ranges = kind(epsilon, coordinates), box([CENTER, 0.5], [RADIUS, 0.25], [2, 4])
     values = torch.tensor(POINTS).expand(clients, -1)
     reports = few(mechanism, values, ranges, torch.Generator().manual_seed(4))
@@ -137,7 +146,7 @@ def test_mean_variance_is_unbiased_when_clients_agree(
     """
     mechanism = kind(epsilon, coordinates)
     # With k of d the weights of a client are not independent, so there many small groups of clients are the trials.
-    groups, d = (1, 20_000) if coordinates is None else (500, 6)
+    groups, d = (1, 20_000) if coordinates is None else (150 if clients == 1 else 500, 6)
     ranges, source = box([0.5], [0.25], [d]), seeded(clients * groups, 9)
     for value in (0.5, 0.6, 0.75):
         values = torch.full((clients * groups, d), value)
@@ -219,12 +228,12 @@ def test_which_weights_are_sampled_does_not_depend_on_the_values() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_outside_the_box_report_like_the_clamped_ones(kind: type[ScalarMechanism], coordinates: int | None) -> None:
     ranges, mechanism = box([0.5, -1.0], [0.25, 2.0], [50, 50]), kind(2.0, coordinates)
-    values = torch.empty(300, 100).uniform_(-9, 9, generator=torch.Generator().manual_seed(1))
+    values = torch.empty(60, 100).uniform_(-9, 9, generator=torch.Generator().manual_seed(1))
     values[0, :3] = torch.tensor([3e38, -3e38, 1e-45])
     center, radius = ranges.expand()
     clamped = values.clamp((center - radius).float(), (center + radius).float())
     assert not torch.equal(values, clamped)
-    assert same(mechanism.encode(values, ranges, seeded(300)), mechanism.encode(clamped, ranges, seeded(300)))
+    assert same(mechanism.encode(values, ranges, seeded(60)), mechanism.encode(clamped, ranges, seeded(60)))
 
 
 @pytest.mark.parametrize("mechanism", [Laplace(1.0), Piecewise(1.0), Hybrid(1.0), Hybrid(0.5), Piecewise(8.0)])
@@ -265,7 +274,7 @@ def test_reports_do_not_depend_on_batching_or_order(kind: type[ScalarMechanism],
 
 @pytest.mark.parametrize("mechanism", [Piecewise(1.0), Piecewise(5.0, 2)])
 def test_aggregate_never_builds_the_dense_matrix(mechanism: ScalarMechanism) -> None:
-    clients, dimension = 400, 5000
+    clients, dimension = 100, 5000
     ranges = box([0.0], [1.0], [dimension])
     reports = mechanism.encode(torch.zeros(clients, dimension), ranges, seeded(clients))
     tracemalloc.start()
@@ -436,7 +445,10 @@ class Repeated:
 
 
 @pytest.mark.parametrize("coordinates", [None, 2])
-@pytest.mark.parametrize("epsilon", [1e-6, 0.3, 1.0, 8.0, 60.0])
+@pytest.mark.parametrize(
+    "epsilon",
+    [1e-6, pytest.param(0.3, marks=pytest.mark.thorough), 1.0, pytest.param(8.0, marks=pytest.mark.thorough), 60.0],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], epsilon: float, coordinates: int | None) -> None:
     mechanism, ranges = kind(epsilon, coordinates), box([0.0], [1.0], [3])
@@ -456,7 +468,6 @@ def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], eps
     st.lists(st.sampled_from([0, -1]) | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=9),
     st.lists(st.floats(-2, 2, width=32), min_size=5, max_size=5),
 )
-@settings(max_examples=200)
 @pytest.mark.slow
 def test_whatever_is_encoded_is_accepted(
     kind: type[ScalarMechanism], exponent: float, coordinates: Coordinates, words: list[int], values: list[float]

@@ -104,7 +104,7 @@ def test_visible_participation_shrinks_the_crowd() -> None:
 
 @pytest.mark.slow
 def test_secret_participation_is_worth_something() -> None:
-    setting = replace(ONE, clients=20, participation=0.3)
+    setting = replace(ONE, clients=10, participation=0.3)
     visible, self_sampling = figures(setting), figures(replace(setting, self_sampling=True))
     assert self_sampling["shuffled_upper_adaptive"] < visible["shuffled_upper_adaptive"]
     assert self_sampling["local_pure"] == visible["local_pure"] == 1.0
@@ -131,6 +131,7 @@ def test_over_a_sum_it_is_seen_who_takes_part() -> None:
     assert "decides for itself" not in str(by_coins["guarantees"])
 
 
+@pytest.mark.slow
 def test_where_a_part_takes_part_nothing_is_said_to_be_attained_or_necessary() -> None:
     """A plan charges a client that takes part in every round, and most do not; a round rounds up how many take part."""
     setting = replace(ONE, epsilon=0.5, participation=0.3)
@@ -177,6 +178,7 @@ def test_without_a_shuffler_there_is_no_shuffled_figure(channel: str) -> None:
     assert len(found["notes"]) == 1
 
 
+@pytest.mark.slow
 def test_a_budget_beyond_the_bits_is_warned_of() -> None:
     found = plan(replace(ONE, epsilon=40.0))
     assert any("22.18 is realised, 40 is counted" in warning for warning in found.statement.warnings)
@@ -238,6 +240,9 @@ def test_what_cannot_be_planned_is_refused_in_one_line(impossible: dict[str, Any
 # --- an answer --------------------------------------------------------------------------------------------------------
 
 
+SOLVED = pytest.mark.xdist_group("solved")  # it is solved once a process
+
+
 @pytest.fixture(scope="module")
 def solved() -> Solution:
     """Of one bit, for a central epsilon of 0.5."""
@@ -245,6 +250,7 @@ def solved() -> Solution:
 
 
 @pytest.mark.slow
+@SOLVED
 def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Solution) -> None:
     assert solved.clients is not None
     assert solved.clients_necessary is not None
@@ -253,6 +259,8 @@ def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Soluti
     assert figures(replace(ONE, clients=int(0.99 * solved.clients)))["shuffled_upper_adaptive"] > 0.5
 
 
+@SOLVED
+@pytest.mark.slow
 def test_with_fewer_than_the_necessary_clients_some_data_set_exceeds_the_target(solved: Solution) -> None:
     assert solved.clients_necessary is not None
     assert epsilon_among(ONE, solved.clients_necessary - 2)[0] > 0.5
@@ -260,12 +268,15 @@ def test_with_fewer_than_the_necessary_clients_some_data_set_exceeds_the_target(
 
 
 @pytest.mark.slow
+@SOLVED
 def test_the_epsilon_found_is_allowed_and_hardly_less_than_could_be(solved: Solution) -> None:
     assert solved.epsilon is not None
     assert figures(replace(ONE, epsilon=solved.epsilon))["shuffled_upper_adaptive"] <= 0.5
     assert figures(replace(ONE, epsilon=1.01 * solved.epsilon))["shuffled_upper_adaptive"] > 0.5
 
 
+@SOLVED
+@pytest.mark.slow
 def test_the_answer_is_json_under_its_names(solved: Solution) -> None:
     assert solved.to_dict() == {
         "target_central": 0.5,
@@ -277,14 +288,16 @@ def test_the_answer_is_json_under_its_names(solved: Solution) -> None:
 
 @pytest.mark.slow
 def test_only_what_is_asked_is_solved_for() -> None:
-    for_clients = solve(ONE, 0.5, clients=True, epsilon=False)
+    for_clients = solve(ONE, 0.9, clients=True, epsilon=False)
     assert for_clients.epsilon is None
     assert for_clients.clients is not None
-    for_epsilon = solve(ONE, 0.5, clients=False, epsilon=True)
+    for_epsilon = solve(ONE, 0.9, clients=False, epsilon=True)
     assert for_epsilon.clients is for_epsilon.clients_necessary is None
     assert for_epsilon.epsilon is not None
 
 
+@SOLVED
+@pytest.mark.slow
 def test_participation_and_colluding_clients_are_added_to_those_needed(solved: Solution) -> None:
     assert solved.clients is not None
     setting = replace(ONE, clients=1000, participation=0.25, colluding=7)
@@ -309,8 +322,8 @@ def test_a_target_that_is_kept_by_anyone_needs_one_client() -> None:
 
 
 def test_a_target_that_nobody_reaches_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a thousand clients at most, so that it is known sooner."""
-    monkeypatch.setattr("ldpfl.planning.planner.MOST_CLIENTS", 1000)
+    """With a hundred clients at most, so that it is known sooner."""
+    monkeypatch.setattr("ldpfl.planning.planner.MOST_CLIENTS", 100)
     found = solve(ONE, 0.01, clients=True, epsilon=False)
     assert found.clients is found.clients_necessary is None
 

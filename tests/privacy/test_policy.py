@@ -12,13 +12,13 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from ldpfl import LayerRanges, mechanisms
-from ldpfl.errors import BudgetExhausted, ConfigError, LdpflError, PrivacyError
+from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted, LdpflError, PrivacyError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_delta
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
-from ldpfl.privacy.policy import Declined, Exhausted, Limit, Policy, Request, read_policy
+from ldpfl.privacy.policy import Limit, Policy, Request, read_policy
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ GENEROUS = Policy(
     number=st.sampled_from([-1, 0, 1, 2, 3, 4, 5]),
 )
 @example(GENEROUS, "duchi", 1.0, 1e-5, 10, 2, "relay", KEY, 1, 1)
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 @pytest.mark.slow
 def test_what_is_accepted_keeps_every_bound(
     policy: Policy,
@@ -349,7 +349,6 @@ def test_without_a_file_nothing_leaves(tmp_path: Path) -> None:
 @given(
     st.dictionaries(st.sampled_from(list(Policy.model_fields)), st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()))
 )
-@settings(max_examples=200)
 @pytest.mark.slow
 def test_a_policy_is_refused_or_keeps_its_types(tree: dict[str, Any]) -> None:
     try:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, Declined, Exhausted
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.accountants.clones import any_report, clone_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.events import Sampling
-from ldpfl.privacy.policy import Declined, Exhausted, Policy, Request
+from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account, account_together, run_epsilon
 
 RECORD = GaussianRelease("dp-sgd", 0.2, unit="record")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from relay_support import Clock, Postgres, postgres_programs
+from relay_support import Clock, Postgres, postgres_programs, unsynced
 
 from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
@@ -44,14 +44,14 @@ def clock() -> Clock:
 @pytest.fixture
 def store(place: str, clock: Clock) -> Iterator[Store]:
     """An empty store on each kind of database."""
-    opened = Store(open_engine(place), clock=clock)
+    opened = Store(unsynced(open_engine(place)), clock=clock)
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def sqlite_store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
-    opened = Store(open_engine(str(tmp_path / "relay.db")), clock=clock)
+    opened = Store(unsynced(open_engine(str(tmp_path / "relay.db"))), clock=clock)
     yield opened
     opened.close()
 
@@ -62,7 +62,7 @@ def another(place: str, clock: Clock) -> Iterator[Callable[[], Store]]:
     opened: list[Store] = []
 
     def open_again() -> Store:
-        opened.append(Store(open_engine(place), clock=clock))
+        opened.append(Store(unsynced(open_engine(place)), clock=clock))
         return opened[-1]
 
     yield open_again

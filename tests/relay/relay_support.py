@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import numpy as np
@@ -30,7 +32,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import Engine, event, select
 from starlette.types import ASGIApp
 
 from ldpfl.entropy import Words, secure_words
@@ -44,6 +46,14 @@ from ldpfl.relay.store import Store
 TABLES = (meta, tokens, rounds, uploads, blocks, parts)
 RUN = "run-1"
 RECORD_BYTES = 16
+
+
+def unsynced(engine: Engine) -> Engine:
+    """Let a SQLite store wait for no disk, as the tests' PostgreSQL does not: they are about what it holds, not about power cuts."""
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+        engine.dispose()
+    return engine
 
 
 def terms(**changes: Any) -> Terms:
@@ -260,7 +270,7 @@ def relay_process(
 ) -> Iterator[tuple[Any, int]]:
     """Run a relay on loopback; yield its process and port. Its output goes to ``log``; it may have so many file descriptors."""
     log.unlink(missing_ok=True)
-    with process(_serve, store, log, port, tls, connections or Connections(), descriptors) as running:
+    with process(serve_to, log, store, port, tls, connections or Connections(), descriptors) as running:
         deadline = time.monotonic() + 60
         while not (lines := _read(log)) or not lines.endswith("\n"):
             assert time.monotonic() < deadline
@@ -273,7 +283,16 @@ def _read(log: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def _serve(store: str, log: Path, port: int, tls: Tls | None, connections: Connections, descriptors: int | None) -> None:
+def serve_to(
+    log: Path,
+    store: str,
+    port: int,
+    tls: Tls | None = None,
+    connections: Connections = Connections(),  # noqa: B008  (it is frozen)
+    descriptors: int | None = None,
+    dies: int = 0,
+) -> None:
+    """Serve in this process, which kills itself when it draws random bits for the ``dies``-th time; what it says goes to ``log``."""
     if descriptors is not None:
         import resource
 
@@ -281,7 +300,8 @@ def _serve(store: str, log: Path, port: int, tls: Tls | None, connections: Conne
     with log.open("a") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    serve(store, "127.0.0.1", port, tls, connections=connections)
+    with mock.patch("ldpfl.relay.serve.Store", partial(Store, words=KillsItself(dies)) if dies else Store):
+        serve(store, "127.0.0.1", port, tls, connections=connections)
 
 
 class KillsItself:

@@ -28,6 +28,8 @@ from ldpfl.relay.connections import Gate
 from ldpfl.relay.limits import Connections
 
 HASTY = Connections(an_address=20, in_all=30, head_s=0.5, handshake_s=0.5, idle_s=1, answer_s=0.5, closing_s=0.5)
+pytestmark = pytest.mark.slow
+
 SOON_S = 20.0  # many times the times above, and less than the usual ones of uvicorn and asyncio, 30 s and more
 
 
@@ -37,6 +39,13 @@ def relay(folder: Path, bounds: Connections = HASTY, *, tls: bool = False) -> It
     files = certificate(folder) if tls else None
     with relay_process(str(folder / "relay.db"), folder / "relay.log", tls=files, connections=bounds) as (running, port):
         yield running.pid, port
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """The process id and port of a relay with the usual bounds, for tests that leave it as it was."""
+    with relay(tmp_path_factory.mktemp("usual"), Connections()) as running:
+        yield running
 
 
 def connect(port: int, source: str = "127.0.0.1") -> socket.socket:
@@ -61,7 +70,7 @@ def is_turned_away(port: int, source: str = "127.0.0.1") -> bool:
 
 
 def health(port: int, source: str = "127.0.0.1") -> int:
-    with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=SOON_S) as http:
+    with httpx.Client(transport=httpx.HTTPTransport(verify=False, local_address=source), timeout=SOON_S) as http:
         return http.get(f"http://127.0.0.1:{port}/health").status_code
 
 
@@ -153,9 +162,9 @@ def soon(holds: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("ask", ["GET /health", "PUT /v1/rounds/run-1/1", "POST /nothing", "PATCH /v1/rounds/run-1/1/uploads/" + "x" * 16])
 @pytest.mark.parametrize("length", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
-def test_a_refused_request_with_a_body_that_drips_ends_its_connection(ask: str, length: str, tmp_path: Path) -> None:
+def test_a_refused_request_with_a_body_that_drips_ends_its_connection(ask: str, length: str, usual: tuple[int, int]) -> None:
     piece = b"1\r\nx\r\n" if "chunked" in length else b"x"
-    with relay(tmp_path, Connections()) as (_, port), connect(port) as stranger:
+    with connect(usual[1]) as stranger:
         stranger.sendall(f"{ask} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + piece)
         answer = stranger.recv(65_536)
         assert answer.split()[1] in (b"200", b"400", b"401", b"404", b"405")
@@ -170,9 +179,9 @@ def test_a_refused_request_with_a_body_that_drips_ends_its_connection(ask: str, 
         "GET /health HTTP/1.1\r\nHost: x\r\n" + "a:\r\n" * 100 + "\r\n",
     ],
 )
-def test_what_is_cheap_to_send_and_dear_to_read_is_refused_at_once(head: str, tmp_path: Path) -> None:
+def test_what_is_cheap_to_send_and_dear_to_read_is_refused_at_once(head: str, usual: tuple[int, int]) -> None:
     """Chunks of one byte, and crowds of headers: a few MB a second of them kept the relay from everybody else."""
-    with relay(tmp_path, Connections()) as (_, port), connect(port) as stranger:
+    with connect(usual[1]) as stranger:
         stranger.sendall(head.encode() + b"1\r\nx\r\n" * 1000)
         answer = stranger.recv(65_536)
         assert answer.split()[1] == b"400"
@@ -303,16 +312,16 @@ def test_a_head_of_any_length_that_comes_at_once_is_not_read(tls: bool, tmp_path
             assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
 
 
-def test_more_requests_at_once_on_a_connection_end_it(tmp_path: Path) -> None:
+def test_more_requests_at_once_on_a_connection_end_it(usual: tuple[int, int]) -> None:
     """The later ones would be read as a whole, however long."""
     one = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-    with relay(tmp_path, Connections()) as (_, port):
-        with connect(port) as stranger:
-            stranger.sendall(one * 2)
-            assert is_ended(stranger)
-        with httpx.Client(timeout=SOON_S) as http:  # one after the other is how callers of the relay ask
-            assert [http.get(f"http://127.0.0.1:{port}/metrics").status_code for _ in range(3)] == [200] * 3
-        assert health(port) == 200
+    _, port = usual
+    with connect(port) as stranger:
+        stranger.sendall(one * 2)
+        assert is_ended(stranger)
+    with httpx.Client(timeout=SOON_S) as http:  # one after the other is how callers of the relay ask
+        assert [http.get(f"http://127.0.0.1:{port}/metrics").status_code for _ in range(3)] == [200] * 3
+    assert health(port) == 200
 
 
 def test_many_threads_may_knock_at_once(tmp_path: Path) -> None:
@@ -365,10 +374,10 @@ def speak_tls(port: int, source: str = "127.0.0.1") -> tuple[socket.socket, ssl.
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(_ssl.__file__), "SSL_key_update"), reason="OpenSSL's own functions cannot be called")
 @pytest.mark.slow
 def test_tls_that_says_nothing_is_ended_and_others_are_served_meanwhile(tmp_path: Path) -> None:
-    """Each of 10 strangers sends 324 kB of KeyUpdates, which would hold the relay for 150 ms each time it looks."""
+    """Each of 4 strangers sends 324 kB of KeyUpdates, which would hold the relay for 150 ms each time it looks."""
     with relay(tmp_path, Connections(), tls=True) as (_, port), ExitStack() as stack, httpx.Client(verify=False, timeout=SOON_S) as http:
         floods = []
-        for _ in range(10):
+        for _ in range(4):
             connection, speaking, outgoing = speak_tls(port, "127.0.0.2")
             stack.callback(connection.close)
             speaking.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -421,15 +430,15 @@ def test_large_uploads_by_tls_say_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["X:" + " " * 3_000 + "\0", "X:" + "\t" * 3_000 + "y", "X: a" + " " * 3_000 + "\rb"])
-def test_a_head_of_blanks_takes_no_time(head: str, tmp_path: Path) -> None:
-    with relay(tmp_path, Connections()) as (pid, port):
-        before = sum(psutil.Process(pid).cpu_times()[:2])
-        for _ in range(50):
-            with connect(port) as stranger:
-                stranger.sendall(f"GET /health HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
-                assert is_ended(stranger)
-        assert sum(psutil.Process(pid).cpu_times()[:2]) - before < 1.0  # 50 ms each, were they read
-        assert health(port) == 200
+def test_a_head_of_blanks_takes_no_time(head: str, usual: tuple[int, int]) -> None:
+    pid, port = usual
+    before = sum(psutil.Process(pid).cpu_times()[:2])
+    for _ in range(50):
+        with connect(port) as stranger:
+            stranger.sendall(f"GET /health HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+            assert is_ended(stranger)
+    assert sum(psutil.Process(pid).cpu_times()[:2]) - before < 1.0  # 50 ms each, were they read
+    assert health(port) == 200
 
 
 @pytest.mark.parametrize("first", ["GET /health HTTP/1.1\r\nUpgrade: x", "CONNECT x:1 HTTP/1.1"])

@@ -22,6 +22,7 @@ from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 
 pytest_plugins = ["relay_fixtures"]
+pytestmark = pytest.mark.slow
 
 QUICK = Patience(tries=60, first_s=0.05, longest_s=0.2, timeout_s=20.0)
 LARGE = terms(record_bytes=64, records_per_upload=6 * BLOCK_BYTES // 64, min_clients=1, closes_in_s=0.0)
@@ -58,6 +59,7 @@ class Slowly(httpx.BaseTransport):
         self._inner.close()
 
 
+@pytest.mark.thorough_for("postgresql")
 def test_a_relay_killed_while_it_takes_an_upload_goes_on_after_its_restart(place: str, tmp_path: Path) -> None:
     tokens, log = tokens_in(place), tmp_path / "relay.log"
     store = Store(open_engine(place))
@@ -93,7 +95,7 @@ def test_a_relay_killed_while_it_takes_an_upload_goes_on_after_its_restart(place
 
 
 @pytest.mark.parametrize("last", [1, 2, 5, 9])
-@pytest.mark.slow
+@pytest.mark.thorough_for("sqlite-2", "sqlite-5", "sqlite-9", "postgresql-1", "postgresql-2", "postgresql-9")
 def test_a_relay_killed_while_it_mixes_leaves_the_round_as_it_was(place: str, last: int, tmp_path: Path) -> None:
     """Killed while it scatters (1, 2), and between the 8 parts, when uploads are deleted and parts are half written."""
     store = Store(open_engine(place))
@@ -119,6 +121,7 @@ def _release_and_die(place: str, last: int) -> None:
     Store(open_engine(place), words=KillsItself(last)).part("server", RUN, 1, 0)
 
 
+@pytest.mark.thorough_for("postgresql")
 def test_records_outlast_a_killed_aggregator_and_a_killed_relay(place: str, tmp_path: Path) -> None:
     tokens, log = tokens_in(place), tmp_path / "relay.log"
     size = terms(closes_in_s=0.0)
@@ -140,6 +143,7 @@ def test_records_outlast_a_killed_aggregator_and_a_killed_relay(place: str, tmp_
     assert records(b"".join(pulled[0])) == records(blob("alice") + blob("bob"))
 
 
+@pytest.mark.thorough_for("sqlite")
 def test_two_relays_share_one_store(place: str, tmp_path: Path) -> None:
     tokens = tokens_in(place)
     size = terms(record_bytes=64, records_per_upload=5000, closes_in_s=0.0, min_clients=4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,9 +24,17 @@ def drawn(path: Path, target: float | None = 4.0) -> bytes:
     return path.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
+    """Draws one of a name, or returns what was drawn by that name before."""
+    folder = tmp_path_factory.mktemp("pictures")
+    return cache(lambda name: drawn(folder / name))
+
+
 @pytest.mark.slow
-def test_an_svg_is_one_and_names_what_it_shows(tmp_path: Path) -> None:
-    text = drawn(tmp_path / "plot.svg").decode()
+@pytest.mark.xdist_group("epsilon plot")
+def test_an_svg_is_one_and_names_what_it_shows(picture: Callable[[str], bytes], tmp_path: Path) -> None:
+    text = picture("plot.svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for word in (
         "clients",
@@ -39,8 +49,10 @@ def test_an_svg_is_one_and_names_what_it_shows(tmp_path: Path) -> None:
     assert "target" not in drawn(tmp_path / "plot.svg", None).decode()
 
 
-def test_a_png_is_one_and_is_not_blank(tmp_path: Path) -> None:
-    with Image.open(io.BytesIO(drawn(tmp_path / "plot.PNG"))) as image:
+@pytest.mark.slow
+@pytest.mark.xdist_group("epsilon plot")
+def test_a_png_is_one_and_is_not_blank(picture: Callable[[str], bytes]) -> None:
+    with Image.open(io.BytesIO(picture("plot.PNG"))) as image:
         assert image.format == "PNG"
         assert min(image.size) >= 500
         colours = image.convert("RGB").getcolors(1 << 20)
@@ -49,18 +61,20 @@ def test_a_png_is_one_and_is_not_blank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pdf_is_one(tmp_path: Path) -> None:
-    content = drawn(tmp_path / "plot.pdf")
+@pytest.mark.xdist_group("epsilon plot")
+def test_a_pdf_is_one(picture: Callable[[str], bytes]) -> None:
+    content = picture("plot.pdf")
     assert content.startswith(b"%PDF-")
     assert content.rstrip().endswith(b"%%EOF")
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("pdf")
-def test_the_same_figures_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
-    assert drawn(tmp_path / f"one.{suffix}") == drawn(tmp_path / f"two.{suffix}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"one.{suffix}", f"two.{suffix}"]
+@pytest.mark.thorough_for("png", "pdf")
+@pytest.mark.xdist_group("epsilon plot")
+def test_the_same_figures_give_the_same_bytes(suffix: str, picture: Callable[[str], bytes], tmp_path: Path) -> None:
+    assert drawn(tmp_path / f"two.{suffix}") == picture(f"plot.{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"two.{suffix}"]
 
 
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", "plot.svg.gz", ".svg", "plot.toml"])

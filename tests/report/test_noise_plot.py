@@ -98,6 +98,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.svg", "noise.svg", "other.svg"]
 
 
+@pytest.mark.slow
 def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: Path) -> None:
     names = [f"method {number}" for number in range(7)]
     sweep = SWEEP.model_copy(update={"variants": {name: [] for name in names}, "axes": {}})
@@ -120,6 +121,7 @@ def test_seeds_that_stopped_are_counted(tmp_path: Path) -> None:
     assert bands(text) == 2  # one seed has no spread
 
 
+@pytest.mark.slow
 def test_a_point_at_which_no_noisy_run_was_finished_is_left_out(tmp_path: Path) -> None:
     text = drawn(tmp_path / "noise.svg", [PLAIN, STOPPED, COURSES[4]])
     assert panels(text) == 3
@@ -128,6 +130,7 @@ def test_a_point_at_which_no_noisy_run_was_finished_is_left_out(tmp_path: Path) 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.slow
+@pytest.mark.thorough_for("2")
 def test_few_rounds_and_no_axes_are_drawn_too(rounds: int, tmp_path: Path) -> None:
     def begin(whole: Curve) -> Curve:
         kept = [tuple(run[:rounds] for run in runs) for runs in (whole.score, whole.norm, whole.paper_epsilon)]

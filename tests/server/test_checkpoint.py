@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ldpfl import LayerRanges
-from ldpfl.errors import DataError
-from ldpfl.files import WriteError
+from ldpfl.errors import DataError, WriteError
 from ldpfl.server import Checkpoint, RoundMetrics, ServerState
 
 

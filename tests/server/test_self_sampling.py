@@ -46,9 +46,9 @@ def test_what_a_client_decides_depends_on_nobody_else() -> None:
 
 @pytest.mark.slow
 def test_decisions_of_two_rounds_are_independent() -> None:
-    first, second = (np.isin(np.arange(20_000), self_sampled_cohort(1, number, 20_000, 0.5)) for number in (1, 2))
+    first, second = (np.isin(np.arange(8_000), self_sampled_cohort(1, number, 8_000, 0.5)) for number in (1, 2))
     # Both join with 0.5625; five standard deviations.
-    assert abs((first & second).mean() - 0.5625) < 5 * 0.5 / np.sqrt(20_000)
+    assert abs((first & second).mean() - 0.5625) < 5 * 0.5 / np.sqrt(8_000)
 
 
 def test_a_round_is_recorded_as_secret_only_behind_a_shuffler(tiny_data: Path) -> None:

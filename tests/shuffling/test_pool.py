@@ -143,7 +143,7 @@ def test_arrangements_of_dense_values_are_uniform() -> None:
 
 def test_rows_of_two_columns_are_unlinked_though_they_were_identical() -> None:
     """|z| < 4 for 12 bit pairs and 3 dense pairs: a false alarm once in 1,000 seeds; the seeds are fixed."""
-    clients = 20_000
+    clients = 5_000
     column = random_bits(clients, 1, seed=7)
     mixed = unpack(mix([pack(np.repeat(column, 13, axis=1))], generator(9))).astype(np.float64)
     values = torch.randn(clients, 1, generator=torch.Generator().manual_seed(1)).expand(-1, 4).contiguous()
@@ -155,7 +155,7 @@ def test_rows_of_two_columns_are_unlinked_though_they_were_identical() -> None:
 
 def test_rows_of_the_pool_say_nothing_about_clients() -> None:
     """Correlation of a column with itself before mixing, |z| < 4 for 9 columns: a false alarm once in 1,700 seeds."""
-    clients = 20_000
+    clients = 5_000
     bits = random_bits(clients, 9, seed=3)
     mixed = unpack(mix([pack(bits)], generator(2)))
     for before, after in zip(bits.T, mixed.T, strict=True):

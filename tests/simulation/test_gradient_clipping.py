@@ -51,6 +51,10 @@ def with_torch(task: LocalTask, weights: Tensor, schedule: BatchSchedule) -> tup
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("model", "shape", "clip_norm"), [("two-layer-cnn", (1, 20, 20), 2.0), ("logistic-regression", (3, 8, 8), 12.0)])
+@pytest.mark.slow
+@pytest.mark.thorough_for(
+    "two-layer-cnn-shape0-2.0-0.0-LoopTrainer", "two-layer-cnn-shape0-2.0-0.0-VectorizedTrainer", "two-layer-cnn-shape0-2.0-0.9-LoopTrainer"
+)
 def test_clipping_is_that_of_torch(model: str, shape: tuple[int, int, int], clip_norm: float, momentum: float, trainer: AnyTrainer) -> None:
     """Clients of unequal size, so with steps that are blanked out; gradients on both sides of the norm."""
     task, weights = task_of(model, shape, sum(UNEQUAL), momentum=momentum)
@@ -67,6 +71,9 @@ def test_clipping_is_that_of_torch(model: str, shape: tuple[int, int, int], clip
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("clip_norm", [1e4, 1e300])
+@pytest.mark.thorough_for(
+    "10000.0-0.0-LoopTrainer", "10000.0-0.0-VectorizedTrainer", "1e+300-0.9-LoopTrainer", "1e+300-0.9-VectorizedTrainer"
+)
 def test_a_norm_that_no_gradient_reaches_changes_no_bit(clip_norm: float, momentum: float, trainer: AnyTrainer) -> None:
     task, weights = task_of("two-layer-cnn", (1, 20, 20), 23, momentum=momentum)
     schedule = schedule_of((7, 1, 15), epochs=2, batch_size=5)
@@ -91,7 +98,7 @@ def test_with_a_small_norm_each_step_is_as_long_as_the_norm_says(std: float, ste
     ("model", "shape", "clip_norm", "momentum"),
     [("two-layer-cnn", (1, 20, 20), 2.0, 0.5), ("small-vgg", (3, 8, 8), 0.7, 0.0), ("logistic-regression", (1, 28, 28), 12.0, 0.9)],
 )
-@pytest.mark.thorough_for("small-vgg-shape1-0.7-0.0")
+@pytest.mark.thorough_for("two-layer-cnn-shape0-2.0-0.5", "small-vgg-shape1-0.7-0.0")
 def test_a_client_ends_in_the_same_bits_whoever_is_clipped_beside_it(
     model: str, shape: tuple[int, int, int], clip_norm: float, momentum: float
 ) -> None:

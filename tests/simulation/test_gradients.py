@@ -8,8 +8,6 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
-from opacus.grad_sample import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
@@ -109,6 +107,9 @@ def test_what_a_single_gradient_has_no_use_for_is_refused(overrides: list[str], 
 
 @pytest.mark.parametrize("norm", [0.02, 1.0])
 def test_opacus_clips_and_adds_up_the_same_gradients(norm: float) -> None:
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
     task, module, weights = task_of("mlp", (30,))
     places = np.arange(0, 11)
     found = RecordGradientTrainer(task, RecordClip(norm)).train(weights, full_batch([places], 11))[0]

@@ -49,7 +49,10 @@ def schedule_of(sizes: Sequence[int], *, epochs: int, batch_size: int, clients: 
     [((20, 20, 20), 5, 5), ((23, 23), 5, 4), (UNEQUAL, 6, 4), ((4, 4, 4), 10, 20)],
     ids=["equal", "partial last batch", "unequal", "batch larger than a client"],
 )
-@pytest.mark.thorough_for("unequal-0.0")
+@pytest.mark.slow
+@pytest.mark.thorough_for(
+    "equal-0.0", "equal-0.9", "partial last batch-0.0", "partial last batch-0.9", "unequal-0.0", "batch larger than a client-0.0"
+)
 def test_all_at_once_equals_one_after_another(sizes: tuple[int, ...], batch_size: int, epochs: int, momentum: float) -> None:
     """The issue's bound: the same weights to 1e-4 after 20 steps."""
     task, weights = task_of("two-layer-cnn", (1, 20, 20), sum(sizes), momentum=momentum)

@@ -39,7 +39,9 @@ def federation(values: NDArray[np.float64], clients: int) -> tuple[Dataset, Part
     return dataset, tuple(np.array_split(np.arange(len(values)), clients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 2, 3, 7])
+@pytest.mark.thorough_for("3")
 def test_a_record_moves_its_client_s_sum_by_no_more_than_a_gradient(columns: int) -> None:
     """Any record by any other: each histogram is the sum of its records' own vectors, of at most the norm C = 2^20 steps."""
     choices = [-3.0, 0.0, 5.0, float("nan")]

@@ -29,6 +29,11 @@ def outcome(federation: Federation, start: Checkpoint, rounds: int = 2) -> tuple
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 7, None])
 @pytest.mark.parametrize("mechanism", ["duchi", "none"])
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
+@pytest.mark.thorough_for(
+    *(f"iid-{mechanism}-{size}" for mechanism in ("duchi", "none") for size in (1, 2, 7)),
+    *(f"quantity-{mechanism}-{size}" for mechanism in ("duchi", "none") for size in (3, 7)),
+    *("iid-none-3", "iid-duchi-None", "quantity-none-2", "quantity-duchi-1"),
+)
 def test_chunking_changes_no_bit(chunk_size: int | None, mechanism: str, scheme: str, tiny_task: Dataset) -> None:
     """``None`` lets the timing probe choose; batches are larger than the smallest client of ``quantity``."""
     federation, start = federation_of(tiny_task, mechanism=mechanism, scheme=scheme, batch_size=12)

@@ -35,6 +35,7 @@ from ldpfl.mechanisms.gaussian import (
 )
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
+from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
 from ldpfl.randomness import SeededStreams
@@ -80,8 +81,8 @@ def trace(federation: Federation, start: Checkpoint, rounds: int = ROUNDS) -> tu
     return last.state.weights.numpy().tobytes(), previous, memory, last.ledger, [metrics.reproducible() for metrics in last.history]
 
 
-def statement_of(federation: Federation, start: Checkpoint, rounds: int = ROUNDS) -> tuple[Checkpoint, Statement]:
-    *_, last = simulate(federation, start, rounds)
+def statement_of(federation: Federation, start: Checkpoint, channel: Channel = "ideal-shuffler") -> tuple[Checkpoint, Statement]:
+    *_, last = simulate(replace(federation, channel=channel), start, ROUNDS)
     return last, account(last.ledger, DELTA)
 
 
@@ -101,7 +102,8 @@ def local(statement: Statement) -> float:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.thorough_for("time-varying", "sensitive-dp", "ladp", "adapldp", "ladp-sound")
+@pytest.mark.slow
+@pytest.mark.thorough_for("full-dp", "nbafl", "time-varying", "sensitive-dp", "dpa", "ladp")
 def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tiny_task: Dataset, tmp_path: Path) -> None:
     """Memory and the broadcast before are saved: noise of later rounds depends on them."""
     federation, start = scheduled(tiny_task, SCHEDULES[name])
@@ -118,7 +120,8 @@ def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tin
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.thorough_for("nbafl", "full-dp", "dpa", "adapldp", "ladp", "ladp-sound")
+@pytest.mark.slow
+@pytest.mark.thorough_for("nbafl", "full-dp", "time-varying", "dpa", "adapldp", "ladp", "ladp-sound")
 def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     reference = trace(replace(federation, chunk_size=CLIENTS), start)
@@ -130,6 +133,8 @@ def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "iid-nbafl",
+    "iid-dpa",
     "iid-sensitive-dp",
     "iid-adapldp",
     "quantity-adapldp",
@@ -157,10 +162,12 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.thorough_for("nbafl", "time-varying", "sensitive-dp", "dpa", "ladp")
 def test_the_seed_decides_the_noise(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
-    assert trace(federation, start, 1)[0] != trace(replace(federation, seed=6), start, 1)[0]
-    assert trace(federation, start, 1)[0] != start.state.weights.numpy().tobytes()
+    weights = trace(federation, start, 1)[0]
+    assert weights != trace(replace(federation, seed=6), start, 1)[0]
+    assert weights != start.state.weights.numpy().tobytes()
 
 
 def test_a_round_beyond_those_that_share_the_budget_is_refused(tiny_task: Dataset) -> None:
@@ -241,7 +248,9 @@ def test_the_broadcast_before_is_kept(tiny_task: Dataset) -> None:
         before = checkpoint.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full-dp", "adapldp", "ladp-sound"])
+@pytest.mark.thorough_for("full-dp")
 def test_a_round_that_nobody_joins_is_saved_and_gone_on_from(
     name: str, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +359,7 @@ def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: s
     """Whoever joined most often is charged for as many rounds, the dearest ones, in closed form."""
     schedule = SCHEDULES[name]
     federation, start = scheduled(tiny_task, schedule, fraction=0.3)
-    last, statement = statement_of(replace(federation, seed=6), start)
+    last, statement = statement_of(replace(federation, seed=6), start, "direct")
     most = most_joined(6)
     assert most == 3
     mus = sorted(event.release.mu for event in last.ledger.events if isinstance(event.release, GaussianRelease))
@@ -366,7 +375,7 @@ def test_sound_schedules_compose_by_their_mu_over_the_rounds_of_a_client(name: s
 @pytest.mark.slow
 def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
-    _, statement = statement_of(federation, start)
+    _, statement = statement_of(federation, start, "direct")
     assert local(statement) == pytest.approx(gaussian_epsilon(math.sqrt(ROUNDS) * gaussian_mu(2.0, DELTA), DELTA), rel=1e-9)
     round_row = statement.find("local", "round")
     assert round_row is not None
@@ -378,7 +387,7 @@ def test_a_budget_of_a_round_becomes_its_root_of_rounds(name: str, tiny_task: Da
 @pytest.mark.slow
 def test_a_budget_shared_over_rounds_is_spent_exactly(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name], fraction=1.0)
-    last, statement = statement_of(federation, start)
+    last, statement = statement_of(federation, start, "direct")
     assert local(statement) == pytest.approx(4.0, rel=1e-9)
     assert len({event.release for event in last.ledger.events}) == ROUNDS
 
@@ -388,11 +397,12 @@ def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one
     """By no more than the whole budget, and by all of it where the dearest rounds are charged."""
     schedule = TimeVarying(4.0, DELTA, CLIPPED, rounds=ROUNDS, ratio=0.8, participations=most_joined(6))
     federation, start = scheduled(tiny_task, schedule, fraction=0.3)
-    _, statement = statement_of(replace(federation, seed=6), start)
+    _, statement = statement_of(replace(federation, seed=6), start, "direct")
     assert local(statement) == pytest.approx(4.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", [*(SCHEDULES[name] for name in SCHEDULES if name not in SOUND), GUESSED], ids=lambda own: own.name)
+@pytest.mark.thorough_for("sensitive-dp", "adapldp")
 def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(schedule: NoiseSchedule, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, schedule)
     last, statement = statement_of(federation, start)

@@ -128,6 +128,7 @@ def test_composition_is_above_enumeration_and_near_it(epsilon0: float, clients: 
 
 @pytest.mark.parametrize("guess", [0.01, 1.0, 1e4])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1.0", "10000.0")
 def test_a_bad_guess_costs_nothing_in_safety(guess: float) -> None:
     exact = least_epsilon(lambda epsilon: randomised_response_delta(0.3, 100, epsilon), 1e-5, 1.0)
     assert exact <= composed_epsilon([(PureReport(0.3), 100)], 1e-5, guess) <= exact * 1.02

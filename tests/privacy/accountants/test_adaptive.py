@@ -94,7 +94,7 @@ releases: st.SearchStrategy[list[tuple[Release, int]]] = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 4)
 @given(releases, st.sampled_from([1e-9, 1e-5, 0.01]))
 @pytest.mark.slow
 def test_the_rule_never_charges_less_than_a_schedule_fixed_beforehand_costs(found: list[tuple[Release, int]], delta: float) -> None:

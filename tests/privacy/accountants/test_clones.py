@@ -66,7 +66,8 @@ def test_shares_of_coins() -> None:
 
 
 @given(epsilon0=st.floats(0.01, 6.0), clients=st.integers(1, 150), delta=st.floats(1e-8, 0.05))
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 4)
+@pytest.mark.slow
 def test_the_less_is_known_of_the_report_the_more_it_costs(epsilon0: float, clients: int, delta: float) -> None:
     exact = single_epsilon(epsilon0, clients, delta)
     binary = clone_epsilon(epsilon0, clients, delta, binary_report(epsilon0))
@@ -79,7 +80,7 @@ def test_the_less_is_known_of_the_report_the_more_it_costs(epsilon0: float, clie
 
 
 @given(epsilon0=st.floats(0.01, 6.0), clients=st.integers(2, 150), share=st.floats(0.0, 1.0))
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 4)
 @pytest.mark.slow
 def test_the_same_order_in_delta(epsilon0: float, clients: int, share: float) -> None:
     epsilon = share * epsilon0
@@ -138,6 +139,8 @@ def test_one_round_is_the_pair_itself() -> None:
 
 
 @pytest.mark.parametrize(("epsilon0", "clients", "delta"), [(1.0, 4, 0.02), (0.5, 3, 1e-3), (2.0, 4, 0.1)])
+@pytest.mark.slow
+@pytest.mark.thorough_for("1.0-4-0.02", "2.0-4-0.1")
 def test_rounds_cover_enumeration(epsilon0: float, clients: int, delta: float) -> None:
     one, other = pair_by_enumeration(epsilon0, clients, any_report(epsilon0))
     first, second = np.array(list(one.values())), np.array([other[seen] for seen in one])
@@ -164,6 +167,7 @@ def test_many_rounds_are_amplified_and_grow_like_a_root() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_published_run_of_500_rounds_at_four() -> None:
     # LDP-SGD on 60,000 clients, accounted anew in spec/accounting.md: 0.97 after 20 rounds, 2.36 after 100 at delta 1e-5.
     share = any_report(4.0)
@@ -173,7 +177,7 @@ def test_the_published_run_of_500_rounds_at_four() -> None:
 
 @pytest.mark.slow
 def test_more_clients_never_cost_more() -> None:
-    found = [composed_clone_epsilon(1.0, clients, 20, 1e-5, any_report(1.0)) for clients in (10, 100, 1000, 10_000)]
+    found = [composed_clone_epsilon(1.0, clients, 20, 1e-5, any_report(1.0)) for clients in (10, 1000)]
     assert found == sorted(found, reverse=True)
     assert found[0] <= composed_epsilon(1.0, 20, 1e-5)
 
@@ -181,7 +185,9 @@ def test_more_clients_never_cost_more() -> None:
 @pytest.mark.parametrize(("epsilon0", "clients"), [(0.3, 3), (1.0, 40), (1.0, 5000), (0.1, 10**5), (4.0, 2000), (8.0, 5)])
 @pytest.mark.parametrize("share", [any_report, binary_report])
 @pytest.mark.slow
-@pytest.mark.thorough_for("any_report-1.0-5000", "any_report-0.1-100000", "binary_report-0.1-100000")
+@pytest.mark.thorough_for(
+    "any_report-1.0-5000", "any_report-0.1-100000", "any_report-4.0-2000", "binary_report-0.1-100000", "binary_report-1.0-5000"
+)
 def test_the_moment_of_few_coins_is_above_that_of_the_pair_and_never_above_the_local_one(
     epsilon0: float, clients: int, share: Callable[[float], float]
 ) -> None:

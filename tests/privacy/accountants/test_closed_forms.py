@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon, central_limit_mu
@@ -54,7 +54,6 @@ def test_the_other_two_formulas_by_hand() -> None:
 
 
 @given(epsilon0=st.floats(1e-3, 5.0), count=st.integers(1, 10**6), delta=st.floats(1e-12, 0.5))
-@settings(max_examples=150)
 def test_none_is_below_the_exact_composition(epsilon0: float, count: int, delta: float) -> None:
     exact = composed_epsilon(epsilon0, count, delta) * (1 - 1e-9)
     for formula in (optimal_composition_epsilon, advanced_composition_epsilon, zcdp_epsilon):

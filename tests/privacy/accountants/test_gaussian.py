@@ -6,7 +6,7 @@ import math
 
 import mpmath
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ldpfl import ConfigError
@@ -60,7 +60,6 @@ def test_the_ends_of_the_curve() -> None:
 
 
 @given(epsilon=st.floats(0.01, 50.0), delta=st.floats(1e-12, 0.3))
-@settings(max_examples=200)
 def test_calibration_evaluated_again_gives_delta(epsilon: float, delta: float) -> None:
     mu = gaussian_mu(epsilon, delta)
     assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
@@ -69,7 +68,6 @@ def test_calibration_evaluated_again_gives_delta(epsilon: float, delta: float) -
 
 
 @given(mu=st.floats(1e-3, 300.0), delta=st.floats(1e-12, 0.3), factor=st.floats(1.001, 3.0))
-@settings(max_examples=200)
 def test_less_noise_or_a_smaller_delta_cost_more(mu: float, delta: float, factor: float) -> None:
     epsilon = gaussian_epsilon(mu, delta)
     if epsilon > 0:
@@ -79,7 +77,6 @@ def test_less_noise_or_a_smaller_delta_cost_more(mu: float, delta: float, factor
 
 
 @given(mu=st.floats(1e-2, 300.0), delta=st.floats(1e-12, 0.3))
-@settings(max_examples=100)
 def test_looser_conversions_are_above_the_exact_curve(mu: float, delta: float) -> None:
     exact = gaussian_epsilon(mu, delta)
     assert exact <= gaussian_rdp_epsilon(mu, delta) * (1 + 1e-9)
@@ -102,7 +99,6 @@ def test_composition_is_the_root_of_the_sum_of_squares() -> None:
 
 
 @given(epsilon=st.floats(0.01, 0.999), delta=st.floats(1e-12, 1e-3))
-@settings(max_examples=100)
 def test_the_classical_formula_is_safe_where_it_is_proved(epsilon: float, delta: float) -> None:
     sigma = classical_sigma(epsilon, delta, 2.0)
     assert sigma >= gaussian_sigma(epsilon, delta, 2.0)

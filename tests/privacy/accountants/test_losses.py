@@ -42,7 +42,6 @@ SCALES = st.floats(0.01, 5.0)
 
 
 @given(seed=SEEDS, size=SIZES, scale=SCALES, delta=st.floats(1e-9, 0.9))
-@settings(max_examples=200)
 def test_epsilon_and_delta_are_inverse(seed: int, size: int, scale: float, delta: float) -> None:
     losses, masses = random_losses(seed, size, scale)
     epsilon = epsilon_of(losses, masses, delta)
@@ -53,7 +52,6 @@ def test_epsilon_and_delta_are_inverse(seed: int, size: int, scale: float, delta
 
 
 @given(seed=SEEDS, size=SIZES, scale=SCALES)
-@settings(max_examples=100)
 def test_the_curve_at_once_equals_delta_one_by_one(seed: int, size: int, scale: float) -> None:
     losses, masses = random_losses(seed, size, scale)
     epsilons = np.concatenate([losses, np.linspace(0.0, 6 * scale, 17)])
@@ -106,7 +104,6 @@ def test_the_convolution_is_that_of_dp_accounting(times: int) -> None:
 
 
 @given(seed=SEEDS, size=SIZES, scale=SCALES, half=st.integers(5, 200))
-@settings(max_examples=150)
 @pytest.mark.slow
 def test_connecting_the_dots_is_never_below_and_keeps_both_masses(seed: int, size: int, scale: float, half: int) -> None:
     losses, masses = random_losses(seed, size, scale)
@@ -192,7 +189,7 @@ def test_a_curve_that_says_little_stays_an_upper_bound() -> None:
 
 
 @given(seed=SEEDS, size=st.integers(2, 25), times=st.integers(2, 9), infinite=st.floats(0.0, 0.1))
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 2)
 @pytest.mark.slow
 def test_composition_equals_direct_convolution(seed: int, size: int, times: int, infinite: float) -> None:
     masses = np.random.default_rng(seed).exponential(1.0, size)

@@ -48,7 +48,7 @@ def test_the_exact_delta_is_that_of_enumeration_and_below_the_bound(clients: int
 
 
 @given(clients=st.integers(1, 12), rate=st.floats(0.05, 1.0), epsilon0=st.floats(0.05, 4.0), share=st.floats(0.0, 1.0))
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 2)
 def test_the_bound_is_never_below_the_exact_delta(clients: int, rate: float, epsilon0: float, share: float) -> None:
     arguments = epsilon0, clients, rate, share * epsilon0
     assert self_sampled_delta_exact(*arguments) <= self_sampled_delta(*arguments) + 1e-13
@@ -63,11 +63,13 @@ def test_certain_participation_is_no_sampling() -> None:
     assert self_sampled_epsilon(setting, 1.0, 1e-5) == pytest.approx(certified_epsilon([setting], 1e-5)[1], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_one_bit_in_one_round_is_the_same_by_both_ways() -> None:
     one_bit = self_sampled_round_delta(ShuffledRounds(1.0, 10, 1), 0.7, 0.3)
     assert one_bit == pytest.approx(self_sampled_delta(1.0, 10, 0.7, 0.3), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_rounds_cover_enumeration_and_cost_less_than_no_crowd() -> None:
     clients, rate, epsilon0, delta = 3, 0.6, 1.0, 0.02
     p1 = 1 / (1 + math.exp(-epsilon0))
@@ -97,7 +99,6 @@ def test_staying_away_costs_more_than_it_hides() -> None:
 
 
 @given(exponent=st.floats(-9.0, 6.0), share=st.floats(0.001, 1.0))
-@settings(max_examples=200)
 def test_amplification_equals_its_formula_and_has_an_inverse(exponent: float, share: float) -> None:
     epsilon = 10**exponent
     amplified = amplified_epsilon(epsilon, share)

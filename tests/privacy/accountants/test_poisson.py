@@ -6,7 +6,6 @@ from math import exp, inf, log, sqrt
 
 import numpy as np
 import pytest
-from opacus.accountants import PRVAccountant
 from scipy.stats import norm
 
 from ldpfl import ConfigError
@@ -19,6 +18,7 @@ from ldpfl.privacy.statement import account
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("mu", [0.2, 1.0, 4.0])
+@pytest.mark.thorough_for("0.2-0.3", "4.0-0.3", "0.2-0.9", "1.0-0.9", "1.0-0.01", "4.0-0.01")
 def test_opposite_gradients_do_not_exceed_the_curve(mu: float, rate: float) -> None:
     """The law of a batch's sum for g and for -g, integrated; of all data sets these two are the natural suspects."""
     x = np.linspace(-40, 40, 400_001)
@@ -58,7 +58,7 @@ def test_a_rate_of_one_is_no_sampling() -> None:
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 1000), (2.0, 0.1, 100), (10.0, 0.5, 40)])
 @pytest.mark.slow
-@pytest.mark.thorough_for("1.0-0.01-1000")
+@pytest.mark.thorough_for("1.0-0.01-1000", "2.0-0.1-100")
 def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_whole_batch_costs(
     noise: float, rate: float, rounds: int
 ) -> None:
@@ -72,7 +72,10 @@ def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_who
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 300), (4.0, 0.2, 50)])
 @pytest.mark.slow
+@pytest.mark.thorough_for("1.0-0.01-300")
 def test_opacus_states_the_same_epsilon(noise: float, rate: float, rounds: int) -> None:
+    from opacus.accountants import PRVAccountant
+
     opacus = PRVAccountant()
     opacus.history = [(noise, rate, rounds)]
     stated = opacus.get_epsilon(1e-5, eps_error=4e-4)

@@ -9,7 +9,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -159,7 +159,6 @@ def test_tiny_epsilon() -> None:
 
 
 @given(epsilon0=EPSILONS, reports=COUNTS, delta=DELTAS, factor=st.floats(min_value=1.0, max_value=2.0))
-@settings(max_examples=150)
 def test_more_reports_a_larger_epsilon_or_a_smaller_delta_cost_more(epsilon0: float, reports: int, delta: float, factor: float) -> None:
     epsilon = composed_epsilon(epsilon0, reports, delta)
     floor = epsilon * (1 - 1e-9) - 1e-12
@@ -169,7 +168,6 @@ def test_more_reports_a_larger_epsilon_or_a_smaller_delta_cost_more(epsilon0: fl
 
 
 @given(epsilon0=EPSILONS, reports=COUNTS, delta=DELTAS)
-@settings(max_examples=150)
 def test_no_published_bound_is_below_the_exact_one(epsilon0: float, reports: int, delta: float) -> None:
     exact = composed_epsilon(epsilon0, reports, delta) * (1 - 1e-9)
     assert exact <= epsilon0 * reports
@@ -180,7 +178,6 @@ def test_no_published_bound_is_below_the_exact_one(epsilon0: float, reports: int
 
 
 @given(epsilon0=EPSILONS, delta=DELTAS)
-@settings(max_examples=100)
 def test_one_report_composed_is_one_report(epsilon0: float, delta: float) -> None:
     epsilon = composed_epsilon(epsilon0, 1, delta)
     if epsilon > 0:

@@ -59,7 +59,7 @@ def pair(epsilon0: float, clients: int, uppers: int) -> tuple[Floats, Floats]:
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("epsilon0", [0.2, 1.0, 3.0])
-@pytest.mark.thorough_for("1.0-6", "0.2-6")
+@pytest.mark.thorough_for("1.0-6", "0.2-6", "3.0-6")
 def test_it_is_the_worst_over_all_vertices_in_exact_arithmetic(clients: int, epsilon0: float) -> None:
     p1 = Fraction(plus_probability(epsilon0))
     for epsilon in (0.0, 0.15 * epsilon0, 0.7 * epsilon0, 0.98 * epsilon0, 1.1 * epsilon0):
@@ -73,7 +73,6 @@ def test_it_is_the_worst_over_all_vertices_in_exact_arithmetic(clients: int, eps
 
 
 @given(data=st.data(), clients=st.integers(2, 12), epsilon0=st.floats(0.01, 6.0), share=st.floats(0.0, 1.0))
-@settings(max_examples=150)
 def test_no_inner_input_exceeds_it(data: st.DataObject, clients: int, epsilon0: float, share: float) -> None:
     low, high = 1 - plus_probability(epsilon0), plus_probability(epsilon0)
     inputs = data.draw(st.lists(st.floats(low, high), min_size=clients + 1, max_size=clients + 1))
@@ -112,6 +111,7 @@ def test_the_worst_data_set_depends_on_epsilon() -> None:
 
 
 @pytest.mark.parametrize(("epsilon0", "clients"), [(0.3, 3), (1.0, 40), (4.0, 200), (4.0, 7), (8.0, 60)])
+@pytest.mark.thorough_for("4.0-200")
 def test_epsilon_and_delta_are_inverse(epsilon0: float, clients: int) -> None:
     for delta in (1e-9, 1e-5, 1e-2):
         epsilon = single_epsilon(epsilon0, clients, delta)
@@ -124,7 +124,7 @@ def test_epsilon_and_delta_are_inverse(epsilon0: float, clients: int) -> None:
 
 
 @given(clients=st.integers(1, 200), epsilon0=st.floats(0.01, 6.0), delta=st.floats(1e-9, 0.1))
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 4)
 @pytest.mark.slow
 def test_a_larger_cohort_never_costs_more(clients: int, epsilon0: float, delta: float) -> None:
     # One more client is noise added to the count, which is post-processing.
@@ -136,6 +136,7 @@ def test_a_larger_cohort_never_costs_more(clients: int, epsilon0: float, delta: 
 
 @pytest.mark.parametrize("epsilon0", [40.0, 1000.0])
 @pytest.mark.parametrize("clients", [2, 100, 3000])
+@pytest.mark.thorough_for("3000-1000.0")
 def test_an_almost_certain_bit_is_not_hidden(epsilon0: float, clients: int) -> None:
     assert single_epsilon(epsilon0, clients, 1e-5) == pytest.approx(epsilon0 + math.log1p(-1e-5), rel=1e-12)
     assert single_delta(epsilon0, clients, 0.5) == pytest.approx(1.0, rel=1e-12)
@@ -158,6 +159,8 @@ def test_a_tiny_epsilon_is_hidden_and_keeps_its_digits() -> None:
 
 @pytest.mark.parametrize("clients", [EXACT_CLIENTS + 1, 1500])
 @pytest.mark.parametrize("epsilon0", [0.5, 1.0, 4.0])
+@pytest.mark.slow
+@pytest.mark.thorough_for("0.5-1025", "0.5-1500", "1.0-1025", "4.0-1025", "4.0-1500")
 def test_cells_are_sound_and_cost_less_than_one_percent(clients: int, epsilon0: float) -> None:
     exact = [pair(epsilon0, clients, m) for m in (0, 1, clients // 2, clients - 40, clients - 9, clients - 3, clients - 2, clients - 1)]
     for delta in (1e-7, 1e-3):
@@ -169,6 +172,7 @@ def test_cells_are_sound_and_cost_less_than_one_percent(clients: int, epsilon0: 
         assert max(hockey_stick(*laws, 0.99 * epsilon) for laws in exact) > delta
 
 
+@pytest.mark.slow
 def test_exact_and_cells_join_without_a_step() -> None:
     before, after = single_epsilon(1.0, EXACT_CLIENTS, 1e-6), single_epsilon(1.0, EXACT_CLIENTS + 1, 1e-6)
     assert before * 0.999 < after < before * 1.01
@@ -266,6 +270,7 @@ def precise_log_probability(first: Binomial, second: Binomial, value: int) -> fl
         (Binomial(80_000, 0.1), Binomial(120_000, -0.1)),
     ],
 )
+@pytest.mark.thorough_for("first3-second3", "first4-second4")
 def test_the_tilted_convolution_is_relatively_exact_far_into_both_tails(first: Binomial, second: Binomial) -> None:
     low, logs = log_pmf_of_sum([first, second])
     center, deviation = first.mean + second.mean, math.sqrt(first.variance + second.variance)
@@ -279,6 +284,7 @@ def test_the_tilted_convolution_is_relatively_exact_far_into_both_tails(first: B
 
 
 @pytest.mark.parametrize("parts", [(Binomial(30, 1.0), Binomial(12, -1.0)), (Binomial(400, 2.0), Binomial(300, -2.0), Binomial(50, 0.0))])
+@pytest.mark.thorough_for("parts1")
 def test_small_sums_are_convolved_exactly(parts: tuple[Binomial, ...]) -> None:
     low, logs = log_pmf_of_sum(parts)
     with mpmath.workdps(30):

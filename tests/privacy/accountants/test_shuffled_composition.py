@@ -147,6 +147,7 @@ def test_it_covers_adversaries_who_look_at_the_first_round(clients: int, epsilon
 @given(data=st.data(), epsilon0=st.floats(0.1, 3.0), delta=st.floats(1e-3, 0.1))
 @settings(max_examples=4)
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_it_covers_inner_inputs(data: st.DataObject, epsilon0: float, delta: float) -> None:
     p1 = 1 / (1 + math.exp(-epsilon0))
     inner = st.floats(1 - p1, p1)
@@ -191,7 +192,7 @@ def test_the_bounds_are_in_order(clients: int, epsilon0: float, reports: int, ro
     ],
 )
 @pytest.mark.slow
-@pytest.mark.thorough_for("rounds-smaller2-larger2", "epsilon0-smaller0-larger0", "cells-smaller4-larger4")
+@pytest.mark.thorough_for("epsilon0-smaller0-larger0", "rounds-smaller2-larger2", "clients-smaller3-larger3", "cells-smaller4-larger4")
 def test_a_third_more_costs_more(name: str, smaller: ShuffledRounds, larger: ShuffledRounds) -> None:
     less, more = one_group(smaller), one_group(larger)
     assert less.lower < more.lower, name
@@ -201,7 +202,7 @@ def test_a_third_more_costs_more(name: str, smaller: ShuffledRounds, larger: Shu
 
 @pytest.mark.parametrize("near", [ShuffledRounds(0.505, 150, 400, 2), ShuffledRounds(0.5, 149, 400, 2), ShuffledRounds(0.5, 150, 404, 2)])
 @pytest.mark.slow
-@pytest.mark.thorough_for("near1", "near2")
+@pytest.mark.thorough
 def test_a_little_more_costs_at_most_one_percent_less(near: ShuffledRounds) -> None:
     # Bounds are certified one by one; each rests on a grid of its own, so neighbours need not be in order to the last digit.
     base, more = one_group(ShuffledRounds(0.5, 150, 400, 2)), one_group(near)
@@ -211,9 +212,9 @@ def test_a_little_more_costs_at_most_one_percent_less(near: ShuffledRounds) -> N
 
 @pytest.mark.slow
 def test_a_smaller_delta_costs_more() -> None:
-    found = [one_group(ShuffledRounds(0.5, 150, 400, 2), delta) for delta in (1e-3, 1e-6, 1e-8)]
-    assert found[0].lower < found[1].lower < found[2].lower
-    assert found[0].adaptive < found[1].adaptive < found[2].adaptive
+    found = [one_group(ShuffledRounds(0.5, 150, 400, 2), delta) for delta in (1e-3, 1e-6)]
+    assert found[0].lower < found[1].lower
+    assert found[0].adaptive < found[1].adaptive
     pure = shuffled_epsilon([ShuffledRounds(0.5, 150, 400, 2)], 0.0)
     assert pure == Bracket(400.0, 400.0, 400.0)
 
@@ -239,6 +240,7 @@ def test_one_bit_is_one_bit() -> None:
 
 @pytest.mark.parametrize("epsilon0", [40.0, 1000.0])
 @pytest.mark.slow
+@pytest.mark.thorough_for("40.0")
 def test_almost_certain_bits_are_not_hidden(epsilon0: float) -> None:
     bracket = shuffled_epsilon([ShuffledRounds(epsilon0, 20, 20, 2)], 1e-5)
     for value in (bracket.lower, bracket.upper, bracket.adaptive):
@@ -246,6 +248,7 @@ def test_almost_certain_bits_are_not_hidden(epsilon0: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_tiny_epsilons_are_hidden() -> None:
     bracket = shuffled_epsilon([ShuffledRounds(1e-6, 50, 6000, 2)], 1e-5)
     assert 0 <= bracket.lower <= bracket.upper <= bracket.adaptive < 1e-4
@@ -344,6 +347,7 @@ def test_of_many_cohort_sizes_what_is_attained_is_that_of_a_few_larger_ones() ->
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_papers_mnist_run_is_known_within_half_a_percent() -> None:
     bracket = mnist()
     assert bracket.lower == pytest.approx(1405.44, rel=1e-4)
@@ -351,6 +355,7 @@ def test_the_papers_mnist_run_is_known_within_half_a_percent() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_papers_mnist_run_by_rounds_is_nearly_as_good() -> None:
     upper, adaptive = certified_epsilon([ShuffledRounds(1.0, 100, 21_840, 10)], 1e-5)
     assert upper == pytest.approx(mnist().upper, rel=1e-6)
@@ -379,6 +384,7 @@ def test_a_million_clients_and_a_million_weights() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_importance_sampling_confirms_what_is_attained() -> None:
     # All others at +: the count is Bin(100, p1) for the one input. Draw it 218,400 times under weights e^(t loss), with t such
     # that the total loss is around epsilon, and weigh back. Five standard errors: a false alarm in two million, the seed is fixed.

@@ -200,7 +200,14 @@ CHECKS: dict[str, Callable[[Values, Values, float], set[str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vector", VECTORS, ids=[f"{vector['id']}-{vector['mechanism']}" for vector in VECTORS])
-@pytest.mark.thorough_for("049-shuffle_compose", "074-shuffle_single_large_n", "041-shuffle_compose", "047-shuffle_compose")
+@pytest.mark.thorough_for(
+    "039-shuffle_compose",
+    "041-shuffle_compose",
+    "045-shuffle_compose",
+    "047-shuffle_compose",
+    "049-shuffle_compose",
+    "074-shuffle_single_large_n",
+)
 def test_vector(vector: dict[str, Any]) -> None:
     checked = CHECKS[vector["mechanism"]](vector["inputs"], vector["outputs"], vector["rtol"])
     assert checked == vector["outputs"].keys(), "an output of this vector is compared with nothing"
