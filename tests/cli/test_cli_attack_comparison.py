@@ -109,6 +109,7 @@ def test_runs_are_compared_and_nothing_is_made_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_attack_takes_the_baseline_that_the_run_was_compared_with(
     ldpfl: CommandLine, config_file: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -534,7 +534,7 @@ class Clients:
         return line.rstrip("\n")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def all_clients() -> Iterator[Clients]:
     clients = Clients()
     yield clients

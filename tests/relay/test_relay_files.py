@@ -75,8 +75,8 @@ def test_nothing_of_an_upload_stays_in_the_sqlite_files(sqlite_store: Store, clo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "clients"), [(0, 300), (1, 100)])
-@pytest.mark.thorough_for("0-300")
+@pytest.mark.parametrize(("seed", "clients"), [(1, 300), (2, 100)])  # in both of them such copies are left where nothing is written anew
+@pytest.mark.thorough_for("1-300")
 def test_nothing_stays_either_where_another_round_is_open(seed: int, clients: int, sqlite_store: Store, tmp_path: Path) -> None:
     """Their rows share pages, and SQLite leaves copies in the room that it moves rows out of; overwriting a row does not reach those."""
     chance = random.Random(seed)

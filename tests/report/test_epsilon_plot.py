@@ -70,7 +70,7 @@ def test_a_pdf_is_one(picture: Callable[[str], bytes]) -> None:
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("png", "pdf")
+@pytest.mark.thorough
 @pytest.mark.xdist_group("epsilon plot")
 def test_the_same_figures_give_the_same_bytes(suffix: str, picture: Callable[[str], bytes], tmp_path: Path) -> None:
     assert drawn(tmp_path / f"two.{suffix}") == picture(f"plot.{suffix}")

@@ -113,6 +113,7 @@ def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_seeds_that_stopped_are_counted(tmp_path: Path) -> None:
     partly = curve("LaDP-FL", LOW, norm=1.0, stopped=("NaN",))
     partly = Curve(partly.row, partly.score[:1], partly.norm[:1], partly.paper_epsilon[:1])

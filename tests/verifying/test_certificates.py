@@ -98,6 +98,7 @@ def certificate_of(made: Ledger) -> Certificate:
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.slow
 @pytest.mark.thorough_for(
+    "one round",
     "bits behind a shuffler",
     "noise of one ball",
     "noise of one ball in secret",

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
@@ -62,7 +63,7 @@ class Cell:
     seed: int
     config: RunConfig
 
-    @property
+    @cached_property  # a sweep asks for it again and again
     def folder_name(self) -> str:
         """A name that equal configs share, whatever variant they belong to: such a run is made once."""
         return hashlib.sha256(self.config.to_toml().encode()).hexdigest()[:16]
