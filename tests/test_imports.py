@@ -47,7 +47,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 FLOORS = (
     ("entropy", "errors", "number_format", "suggestions", "supervisor", "lazy", "version"),
     ("files", "importing", "keys", "layout", "permissions", "quantities", "randomness", "ranges"),
-    ("models", "tasks", "verifying"),
+    ("cache", "models", "tasks", "verifying"),
     ("data", "privacy", "relay"),
     ("features", "mechanisms"),
     ("auditing", "planning", "shuffling"),

@@ -10,7 +10,7 @@ import pytest
 from ldpfl.deploy.demo import Watch, refusals
 from ldpfl.deploy.site import Site
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower.participation import Participation
+from ldpfl.flower.nodes_asked import Participation
 
 
 class Heard:

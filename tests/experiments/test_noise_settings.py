@@ -11,12 +11,12 @@ import torch
 from conftest import CommandLine
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.baseline import noise_free
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.forecast import planned_ledger
 from ldpfl.experiments.result import summarise
-from ldpfl.experiments.runner import noise_free
 from ldpfl.mechanisms import Gaussian
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,

@@ -18,9 +18,9 @@ from ldpfl import ParameterLayout
 from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
+from ldpfl.experiments.baseline import noise_free
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.runner import noise_free
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 

@@ -11,9 +11,9 @@ from typing import Any
 from ldpfl.attacks.on_run import AttackPlan, AttackRow, Kind, RunAttack, finished_run, label_of, versions
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.baseline import noise_free
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.runner import noise_free
 from ldpfl.mechanisms import MechanismSettings
 
 _NAMES = ("seed", "name", "description")

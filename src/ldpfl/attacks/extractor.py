@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ldpfl
+from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset
-from ldpfl.data.loading import cache_dir
 from ldpfl.data.samples import normalise
 from ldpfl.files import replace_atomically
 

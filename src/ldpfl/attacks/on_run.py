@@ -23,8 +23,8 @@ import ldpfl
 from ldpfl.attacks.extractor import Extractor, TrainedClassifier, inception, trained_classifier
 from ldpfl.attacks.frechet import FEWEST_IMAGES, Distance, frechet_distance
 from ldpfl.attacks.gan import GanConfig, Target, attack
+from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.loading import cache_dir
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments import run_folder

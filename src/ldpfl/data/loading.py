@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from platformdirs import user_cache_path
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
+from ldpfl.cache import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.partition import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError, DataError, WriteError, first_line
-from ldpfl.files import NO_ROOM, make_folder, replace_atomically, write_error
-from ldpfl.permissions import check_own
+from ldpfl.files import NO_ROOM, write_error
 from ldpfl.suggestions import did_you_mean
 
 DATA_DIR_VARIABLE = "LDPFL_DATA_DIR"
-CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
 
-Warn = Callable[[str], None]
 _LOG = logging.getLogger(__name__)
 
 
@@ -91,20 +85,6 @@ def _source(name: str) -> _Source:
     if name not in _SOURCES:
         raise ConfigError(f"unknown data set {name!r}: {did_you_mean(name, names())}")
     return _SOURCES[name]
-
-
-def cache_dir() -> Path:
-    """Return the user's cache folder for ldpfl; the environment variable ``LDPFL_CACHE_DIR`` overrides it."""
-    override = os.environ.get(CACHE_DIR_VARIABLE)
-    return Path(override) if override else user_cache_path("ldpfl", appauthor=False)
-
-
-def without_cache(error: WriteError) -> str:
-    """Return the warning that nothing is kept in the cache, the same for all that would be kept there."""
-    return (
-        f"going on without the cache folder {cache_dir()} ({error.reason}): what it would save is computed anew each time; "
-        f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
-    )
 
 
 def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> Dataset:
@@ -289,27 +269,3 @@ def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
 def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
     tensors = {"train.pixels": train.tensor, "train.labels": train.targets, "test.pixels": test.tensor, "test.labels": test.targets}
     write_cached(_cache_path(name, fingerprint), tensors, "data", warn)
-
-
-def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
-    """Return the tensors that :func:`write_cached` kept of ``what``; None if they have to be made anew, and put in their place.
-
-    There are none, or they are damaged, or others could have changed or read them.
-    """
-    try:
-        return load_file(check_own(path, f"the cached {what}", DataError, secret=True))
-    except (SafetensorError, OSError, DataError):
-        return None
-
-
-def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) -> None:
-    """Keep ``tensors`` of ``what`` for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
-    try:
-        make_folder(path.parent, mode=0o700)
-        check_own(path.parent, f"the folder of cached {what}", DataError, secret=True)
-        with replace_atomically(path, mode=0o600) as temporary:
-            save_file(tensors, temporary)
-    except WriteError as error:
-        warn(without_cache(error))
-    except DataError as error:
-        warn(f"nothing is cached: {error}")

@@ -32,7 +32,7 @@ from ldpfl.deploy.trial import Trial, write_app
 from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
-from ldpfl.flower.participation import Participation
+from ldpfl.flower.nodes_asked import Participation
 from ldpfl.privacy.budget_file import Books, read_books
 
 COMPLETED = "finished:completed"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ldpfl import models, tasks
+from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
-from ldpfl.data.loading import Warn
 from ldpfl.data.partition import LABEL_BLIND, TEST_SHARE
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError

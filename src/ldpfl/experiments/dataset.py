@@ -9,8 +9,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ldpfl import tasks
+from ldpfl.cache import Warn
 from ldpfl.data import Dataset, load
-from ldpfl.data.loading import Warn, image_shape
+from ldpfl.data.loading import image_shape
 from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.data.own_data import load_brought
 from ldpfl.data.settings import DataConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +9,17 @@ from typing import Any, Protocol
 
 import torch
 
-import ldpfl
+from ldpfl.cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.data import Dataset
-from ldpfl.data.loading import CACHE_DIR_VARIABLE, cache_dir, without_cache
 from ldpfl.errors import ConfigError, LdpflError, WriteError
+from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
 from ldpfl.experiments.build import MUCH_CLAMPED, build
-from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig, TrainingConfig
+from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.result import stopped_after, summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
-from ldpfl.mechanisms.identity import IdentitySettings
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 
@@ -138,7 +136,7 @@ class Runner:
             LdpflError: the config, the data, the model or the cache folder does not fit.
             WriteError: the cache folder cannot be written, and the baseline is not there.
         """
-        baseline = self._baseline(config, self._data(config))
+        baseline = baseline_of(config, self._data(config), self._build)
         try:
             self._cached(baseline)
         except WriteError as error:
@@ -157,12 +155,12 @@ class Runner:
     def _baseline_or_none(self, config: RunConfig, task: Dataset) -> list[float] | None:
         """Return the baseline's score after each round. A baseline that fails must not cost the finished run its result."""
         try:
-            return self._baseline_scores(self._baseline(config, task))
+            return self._baseline_scores(baseline_of(config, task, self._build))
         except LdpflError as error:
             self.observer.warn(f"no noise-free baseline to compare with: {error}")
             return None
 
-    def _baseline_scores(self, baseline: _Baseline) -> list[float]:
+    def _baseline_scores(self, baseline: Baseline) -> list[float]:
         if not baseline.config.data.brought:  # nothing that is made of a user's own data without noise is kept
             try:
                 return list(self._cached(baseline)["score_per_round"])
@@ -179,20 +177,7 @@ class Runner:
         federation, start = self._build(clamped_only(config), task)
         return self._rounds(federation, start, config.training.rounds, _nowhere, "clamped, without noise").history[-1].score
 
-    def _baseline(self, config: RunConfig, task: Dataset) -> _Baseline:
-        """Return the baseline, and where it lies.
-
-        The key is the config, the data, the device, the versions and the initial model. The code of a model that is
-        named by import path is not part of it: such a baseline is run anew each time.
-        """
-        baseline = noise_free(config)
-        federation, start = self._build(baseline, task)
-        initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
-        facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
-        folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
-        return _Baseline(baseline, task, federation, start, folder)
-
-    def _cached(self, baseline: _Baseline) -> dict[str, Any]:
+    def _cached(self, baseline: Baseline) -> dict[str, Any]:
         """Return the baseline's result from its folder, and run it there if it is not finished.
 
         Raises:
@@ -249,59 +234,3 @@ def _label(config: RunConfig) -> str:
 
 def _nowhere(checkpoint: Checkpoint) -> None:
     """Keep nothing of a round."""
-
-
-@dataclass(frozen=True)
-class _Baseline:
-    """The same training without noise, and its folder in the cache."""
-
-    config: RunConfig
-    task: Dataset
-    federation: Federation
-    start: Checkpoint
-    folder: RunFolder
-
-    @property
-    def by_import_path(self) -> bool:
-        return ":" in self.config.model.name
-
-    def kept(self) -> dict[str, Any] | None:
-        """Return the result in the folder, if it can be trusted."""
-        return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
-
-    def reached(self) -> Checkpoint:
-        """Return the last checkpoint in the folder, or the start if none can be had."""
-        try:
-            return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
-        except (LdpflError, OSError):
-            return self.start
-
-
-_PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")}
-
-
-def clamped_only(config: RunConfig) -> RunConfig:
-    """Return the config without noise, but with its ranges."""
-    mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
-    return config.model_copy(update={"mechanism": mechanism, "shuffling": ShufflingConfig(), "privacy": PrivacyConfig()})
-
-
-def noise_free(config: RunConfig) -> RunConfig:
-    """Return the config without noise, with all that then has no effect put to its default, so that recipes share it."""
-    training, perturbed = config.training, config.mechanism.perturbed
-    if perturbed == "weights":
-        training = training.model_copy(update=_PLAIN)
-    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _PLAIN.items()):
-        # Without noise, the old vector plus the mean update is the mean of trained weights.
-        perturbed = "weights"
-    return config.model_copy(
-        update={
-            "name": "noise-free",
-            "description": "",
-            "training": training,
-            "mechanism": config.mechanism.nearly_noise_free or IdentitySettings(perturbed=perturbed),
-            "ranges": RangesConfig(),
-            "shuffling": ShufflingConfig(),
-            "privacy": PrivacyConfig(),
-        }
-    )

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl import models
+from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.loading import Warn
 from ldpfl.errors import ConfigError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.mechanisms import Mechanism

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ldpfl.data.loading import Warn, cache_dir, read_cached, write_cached
+from ldpfl.cache import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import PrivacyError
 from ldpfl.features.base import FeatureMap

@@ -11,7 +11,7 @@ from flwr.app import Message
 from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, printable
 from ldpfl.flower.collecting import OpenRound
 from ldpfl.flower.internals import REFUSED
-from ldpfl.flower.participation import Participation
+from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.terms import RECORD, Answer
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism

@@ -22,7 +22,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Waiting, all_declined, sorted_out
-from ldpfl.flower.participation import Participation
+from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule

@@ -1,0 +1,92 @@
+"""The noise-free baseline: which training it is, where its result is kept, and whether what lies there can be trusted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import ldpfl
+from ldpfl.cache import cache_dir
+from ldpfl.data import Dataset
+from ldpfl.errors import LdpflError
+from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig, TrainingConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.mechanisms.identity import IdentitySettings
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import Federation
+
+Build = Callable[[RunConfig, Dataset], tuple[Federation, Checkpoint]]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The same training without noise, and its folder in the cache."""
+
+    config: RunConfig
+    task: Dataset
+    federation: Federation
+    start: Checkpoint
+    folder: RunFolder
+
+    @property
+    def by_import_path(self) -> bool:
+        return ":" in self.config.model.name
+
+    def kept(self) -> dict[str, Any] | None:
+        """Return the result in the folder, if it can be trusted."""
+        return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
+
+    def reached(self) -> Checkpoint:
+        """Return the last checkpoint in the folder, or the start if none can be had."""
+        try:
+            return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
+        except (LdpflError, OSError):
+            return self.start
+
+
+_PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")}
+
+
+def clamped_only(config: RunConfig) -> RunConfig:
+    """Return the config without noise, but with its ranges."""
+    mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
+    return config.model_copy(update={"mechanism": mechanism, "shuffling": ShufflingConfig(), "privacy": PrivacyConfig()})
+
+
+def noise_free(config: RunConfig) -> RunConfig:
+    """Return the config without noise, with all that then has no effect put to its default, so that recipes share it."""
+    training, perturbed = config.training, config.mechanism.perturbed
+    if perturbed == "weights":
+        training = training.model_copy(update=_PLAIN)
+    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _PLAIN.items()):
+        # Without noise, the old vector plus the mean update is the mean of trained weights.
+        perturbed = "weights"
+    return config.model_copy(
+        update={
+            "name": "noise-free",
+            "description": "",
+            "training": training,
+            "mechanism": config.mechanism.nearly_noise_free or IdentitySettings(perturbed=perturbed),
+            "ranges": RangesConfig(),
+            "shuffling": ShufflingConfig(),
+            "privacy": PrivacyConfig(),
+        }
+    )
+
+
+def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
+    """Return the baseline of ``config``, and where it lies.
+
+    The key is the config, the data, the device, the versions and the initial model. The code of a model that is
+    named by import path is not part of it: such a baseline is run anew each time.
+    """
+    baseline = noise_free(config)
+    federation, start = build(baseline, task)
+    initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
+    facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
+    folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
+    return Baseline(baseline, task, federation, start, folder)
