@@ -138,10 +138,12 @@ def test_kill_9_of_who_started_it_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_kill_9_of_the_supervisor_ends_the_program(tmp_path: Path) -> None:
-    running = Running(program(tmp_path, "import time; print('up', flush=True); time.sleep(600)"))
+    running = Running(program(tmp_path, "import os, time; print(os.getpid(), 'up', flush=True); time.sleep(600)"))
     until(lambda: "up" in running.program.log.read_text())
-    supervisor = next(child for child in psutil.Process().children() if "supervisor.py" in " ".join(child.cmdline()))
-    (child,) = supervisor.children()
+    child = psutil.Process(int(running.program.log.read_text().split()[0]))
+    supervisor = child.parent()
+    assert supervisor is not None
+    assert "supervisor.py" in " ".join(supervisor.cmdline())
     supervisor.kill()
     until(lambda: is_gone(child))
     running.stop()
