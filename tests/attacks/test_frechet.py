@@ -92,6 +92,7 @@ def files(cache: Path) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny_task: Dataset, cache: Path) -> None:
     steps: list[int] = []
     torch.manual_seed(1)

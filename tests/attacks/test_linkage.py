@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.stats import norm, t
 
+from grids import each
 from ldpfl.attacks.linkage import (
     Found,
     LinkagePlan,
@@ -351,7 +352,7 @@ def test_linked_reports_compose_and_a_single_one_is_shuffled() -> None:
 # Bad input.
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"clients": 1}, "clients must be 2"),

@@ -85,6 +85,7 @@ def test_an_attack_writes_figures_and_pictures_and_leaves_the_run_as_it_was(ldpf
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_second_call_makes_nothing_again_and_a_damaged_part_is_made_again(
     ldpfl: CommandLine, run: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_second_call_makes_nothing_again_and_a_damaged_part_is_made_again(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_interrupted_attack_is_gone_on_with(run: Path, tiny_data: Path, tmp_path: Path) -> None:
     plan, cpu = AttackPlan(gan=GanConfig(steps=2)), torch.device("cpu")
     with pytest.raises(KeyboardInterrupt):

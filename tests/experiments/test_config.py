@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY_TOML
+from grids import each
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe, read_config, recipe_names
 from ldpfl.experiments.config import known_keys, parse_config, toml_value
@@ -48,14 +49,14 @@ def test_an_unknown_key_is_answered_with_the_nearest(wrong: str, nearest: str) -
     assert f"did you mean '{nearest}" in message
 
 
-@pytest.mark.parametrize("key", ["mechanism.epsilon", "ranges.radius", "training.learning_rate", "data.alpha", "ranges.floor"])
-@pytest.mark.parametrize("value", ["0", "0.0", "-1", "nan", "inf", "-inf", '"1.0"', "true", "[1.0]"])
+@each("key", ["mechanism.epsilon", "ranges.radius", "training.learning_rate", "data.alpha", "ranges.floor"])
+@each("value", ["0", "0.0", "-1", "nan", "inf", "-inf", '"1.0"', "true", "[1.0]"])
 def test_what_must_be_positive_and_finite_is(key: str, value: str) -> None:
     assert key in refusal("", f"{key}={value}")
 
 
-@pytest.mark.parametrize("key", ["clients.count", "training.rounds", "training.epochs", "training.batch_size"])
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "2.0", '"3"', "true", "nan", "many"])
+@each("key", ["clients.count", "training.rounds", "training.epochs", "training.batch_size"])
+@each("value", ["0", "-1", "1.5", "2.0", '"3"', "true", "nan", "many"])
 def test_counts_are_whole_and_at_least_one(key: str, value: str) -> None:
     assert key in refusal("", f"{key}={value}")
 

@@ -151,10 +151,11 @@ def test_whoever_stops_it_finds_what_was_finished_and_leaves_nothing_behind(
         if next(looks) > 1:
             raise KeyboardInterrupt
 
+    before = psutil.Process().children(recursive=True)
     monkeypatch.setattr("ldpfl.report.console.ProgressDisplay.several", lambda self, *progress: stop(*progress))
     with pytest.raises(KeyboardInterrupt):
         api.reproduce(own, folder=out, data_dir=tiny_data, jobs=2, settings=["training.rounds=400"], progress=False)
-    assert not [child for child in psutil.Process().children(recursive=True) if "ldpfl" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process().children(recursive=True) if child not in before]
     lines = list(csv.DictReader(io.StringIO((out / "table.csv").read_text())))
     assert [line["state"] for line in lines] == ["not run"] * 3
 

@@ -14,6 +14,8 @@ from ldpfl.flower.policy_init import offer_of
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
 
+pytestmark = pytest.mark.xdist_group("imports-of-apps")  # what the wrapper imports is found once a process
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:

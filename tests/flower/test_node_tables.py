@@ -184,6 +184,7 @@ def test_no_simulation_has_such_data() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("imports-of-apps")
 def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLine) -> None:
     """And what the server measures on is not looked for here."""
     asked = app_in(tables / "app", {"data.test_path": "/nowhere.csv"})
@@ -417,6 +418,7 @@ def test_bounds_without_a_width_are_refused() -> None:
         described_at_nodes(config.data, targets_of(config))
 
 
+@pytest.mark.xdist_group("imports-of-apps")
 def test_the_app_on_the_page_is_one(tmp_path: Path, ldpfl: CommandLine) -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```toml\n(# pyproject.toml of the app.*?)^```", page, re.M | re.S)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ldpfl
+from grids import each
 from ldpfl import ConfigError, LayerRanges, LdpflError, SecureSource, SeededStreams
 from ldpfl.mechanisms import BitReports, Mechanism
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
@@ -101,7 +102,7 @@ def test_thresholds_equal_the_reference_vectors(epsilon: float, lo: int, hi: int
     assert thresholds(epsilon) == (lo, hi)
 
 
-@pytest.mark.parametrize("epsilon", EPSILON_GRID)
+@each("epsilon", EPSILON_GRID)
 def test_thresholds_spend_at_most_epsilon_and_waste_nothing(epsilon: float) -> None:
     lo, hi = thresholds(epsilon)
     below, above = exponential_bounds(epsilon)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.errors import ProtocolError
@@ -152,8 +153,8 @@ def test_gain_equals_the_oracles_at_epsilon_1(dimension: int, expected: float) -
     assert DuchiVector(1.0).gain(dimension) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0, 50.0])
-@pytest.mark.parametrize("dimension", [*range(1, 12), 100, 101, 1023, 1024, 1025, 1026, 1027, 5000])
+@each("epsilon", [0.1, 1.0, 10.0, 50.0])
+@each("dimension", [*range(1, 12), 100, 101, 1023, 1024, 1025, 1026, 1027, 5000])
 def test_gain_is_the_papers_formula_at_the_realised_odds(dimension: int, epsilon: float) -> None:
     lo, hi = thresholds(epsilon)
     assert DuchiVector(epsilon).gain(dimension) == pytest.approx(float(amplitude(dimension, Fraction(hi, lo))), rel=1e-12)

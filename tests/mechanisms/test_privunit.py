@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import integrate, special, stats
 from torch import Tensor
 
+from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.auditing.bench import RADII
@@ -146,8 +147,8 @@ def test_density_has_the_stated_mass_mean_and_second_moment(epsilon: float) -> N
     assert moment(2) == pytest.approx(law.second_moment, abs=1e-10)
 
 
-@pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("tail", [2.0**-54, 1e-9, 0.01, 0.3, 0.5, 0.7, 0.99, 1 - 2.0**-53, 1.0])
+@each("epsilon", EPSILONS)
+@each("tail", [2.0**-54, 1e-9, 0.01, 0.3, 0.5, 0.7, 0.99, 1 - 2.0**-53, 1.0])
 def test_alpha_has_the_stated_tail_on_either_side(epsilon: float, tail: float) -> None:
     law = direction_law(epsilon)
     above = law.alpha(True, tail)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.mechanisms.base import read_valid
@@ -122,9 +123,9 @@ def test_sampled_variance_follows_the_papers_expression(epsilon: float) -> None:
     assert float(Piecewise(epsilon, "auto").noise_std(ranges, 9)) == pytest.approx(0.25 * math.sqrt(float(expected.max()) / 9), rel=1e-6)
 
 
-@pytest.mark.parametrize("coordinates", [None, 1, 3, "auto"])
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 10.0])
-@pytest.mark.parametrize("kind", KINDS)
+@each("coordinates", [None, 1, 3, "auto"])
+@each("epsilon", [0.5, 1.0, 10.0])
+@each("kind", KINDS)
 def test_noise_std_is_the_worst_case_of_the_variance(kind: type[ScalarMechanism], epsilon: float, coordinates: Any) -> None:
     mechanism, ranges = kind(epsilon, coordinates), box([0.0, 1.0], [1.0, 0.25], [21, 21])
     t = torch.linspace(-1, 1, 21)
@@ -308,15 +309,15 @@ def test_auto_takes_one_weight_for_each_2_5_of_epsilon(epsilon: float, dimension
     assert few(mechanism, torch.zeros(1, dimension), ranges, seeded(1)).index.shape == (1, k)
 
 
-@pytest.mark.parametrize("coordinates", [0, -1, True, 1.0, 1.5, "all", "", [], math.nan])
-@pytest.mark.parametrize("kind", KINDS)
+@each("coordinates", [0, -1, True, 1.0, 1.5, "all", "", [], math.nan])
+@each("kind", KINDS)
 def test_coordinates_that_are_no_count_are_refused(kind: type[ScalarMechanism], coordinates: Any) -> None:
     with pytest.raises(ConfigError, match="coordinates"):
         kind(1.0, coordinates)
 
 
-@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, "1", None, True, 1e-10])
-@pytest.mark.parametrize("coordinates", [None, 1, "auto"])
+@each("epsilon", [0, -1.0, math.nan, math.inf, "1", None, True, 1e-10])
+@each("coordinates", [None, 1, "auto"])
 def test_an_unusable_epsilon_is_refused(epsilon: Any, coordinates: Any) -> None:
     with pytest.raises(ConfigError, match="epsilon"):
         Laplace(epsilon, coordinates)

@@ -15,6 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from grids import each
 from ldpfl import ConfigError, SeededStreams
 from ldpfl.mechanisms.scalar_noise import HYBRID_THRESHOLD, HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw
 
@@ -262,8 +263,8 @@ def test_a_tiny_epsilon_is_still_unbiased(kind: type[ScalarLaw]) -> None:
     assert abs(float(squares.mean()) - variance) < 4 * float(squares.std()) / math.sqrt(DRAWS) + 1e-9 * variance
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 36.0, 73.0, 100.0, 700.0, 1500.0, 1e308])
-@pytest.mark.parametrize("kind", LAWS)
+@each("epsilon", [1e-9, 1e-3, 36.0, 73.0, 100.0, 700.0, 1500.0, 1e308])
+@each("kind", LAWS)
 def test_no_epsilon_overflows(kind: type[ScalarLaw], epsilon: float) -> None:
     law = kind(epsilon)
     assert all(math.isfinite(figure) for figure in (law.offset, law.slope))
@@ -284,8 +285,8 @@ def test_sampling_leaves_its_inputs_alone(kind: type[ScalarLaw]) -> None:
     assert torch.equal(t, torch.linspace(-1, 1, 2000, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, -math.inf, "1", None, True, 1e-10, 5e-324, 10**400])
-@pytest.mark.parametrize("kind", LAWS)
+@each("epsilon", [0, -1.0, math.nan, math.inf, -math.inf, "1", None, True, 1e-10, 5e-324, 10**400])
+@each("kind", LAWS)
 def test_an_unusable_epsilon_is_refused(kind: type[ScalarLaw], epsilon: Any) -> None:
     with pytest.raises(ConfigError, match="epsilon"):
         kind(epsilon)

@@ -40,7 +40,9 @@ class Reader(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tiny_data: Path, config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "run"
-    api.run(config_file, folder=path, data_dir=tiny_data, progress=False)
+    with pytest.MonkeyPatch.context() as patched:  # the cache of a test is not there yet
+        patched.setenv("LDPFL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        api.run(config_file, folder=path, data_dir=tiny_data, progress=False)
     return path
 
 

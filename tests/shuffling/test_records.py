@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 from torch import Tensor
 
+from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create
 from ldpfl.mechanisms.base import PublicState
@@ -99,7 +100,7 @@ def flat(joined: Joined) -> list[tuple[bytes, list[bool]]]:
 
 
 @every_mechanism
-@pytest.mark.parametrize("linked", LINKED)
+@each("linked", LINKED)
 def test_one_clients_records_make_its_payload_again(name: str, linked: int) -> None:
     plan = plan_of(MECHANISMS[name], linked)
     [payload] = encode(MECHANISMS[name], 1).payloads()
@@ -318,7 +319,7 @@ def test_payloads_of_another_length_are_not_cut(name: str) -> None:
 
 
 @every_mechanism
-@pytest.mark.parametrize("linked", LINKED)
+@each("linked", LINKED)
 def test_the_aggregate_of_mixed_records_is_that_of_the_reports(name: str, linked: int) -> None:
     mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
     reports = encode(mechanism)
@@ -338,7 +339,7 @@ def test_the_aggregate_of_mixed_records_is_that_of_the_reports(name: str, linked
 
 
 @every_mechanism
-@pytest.mark.parametrize("lost", [0, 3])
+@each("lost", [0, 3])
 def test_the_pool_does_not_depend_on_the_order_of_arrival(name: str, lost: int) -> None:
     plan = plan_of(MECHANISMS[name], 2)
     records = cut(plan, encode(MECHANISMS[name]))[lost:]

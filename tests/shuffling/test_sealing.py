@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from grids import each
 from ldpfl import ConfigError, LayerRanges, ProtocolError, SeededStreams
 from ldpfl.keys import save_key
 from ldpfl.mechanisms import create
@@ -117,7 +118,7 @@ def test_records_sealed_to_another_key_are_refused() -> None:
     assert list(refused(blob)[1].values()) == [2]
 
 
-@pytest.mark.parametrize("place", range(RECORD))
+@each("place", range(RECORD))
 def test_every_byte_of_a_record_is_protected(place: int) -> None:
     blob = bytearray(seal(texts(3), KEY.public_key(), BINDING))
     blob[RECORD + place] ^= 1

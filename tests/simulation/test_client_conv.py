@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.func import vmap
 from torch.nn import functional as F
 
+from grids import each
 from ldpfl.simulation.client_conv import PatchConvolutions
 
 
@@ -16,8 +16,8 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4, 5])
-@pytest.mark.parametrize(
+@each("channels", [1, 3, 4, 5])
+@each(
     "options",
     [
         {},
@@ -27,7 +27,7 @@ def seeded() -> torch.Generator:
         {"padding": 2, "dilation": 2},
     ],
 )
-@pytest.mark.parametrize("with_bias", [True, False])
+@each("with_bias", [True, False])
 def test_patches_give_the_convolution_of_each_client(channels: int, options: dict[str, Any], with_bias: bool) -> None:
     generator = seeded()
     images = torch.randn(3, 2, channels, 9, 8, generator=generator)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams, mechanisms
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import Gaussian, VectorReports
@@ -273,7 +274,7 @@ def test_the_pool_comes_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("schedule", [*SOUND, *UNSOUND], ids=by_name)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@each("bad", [math.nan, math.inf, -math.inf])
 def test_values_that_are_no_numbers_stop_the_report(schedule: NoiseSchedule, bad: float) -> None:
     values = updates(3)
     values[1, 7] = bad

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grids import each
 from ldpfl.privacy.accountants.clones import (
     any_report,
     binary_report,
@@ -44,9 +45,9 @@ def pair_by_enumeration(epsilon0: float, clients: int, coin_share: float) -> tup
     return one, other
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 6])
-@pytest.mark.parametrize("epsilon0", [0.2, 1.0, 3.0])
-@pytest.mark.parametrize("share", [any_report, binary_report])
+@each("clients", [1, 2, 3, 6])
+@each("epsilon0", [0.2, 1.0, 3.0])
+@each("share", [any_report, binary_report])
 def test_delta_equals_enumeration(clients: int, epsilon0: float, share: object) -> None:
     assert callable(share)
     coins = share(epsilon0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grids import each
 from ldpfl import ConfigError
 from ldpfl.privacy.accountants.gaussian import (
     classical_sigma,
@@ -34,8 +35,8 @@ def test_epsilon_equals_the_published_one() -> None:
         assert gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, abs=6e-5)
 
 
-@pytest.mark.parametrize("mu", [1e-15, 1e-9, 9.9e-6, 1.01e-5, 1e-3, 0.1, 1.0, 5.0, 100.0, 1e4])
-@pytest.mark.parametrize("shift", [-5.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 5.0, 20.0])
+@each("mu", [1e-15, 1e-9, 9.9e-6, 1.01e-5, 1e-3, 0.1, 1.0, 5.0, 100.0, 1e4])
+@each("shift", [-5.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 5.0, 20.0])
 def test_the_curve_has_all_its_digits(mu: float, shift: float) -> None:
     epsilon = max(mu * mu / 2 + shift * mu, 0.0)  # ``shift`` deviations from the mean of the loss
     with mpmath.workdps(60):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from grids import each
 from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon, log_moment, report_delta, sum_of_reports_epsilon
 from oracles import advanced_composition_epsilon, composed_rdp_epsilon, optimal_composition_epsilon, report_rdp, report_zcdp, zcdp_epsilon
 
@@ -41,8 +42,8 @@ def precise_delta(epsilon0: float, reports: int, epsilon: Any) -> Any:
 # --- one report -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epsilon0", [1e-9, 1e-6, 0.1, 1.0, 4.0, 40.0, 700.0, 5000.0])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.999, 1.0, 1.5])
+@each("epsilon0", [1e-9, 1e-6, 0.1, 1.0, 4.0, 40.0, 700.0, 5000.0])
+@each("share", [0.0, 0.3, 0.999, 1.0, 1.5])
 def test_delta_of_one_report_has_all_its_digits(epsilon0: float, share: float) -> None:
     epsilon = share * epsilon0
     x = mpmath.mpf(epsilon0)
@@ -50,8 +51,8 @@ def test_delta_of_one_report_has_all_its_digits(epsilon0: float, share: float) -
     assert report_delta(epsilon0, epsilon) == pytest.approx(float(expected), rel=1e-12, abs=1e-45)
 
 
-@pytest.mark.parametrize("epsilon0", [1e-6, 1e-3, 0.1, 1.0, 4.0, 40.0, 700.0])
-@pytest.mark.parametrize("alpha", [1.001, 1.5, 2.0, 10.0, 1e4])
+@each("epsilon0", [1e-6, 1e-3, 0.1, 1.0, 4.0, 40.0, 700.0])
+@each("alpha", [1.001, 1.5, 2.0, 10.0, 1e4])
 def test_renyi_divergence_of_one_report_has_all_its_digits(epsilon0: float, alpha: float) -> None:
     x, a = mpmath.mpf(epsilon0), mpmath.mpf(alpha)
     p1, p0 = 1 / (1 + mpmath.exp(-x)), 1 / (1 + mpmath.exp(x))
@@ -77,11 +78,11 @@ def test_log_moment_takes_a_number_and_an_array_alike() -> None:
 # --- many reports -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("epsilon0", "reports"),
     [(1e-6, 5), (1e-6, 200), (0.01, 200), (0.1, 100), (0.5, 37), (1.0, 1), (1.0, 2), (1.0, 200), (4.0, 50), (40.0, 7), (700.0, 20)],
 )
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+@each("delta", [1e-12, 1e-5, 0.1])
 def test_composition_equals_the_fifty_digit_sum(epsilon0: float, reports: int, delta: float) -> None:
     epsilon = composed_epsilon(epsilon0, reports, delta)
     if epsilon == 0:
