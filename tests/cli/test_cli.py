@@ -222,6 +222,11 @@ def test_a_folder_that_holds_another_run_or_other_things_is_refused(
     assert content(Path("mine")) == {"notes.txt": b"mine"}
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("rnu", "run"), ("reportt", "report"), ("ledgr", "ledger")])
+def test_a_command_that_is_not_there_is_answered_with_the_nearest(typed: str, meant: str, ldpfl: CommandLine) -> None:
+    assert f"no such command '{typed}': did you mean '{meant}'?" in ldpfl.refused(typed, "--help")
+
+
 def test_resume_needs_a_run(ldpfl: CommandLine) -> None:
     assert "--out" in ldpfl.refused("run", "--resume")
     assert "no run" in ldpfl.refused("run", "--resume", "--out", "nothing")

@@ -8,6 +8,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from ldpfl.suggestions import did_you_mean
+
 COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
     "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
@@ -62,6 +64,8 @@ class Commands(TyperGroup):
         return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.UsageError(f"no such command {args[0]!r}: {did_you_mean(args[0], COMMANDS)}", ctx)
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else command(name), rest
 

@@ -29,6 +29,8 @@ from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
+from ldpfl.number_format import number
+from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
@@ -94,7 +96,7 @@ def run(
             }
             trained = api.run(config, settings=() if config else overrides, progress=display, **options)
             if written:
-                written.guaranteed(trained.privacy.verdict or "Nothing is protected: values leave as they are.")
+                written.guaranteed(_guaranteed(trained.privacy), len(trained.history))
             result = trained.to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
@@ -106,6 +108,17 @@ def run(
     if report:
         _write_report(folder.path, errors)
     print(_json(result)) if as_json else _print_result(folder, result)
+
+
+def _guaranteed(privacy: Statement) -> str:
+    """Return what a run guarantees, a line for each kind of trust."""
+    lines = [privacy.verdict or "Nothing is protected: values leave as they are."]
+    for trust, words in (("local", "trusting nobody"), ("hidden", "if what stands between clients and server is what it is said to be")):
+        row = privacy.find(trust, "run")
+        if row is not None:
+            epsilon = number(row.epsilon) if isfinite(row.epsilon) else "infinity"
+            lines.append(f"epsilon {epsilon} at delta {privacy.delta:g} for the whole run of a {privacy.protected}, {words}")
+    return "\n\n".join(lines)
 
 
 @contextmanager
@@ -150,10 +163,10 @@ def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
 
 
 def _default_folder(config: RunConfig) -> Path:
-    moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+    moment = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # one that begins at the same time makes its folder only later
     seed = "" if config.data.brought else f"-seed{config.seed}"  # from which the noise on a user's own data follows
     name = f"{config.name.replace('/', '-')}{seed}-{moment}"
-    names = (name, *(f"{name}-{number}" for number in range(2, 100)))  # several may begin in one second
+    names = (name, *(f"{name}-{number}" for number in range(2, 100)))  # several may begin at once
     return next((folder for own in names if not (folder := Path("runs") / own).exists()), Path("runs") / name)
 
 

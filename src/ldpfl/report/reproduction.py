@@ -30,6 +30,9 @@ _HEADINGS: dict[Shows, str] = {
     "seconds": "seconds of a run",
     "distance": "Fréchet distance of reconstructed images",
 }
+_SHORT: dict[Shows, str] = {"noise": "noise", "paper_epsilon": "added up", "seconds": "seconds", "distance": "distance"}
+"""Headings in a terminal, where a column has little room; the title says the rest."""
+
 _PAPER = "0.45"
 
 
@@ -78,9 +81,9 @@ def to_csv(lines: Sequence[dict[str, Any]]) -> str:
 def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> Table:
     """Return the table for a terminal."""
     table = Table(title=Text(f"{reproduction.source}: {reproduction.title}"), title_justify="left")
-    table.add_column("setting")
+    table.add_column("setting", min_width=16)
     axes = [key.rpartition(".")[2] for key in sweep.axes]
-    for title in (*axes, shown_as(found, reproduction.shows), "paper", "claimed", "holds", "seeds"):
+    for title in (*axes, _SHORT.get(reproduction.shows, shown_as(found, reproduction.shows)), "paper", "claimed", "holds", "seeds"):
         table.add_column(title, justify="right", no_wrap=True)
     for line, one in zip(tidy(reproduction, sweep, found), found, strict=True):
         at = [str(line[key]) if line[key] is not None else "-" for key in sweep.axes]

@@ -40,9 +40,9 @@ class Board:
             writer.add_scalar(name, value, metrics.round)
         writer.flush()
 
-    def guaranteed(self, text: str) -> None:
-        """Write what the run guarantees, as text."""
-        self._open().add_text("privacy", text)
+    def guaranteed(self, text: str, rounds: int) -> None:
+        """Write what the run guarantees after so many ``rounds``, as text."""
+        self._open().add_text("privacy", text, rounds)
 
     def close(self) -> None:
         if self._writer is not None:
