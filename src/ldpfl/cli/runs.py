@@ -30,7 +30,7 @@ from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
 from ldpfl.number_format import number
-from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import ProgressDisplay, layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
@@ -113,11 +113,9 @@ def run(
 def _guaranteed(privacy: Statement) -> str:
     """Return what a run guarantees, a line for each kind of trust."""
     lines = [privacy.verdict or "Nothing is protected: values leave as they are."]
-    for trust, words in (("local", "trusting nobody"), ("hidden", "if what stands between clients and server is what it is said to be")):
-        row = privacy.find(trust, "run")
-        if row is not None:
-            epsilon = number(row.epsilon) if isfinite(row.epsilon) else "infinity"
-            lines.append(f"epsilon {epsilon} at delta {privacy.delta:g} for the whole run of a {privacy.protected}, {words}")
+    for row in filter(None, (privacy.find("local", "run"), privacy.find("hidden", "run"))):
+        epsilon, trusted = number(row.epsilon), IF_TRUSTED[row.trust_model]
+        lines.append(f"epsilon {epsilon} at delta {privacy.delta:g} for the whole run of a {privacy.protected}, {trusted}")
     return "\n\n".join(lines)
 
 

@@ -78,7 +78,7 @@ def worth_of(epsilon: float) -> Worth:
     return "good" if epsilon <= GOOD else "fair" if epsilon <= FAIR else "bad"
 
 
-_IF_TRUSTED: Mapping[str, str] = {
+IF_TRUSTED: Mapping[str, str] = {
     "local": "trusting nobody",
     "shuffled": "if the shuffler is what it is said to be",
     "summed": "if nobody learns more than the sum over all clients",
@@ -145,7 +145,7 @@ class Statement:
         best = self.best
         if best is None:
             return ""
-        trusted = _IF_TRUSTED[best.trust_model]
+        trusted = IF_TRUSTED[best.trust_model]
         if worth_of(best.epsilon) == "bad":
             return _WORTHLESS_IS[self.protected].format(trusted=trusted)
         right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
