@@ -22,6 +22,11 @@ def is_code(name: str) -> bool:
     return ":" in name
 
 
+def lies_in_file(name: str) -> bool:
+    """Tell whether the code ``name`` is that of a file, of whatever folder a process happens to run in, and not of an installed package."""
+    return name.partition(":")[0].endswith(".py")
+
+
 def called(what: str, path: str, *arguments: Any, **options: Any) -> Any:
     """Return what the function or class at ``path`` makes of the arguments; ``what`` is named in errors.
 

@@ -1,7 +1,8 @@
-"""Types of the numbers that people write in settings: what pydantic checks of them."""
+"""Numbers that people write in settings: their types, which pydantic checks, and how many clients a share of them is."""
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat
@@ -12,3 +13,11 @@ Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Repeats = Annotated[int, Field(ge=1, le=10**6)]
 """What is gone through one by one."""
+
+
+def cohort_size(fraction: float, clients: int) -> int:
+    """Return how many of ``clients`` are asked in a round in which a ``fraction`` of them is: rounded up, one at least.
+
+    0.07 x 100 is 7, whatever the last digits of the product are.
+    """
+    return min(clients, max(1, ceil(fraction * clients - 1e-9)))

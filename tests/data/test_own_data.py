@@ -513,7 +513,7 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     fixed = {**FEW, "training.server_schedule": "linear"}
     api.run(data=table, target="outcome", client="hospital", settings=fixed, folder=tmp_path / "fixed", progress=False)
     assert "depended on its number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
-    assert "for a finished run" in ldpfl.refused("run", "--more-rounds", "2")
+    assert "give --resume and its folder by --out, and no recipe" in ldpfl.refused("run", "--more-rounds", "2")
 
 
 @pytest.mark.slow

@@ -21,9 +21,10 @@ from ldpfl import ConfigError, LayerRanges, LdpflError
 from ldpfl.data import load
 from ldpfl.deploy.processes import Programs, as_typed, exports, inherited_environment
 from ldpfl.deploy.site import VALID_FOR, Site, equip, node_key
-from ldpfl.deploy.trial import LINKED, Trial, trial_of, write_app
+from ldpfl.deploy.trial import LINKED, Trial, settings_of, trial_of
 from ldpfl.errors import Declined
 from ldpfl.experiments.build import build, choose_device
+from ldpfl.flower.new_app import write_app
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
@@ -49,7 +50,7 @@ def tiny_trial(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Tri
 def site(tiny_trial: Trial, tmp_path: Path) -> Site:
     made = Site.make(tmp_path / "demo", tiny_trial.clients)
     equip(made, tiny_trial.policy)
-    write_app(made, tiny_trial)
+    write_app(made.app, settings_of(made, tiny_trial))
     return made
 
 
@@ -201,7 +202,10 @@ def test_removing_secrets_leaves_policies_budgets_logs_and_the_run(site: Site) -
     (site.nodes[0].flower_home / "apps").mkdir(parents=True)
     site.remove_secrets()
     left = {str(path.relative_to(site.path)) for path in site.path.rglob("*") if path.is_file()}
-    app = {"operator/app/pyproject.toml", *(f"operator/app/ldpfl_demo/{name}.py" for name in ("__init__", "client_app", "server_app"))}
+    app = {
+        "operator/ldpfl-demo/pyproject.toml",
+        *(f"operator/ldpfl-demo/ldpfl_demo/{name}.py" for name in ("__init__", "client_app", "server_app")),
+    }
     books = {f"node-{number}/{name}" for number in range(3) for name in ("policy.toml", "budget.sqlite")}
     assert left == {"run/result.json", "node-0/supernode.log"} | app | books
 

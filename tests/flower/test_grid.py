@@ -262,9 +262,10 @@ def test_nodes_are_told_what_flower_s_simulation_tells_them() -> None:
         ({"ldpfl.recipe": "no-such-recipe"}, "no-such-recipe"),
         ({"ldpfl.set": "training.round=3"}, "rounds"),
         ({"ldpfl.set": "training"}, "key=value"),
-        ({"ldpfl.transport": "pigeon"}, "known: direct, relay"),
+        ({"ldpfl.transport": "pigeon"}, "'direct' or 'relay'"),
         ({"ldpfl.transport": "relay"}, "LDPFL_RELAY"),
-        ({"ldpfl.wait-s": "long"}, "must be a number"),
+        ({"ldpfl.wait-s": "long"}, "valid number, got 'long'"),
+        ({"ldpfl.min-client": 20}, "did you mean 'min-clients'"),
         ({"ldpfl.nodes": 3, "ldpfl.wait-s": 0.0, "ldpfl.set": "clients.count=2"}, "2 of the 3 nodes"),
     ],
 )

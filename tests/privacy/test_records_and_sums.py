@@ -178,15 +178,6 @@ def test_a_records_lifetime_is_kept(path: Path) -> None:
     assert gaussian_epsilon(0.2 * sqrt(1.5 * sent), 1e-5) > 2.0  # and not much is lost to choosing one order beforehand
 
 
-@pytest.mark.parametrize(("name", "options"), [("somewhere:Features", {}), ("strokes", {"directions": "/etc/passwd"})])
-def test_features_are_code_or_paths_only_where_the_policy_names_them(name: str, options: dict[str, object]) -> None:
-    with pytest.raises(Declined, match="nothing was run or sent"):
-        policy().check_named("features", name, options)
-    if ":" in name:
-        policy(models=(name,)).check_named("features", name, options)
-    policy().check_named("features", "strokes", {"directions": 20})
-
-
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_one_secret_order_does_not_hide_bits_as_if_each_had_its_own() -> None:

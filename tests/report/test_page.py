@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -83,11 +84,13 @@ def test_equal_runs_have_equal_pages(folder: Path, text: str) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("page")
 def test_runs_stand_beside_each_other(folder: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
-    outcome = ldpfl("report", folder, folder, "--out", tmp_path / "both.html")
+    copied = shutil.copytree(folder, tmp_path / "a copy")
+    outcome = ldpfl("report", folder, copied, "--out", tmp_path / "both.html")
     assert outcome.code == 0, outcome.err
     read = Reader((tmp_path / "both.html").read_text(encoding="utf-8"))
     assert "2 runs" in read.words
     assert read.tags.count("article") == 2
+    assert read.words.count("in a copy") == read.words.count(f"in {folder.name}") == 2
 
 
 @pytest.mark.slow

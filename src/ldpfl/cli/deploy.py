@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -17,6 +16,7 @@ import typer
 from rich.text import Text
 
 from ldpfl.cli.interrupts import Interrupts
+from ldpfl.cli.new_folder import new_folder
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.report.terminal import terminal
@@ -55,7 +55,7 @@ def demo(
     from ldpfl.deploy.trial import trial_of
 
     trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s)
-    site = Site.make(out or _default_folder(), trial.clients)
+    site = Site.make(out or new_folder("deploy-demo"), trial.clients)
     try:
         _run(trial, site)
     finally:
@@ -115,7 +115,3 @@ def _interruptible() -> Iterator[Interrupts]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _default_folder() -> Path:
-    return Path("runs") / f"deploy-demo-{datetime.now().strftime('%Y%m%d-%H%M%S')}"

@@ -181,6 +181,7 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
     from ldpfl.cli.policy import init as init_policy
     from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
+    from ldpfl.flower.run_settings import RunSettings, joined
 
     public: dict[str, Any] = {}
     if data is not None:
@@ -189,7 +190,8 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
         config = api.configure(recipe, changes)
         public = public_settings(Path(data), target, client, config.data.bounds, classes=config.task.name == "classification")
         changes = [change for change in changes if not change.startswith("data.bounds")]
-    write_app(folder, recipe, [*written(public), *changes], reply_s=_REPLY_S if public else 0.0)
+    together = joined([*written(public), *changes])
+    write_app(folder, RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0))
     left = [name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN]
     console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
+from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError, LdpflError, WriteError, printable
@@ -73,6 +73,8 @@ def run(
     choose_device(device)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    if more_rounds and not (resume and recipe is None):
+        raise ConfigError("--more-rounds goes on with a finished run: give --resume and its folder by --out, and no recipe")
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(cores())
@@ -161,11 +163,8 @@ def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
 
 
 def _default_folder(config: RunConfig) -> Path:
-    moment = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # one that begins at the same time makes its folder only later
     seed = "" if config.data.brought else f"-seed{config.seed}"  # from which the noise on a user's own data follows
-    name = f"{config.name.replace('/', '-')}{seed}-{moment}"
-    names = (name, *(f"{name}-{number}" for number in range(2, 100)))  # several may begin at once
-    return next((folder for own in names if not (folder := Path("runs") / own).exists()), Path("runs") / name)
+    return new_folder(f"{config.name}{seed}")
 
 
 def sweep(

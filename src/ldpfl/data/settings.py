@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
 from ldpfl.errors import ConfigError
-from ldpfl.importing import GIVEN
+from ldpfl.importing import GIVEN, is_code
 from ldpfl.quantities import Count, Positive
 
 NODE = "node"
@@ -90,16 +90,7 @@ class DataConfig(BaseModel):
     @property
     def brought(self) -> bool:
         """Whether they are a user's own: read from a path or the hub, made by code, or handed over."""
-        return bool(self.path or self.test_path) or any(sign in self.name for sign in ":/") or self.name == GIVEN
-
-    def check_unopened(self) -> None:
-        """Return if these are data that a node looks up for a server: built-in ones, or its own.
-
-        Raises:
-            ConfigError: they are named by path, hub or code, or handed over.
-        """
-        if self.brought:
-            raise ConfigError("the round names data by path, hub or code, which a node opens for no server")
+        return bool(self.path or self.test_path) or is_code(self.name) or "/" in self.name or self.name == GIVEN
 
     @property
     def at_nodes(self) -> bool:

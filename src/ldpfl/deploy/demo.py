@@ -28,10 +28,11 @@ from ldpfl.deploy.processes import (
     without_colour,
 )
 from ldpfl.deploy.site import NodeSite, Site, equip
-from ldpfl.deploy.trial import Trial, write_app
+from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
+from ldpfl.flower.new_app import write_app
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.privacy.budget_file import Books, read_books
 
@@ -85,7 +86,7 @@ def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[
     """
     observer.step(f"certificates, keys, tokens, policies and budgets of {trial.clients} nodes")
     equip(site, trial.policy)
-    write_app(site, trial)
+    write_app(site.app, settings_of(site, trial))
     relay_port, superlink_port, *node_ports = free_ports(2 + trial.clients)
     inherited = inherited_environment(trial.data_dir)
     programs = Programs(site, relay_port, superlink_port, tuple(node_ports), inherited)

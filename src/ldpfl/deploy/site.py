@@ -98,7 +98,7 @@ class Site:
 
     @property
     def app(self) -> Path:
-        return self.operator / "app"
+        return self.operator / "ldpfl-demo"
 
     @property
     def aggregator_key(self) -> Path:

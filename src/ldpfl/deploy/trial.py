@@ -1,4 +1,4 @@
-"""What a trial runs: the quickstart with changes, the policy that allows it, and the Flower app that the operator submits."""
+"""What a trial runs: the quickstart with changes, the policy that allows it, and the settings of the Flower app that is submitted."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli_w
-
 from ldpfl.deploy.site import Site
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.dataset import load_dataset
-from ldpfl.files import write_text
 from ldpfl.flower.policy_init import Offer, fitting_policy
+from ldpfl.flower.run_settings import RunSettings
 from ldpfl.privacy.policy import Policy
 
 RECIPE = "quickstart"
@@ -80,41 +78,21 @@ def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: P
     return Trial(config, every, _policy(config, data_dir, reply_s), None if data_dir is None else data_dir.absolute(), reply_s)
 
 
-def write_app(site: Site, trial: Trial) -> None:
-    """Write the Flower app that the operator submits: ldpfl's own ServerApp and ClientApp, with this run's settings."""
-    package = site.app / "ldpfl_demo"
-    package.mkdir(parents=True)
-    write_text(package / "__init__.py", '"""The demo of ldpfl."""\n')
-    for side in ("server", "client"):
-        write_text(package / f"{side}_app.py", f'from ldpfl.flower.apps import {side}_app as app\n\n__all__ = ["app"]\n')
-    settings = {
-        "recipe": RECIPE,
-        "set": "; ".join(trial.changes),
-        "out": str(site.run),
-        "nodes": trial.clients,
-        "wait-s": _NODES_WAIT_S,
-        "timeout-s": _REPLIES_WAIT_S,
-        "transport": "relay",
-        "linked": LINKED,
-        "min-clients": trial.clients,
-        "window-s": WINDOW_S,
-        "reply-s": trial.reply_s,
-    }
-    tree = {
-        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "project": {"name": "ldpfl-demo", "version": "1.0.0", "description": "ldpfl", "license": "Apache-2.0", "dependencies": []},
-        "tool": {
-            "hatch": {"build": {"targets": {"wheel": {"packages": [package.name]}}}},
-            "flwr": {
-                "app": {
-                    "publisher": "ldpfl",
-                    "components": {"serverapp": "ldpfl_demo.server_app:app", "clientapp": "ldpfl_demo.client_app:app"},
-                    "config": {"ldpfl": settings},
-                }
-            },
-        },
-    }
-    write_text(site.app / "pyproject.toml", tomli_w.dumps(tree))
+def settings_of(site: Site, trial: Trial) -> RunSettings:
+    """Return the settings with which the operator submits ldpfl's own apps."""
+    return RunSettings(
+        recipe=RECIPE,
+        changes="; ".join(trial.changes),
+        out=str(site.run),
+        nodes=trial.clients,
+        wait_s=_NODES_WAIT_S,
+        timeout_s=_REPLIES_WAIT_S,
+        transport="relay",
+        linked=LINKED,
+        min_clients=trial.clients,
+        window_s=WINDOW_S,
+        reply_s=trial.reply_s,
+    )
 
 
 def _policy(config: RunConfig, data_dir: Path | None, reply_s: float) -> Policy:

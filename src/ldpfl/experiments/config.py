@@ -300,19 +300,6 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, int | float) else _quoted(str(value))
 
 
-def joined_changes(changes: Iterable[str]) -> str:
-    """Return changes ``key=value`` as one text, one below the other, which :func:`split_changes` takes apart again.
-
-    Semicolons within them stand in strings of TOML, which can spell them: what a column or class is called ends no setting.
-    """
-    return ";\n".join(change.replace(";", "\\u003b") for change in changes)
-
-
-def split_changes(text: str) -> list[str]:
-    """Return the changes ``key=value`` that ``text`` has between semicolons."""
-    return [change.strip() for change in text.split(";") if change.strip()]
-
-
 def _quoted(text: str) -> str:
     """Return ``text`` as a TOML string: as JSON has it, but for what only TOML wants escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

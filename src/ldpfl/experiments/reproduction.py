@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +17,7 @@ from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
 from ldpfl.experiments.sweep_run import finished
 from ldpfl.files import from_toml
+from ldpfl.privacy.guarantee import best_figure
 from ldpfl.suggestions import did_you_mean
 
 SizeName = Literal["desk", "paper"]
@@ -137,9 +137,7 @@ class Reached:
         """Return the smallest epsilon that holds for all that is sent in the run, and whom it trusts; None where it was not run."""
         if self.row is None or not self.row.privacy:
             return None
-        hidden = self.row.privacy.get("shuffled_upper_adaptive")
-        found = [(self.row.budget, "nobody"), (inf if hidden in (None, "infinity") else float(hidden), "shuffler or sum")]
-        return min(found, key=lambda pair: pair[0])
+        return best_figure(self.row.privacy)
 
 
 def reached(

@@ -14,6 +14,7 @@ from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
 from ldpfl.files import from_json, read_text
+from ldpfl.privacy.guarantee import best_figure, is_figure
 from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER
 
 Point = tuple[tuple[str, AxisValue], ...]
@@ -156,15 +157,8 @@ def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
 
 def _costliest(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return each figure of statements at its largest over the seeds, and all else as the one says it whose best epsilon is the largest."""
-
-    def known(own: dict[str, Any], key: str) -> bool:
-        return own.get(key) == "infinity" or (isinstance(own.get(key), int | float) and not isinstance(own[key], bool))
-
-    def best(own: dict[str, Any]) -> float:
-        return min((float(own[key]) for key in ("local", "shuffled_upper_adaptive") if known(own, key)), default=0.0)
-
-    worst = max(statements, key=best)
-    figures = {key: [own[key] for own in statements if known(own, key)] for key in worst}
+    worst = max(statements, key=lambda own: (best_figure(own) or (0.0,))[0])
+    figures = {key: [own[key] for own in statements if is_figure(own.get(key))] for key in worst}
     return {key: max(figures[key], key=float) if figures[key] else value for key, value in worst.items() if not isinstance(value, list)}
 
 

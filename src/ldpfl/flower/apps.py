@@ -1,16 +1,7 @@
 """A ready ServerApp and ClientApp that run ldpfl's recipes on Flower: ``ldpfl.flower.apps:server_app`` and ``:client_app``.
 
-The server's settings come from the run's config. A client reads none of them there: what it trains is in the round's terms, which
-are the same for all.
-
-- ``ldpfl.recipe``: a recipe's name; ``ldpfl.set``: changes to it, ``key=value``, separated by semicolons.
-- ``ldpfl.out``: folder on the server for checkpoints and results, which a later run of the same config goes on with; empty for none.
-- ``ldpfl.nodes``: nodes that a round needs, 0 for all clients; ``ldpfl.wait-s``, ``ldpfl.timeout-s``: how long to wait for them,
-  and for their replies.
-- ``ldpfl.device``: where the server measures, auto, cpu or cuda.
-- ``ldpfl.reply-s``: seconds after which every client replies; 0, as soon as it can, is for simulations.
-- ``ldpfl.transport``: ``direct``, reports are in the replies; or ``relay``, with ``ldpfl.linked``, ``ldpfl.min-clients`` and
-  ``ldpfl.window-s`` as in :class:`ldpfl.flower.relayed.RelayCollector`.
+The server's settings come from the run's config, see :mod:`ldpfl.flower.run_settings`. A client reads none of them there: what it trains is
+in the round's terms, which are the same for all.
 
 Where ``data.name`` is ``node``, each client trains on the table that its operator names in the node's environment, ``LDPFL_DATA``, read by
 what the terms say of its columns; the server's own rows to measure on are ``data.test_path``. Built-in data come from the folder
@@ -27,7 +18,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict, UserConfig
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from ldpfl.data import Dataset
@@ -37,11 +28,10 @@ from ldpfl.errors import AllDeclined, ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import parse_config, split_changes
+from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.experiments.result import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
@@ -50,6 +40,7 @@ from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.policy_init import as_sent, for_nodes
 from ldpfl.flower.relayed import operator_relay
+from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.importing import is_code
@@ -87,29 +78,27 @@ def _trained(message: Message, context: Context) -> Message:
 
 def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
-    settings = context.run_config
+    settings = RunSettings.of_run(context.run_config)
     collector = _collector(settings)
-    asked = load_recipe(_text(settings, "ldpfl.recipe", DEFAULT), split_changes(_text(settings, "ldpfl.set", "")))
-    config = settled(as_sent(asked, "direct" if collector is None else "relay", *_crowd(settings)))
-    prepared = _prepare(config.to_toml(), _data_dir(context), _text(settings, "ldpfl.device", "cpu"))
+    asked = load_recipe(settings.recipe, settings.change_list)
+    config = settled(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
+    prepared = _prepare(config.to_toml(), _data_dir(context), settings.device)
     federation, start = prepared.federation, prepared.start
-    out = _text(settings, "ldpfl.out", "")
-    folder = RunFolder(Path(out)) if out else None
-    nodes = int(_number(settings, "ldpfl.nodes", 0)) or len(federation.samples)
+    folder = RunFolder(Path(settings.out)) if settings.out else None
     strategy = LdpStrategy(
         for_nodes(prepared.config),
         collector=collector,
         folder=folder,
-        waiting=Waiting(nodes, _number(settings, "ldpfl.wait-s", 300.0)),
+        waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s),
         score=federation.rules.score,
         origin=start.origin,
-        reply_s=_number(settings, "ldpfl.reply-s", 0.0),
-        run_config=settings,
+        reply_s=settings.reply_s,
+        run_config=context.run_config,
         kind=Kind.READY_APP,
     )
     initial = to_arrays(start.state.weights, federation.task.layout)
     try:
-        strategy.start(grid, initial, timeout=_number(settings, "ldpfl.timeout-s", 3600.0))
+        strategy.start(grid, initial, timeout=settings.timeout_s)
     except AllDeclined:
         if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
             _keep_result(strategy, prepared, folder)
@@ -154,19 +143,10 @@ def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = N
     return _Prepared(config, task, federation, start)
 
 
-def _crowd(settings: UserConfig) -> tuple[int, int]:
-    """Return how many units stay together in the relay, and the fewest clients that it mixes."""
-    return int(_number(settings, "ldpfl.linked", 1)), int(_number(settings, "ldpfl.min-clients", 2))
-
-
-def _collector(settings: UserConfig) -> Collector | None:
-    transport = _text(settings, "ldpfl.transport", "direct")
-    if transport == "relay":
-        linked, fewest = _crowd(settings)
-        return operator_relay(linked=linked, min_clients=fewest, window_s=_number(settings, "ldpfl.window-s", 60.0))
-    if transport != "direct":
-        raise ConfigError(f"unknown ldpfl.transport {transport!r}: known: direct, relay")
-    return None
+def _collector(settings: RunSettings) -> Collector | None:
+    if settings.transport == "direct":
+        return None
+    return operator_relay(linked=settings.linked, min_clients=settings.min_clients, window_s=settings.window_s)
 
 
 def _client(context: Context, clients: int) -> int:
@@ -174,17 +154,6 @@ def _client(context: Context, clients: int) -> int:
     if not isinstance(partition, int) or not 0 <= partition < clients:
         raise ConfigError(f"the node's config needs a partition-id from 0 to {clients - 1}, one for each of the recipe's clients")
     return partition
-
-
-def _text(settings: UserConfig, key: str, default: str) -> str:
-    return str(settings.get(key, default))
-
-
-def _number(settings: UserConfig, key: str, default: float) -> float:
-    value = settings.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"setting {key} must be a number, got {value!r}")
-    return float(value)
 
 
 server_app = ServerApp()

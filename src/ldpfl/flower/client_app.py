@@ -110,7 +110,7 @@ class LdpClientApp(ClientApp):
             raise Declined(f"a message of type {category!r} asks for what has no noise; only train is answered")
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before anything of it is looked up
-            node.check_named(mechanism_named(message.content))
+            node.check_mechanism(mechanism_named(message.content))
         asked = self._asked(message, context)
         ask, terms = asked.ask, asked.ask.terms
         if terms.config.mechanism.perturbed == "gradient" and not self._gradients:

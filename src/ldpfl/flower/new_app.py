@@ -10,8 +10,9 @@ import tomli_w
 
 from ldpfl.data.tables import is_absent, read_table
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import joined_changes, toml_value
+from ldpfl.experiments.config import toml_value
 from ldpfl.files import write_text
+from ldpfl.flower.run_settings import RunSettings
 
 _PYPROJECT = """[build-system]
 requires = ["hatchling"]
@@ -37,26 +38,15 @@ clientapp = "{package}.client_app:app"
 
 # What these mean: ldpfl settings, and the page on Flower.
 [tool.flwr.app.config.ldpfl]
-recipe = "{recipe}"
-{set}out = "run"
-nodes = 0
-wait-s = 300.0
-timeout-s = 3600.0
-device = "cpu"
-transport = "direct"
-linked = 1
-min-clients = 2
-window-s = 60.0
-reply-s = {reply_s}
-"""
+{settings}"""
 _MODULE = '"""The {who}: ldpfl\'s own, for its recipes."""\n\nfrom ldpfl.flower.apps import {who}_app as app\n\n__all__ = ["app"]\n'
 
 NOT_KNOWN = [0, 0]
 """Bounds that are still to be filled in, and refused until they are."""
 
 
-def write_app(folder: Path, recipe: str, changes: Sequence[str], *, reply_s: float) -> None:
-    """Write an app that runs ``recipe`` with ``changes``, and whose clients reply after ``reply_s`` seconds.
+def write_app(folder: Path, settings: RunSettings) -> None:
+    """Write an app whose ServerApp and ClientApp are ldpfl's own, with these settings.
 
     Raises:
         ConfigError: there is something in the folder, or it has no name that a package can have.
@@ -67,14 +57,20 @@ def write_app(folder: Path, recipe: str, changes: Sequence[str], *, reply_s: flo
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
     (folder / package).mkdir(parents=True)
-    together = joined_changes(changes)
-    literal = "'''" not in together and all(map(str.isprintable, changes))  # as people would write it, without escapes
-    settings = f"set = '''\n{together}'''\n" if literal else tomli_w.dumps({"set": together})
-    text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, recipe=recipe, set=settings, reply_s=reply_s)
+    text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, settings=_as_people_write(settings.to_dict()))
     write_text(folder / package / "__init__.py", '"""Private training on Flower."""\n')
     for who in ("server", "client"):
         write_text(folder / package / f"{who}_app.py", _MODULE.format(who=who))
     write_text(folder / "pyproject.toml", text)
+
+
+def _as_people_write(settings: Mapping[str, Any]) -> str:
+    """Return ``settings`` as TOML; several lines of changes as lines, without escapes, where that can be."""
+    lines = []
+    for key, value in settings.items():
+        literal = isinstance(value, str) and "\n" in value and "'''" not in value and value.replace("\n", "").isprintable()
+        lines.append(f"{key} = '''\n{value}'''\n" if literal else tomli_w.dumps({key: value}))
+    return "".join(lines)
 
 
 def public_settings(path: Path, target: str, client: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool) -> dict[str, Any]:

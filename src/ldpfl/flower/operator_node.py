@@ -34,7 +34,7 @@ from flwr.app import Context
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp, ProtocolError
 from ldpfl.flower.asked import Ask
-from ldpfl.mechanisms import is_built_in
+from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
@@ -70,15 +70,16 @@ class OperatorNode:
     budget: Budget
     connect: Connect
 
-    def check_named(self, mechanism: str) -> None:
-        """Return if a server may name ``mechanism``: one of ours, which the policy judges later, or one that the policy names.
+    def check_mechanism(self, name: str) -> None:
+        """Return if a server may name the mechanism ``name``.
 
         Raises:
-            Declined: it is neither, and so maybe one of a package that is installed here, whose code would run when it is looked up.
+            Declined: :func:`ldpfl.flower.named_by_server.check_mechanism` does not allow it.
         """
-        if not is_built_in(mechanism) and mechanism not in self.policy.mechanisms:
-            why = f"mechanism {mechanism[:40]!r} is not among the policy's mechanisms; nothing was run or sent"
-            raise self.budget.refused(Declined(why))
+        try:
+            check_mechanism(name, self.policy)
+        except Declined as refusal:
+            raise self.budget.refused(refusal) from None
 
     def keeps_state(self, ask: Ask) -> bool:
         """Whether the app may remember this round: over a relay, only if the policy says so."""
@@ -93,16 +94,11 @@ class OperatorNode:
             Declined: the operator does not allow the release.
             LdpflError: the relay does not answer, has another round, or takes no more uploads when this client may send.
         """
-        model, data = ask.terms.config.model, ask.terms.config.data
         try:
-            self.policy.check_training(model.name, model.options, ask.terms.reply_s)
-            self.policy.check_named("features", data.features, data.feature_options)
-            self.policy.check_named("task", ask.terms.config.task.name, {})
-            data.check_unopened()
+            check_config(ask.terms.config, self.policy)
+            self.policy.check_reply(ask.terms.reply_s)
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
-        except ConfigError as error:
-            raise self.budget.refused(Declined(f"{error}; nothing was read or sent")) from None
         request = self._request(ask, ask.terms.asked)
         if ask.terms.transport == "direct":
             self.budget.charge(request)

@@ -17,18 +17,19 @@ from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import size_of
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import read_config, split_changes
+from ldpfl.experiments.config import read_config
 from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.forecast import start_of
 from ldpfl.experiments.recipes import recipe_or_file
-from ldpfl.experiments.shipped import DEFAULT
-from ldpfl.features import is_code
 from ldpfl.files import from_toml, read_text
+from ldpfl.flower.named_by_server import check_needs_nothing, code_of
+from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.policy import Policy, Transport
+from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
 from ldpfl.tasks import without_answer
@@ -71,10 +72,13 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 f"{project} has no [tool.flwr.app.config.ldpfl], by which the recipes' apps are set: for a ServerApp of its own give "
                 "the config that it uses, with --config"
             )
-        return _offer(read_config(config) if config else _recipe(settings), settings)
+        if config is not None:  # of a ServerApp that may have settings of its own
+            return _offer(read_config(config), RunSettings.read({key: settings[key] for key in RunSettings.names() if key in settings}))
+        known = RunSettings.read(settings)
+        return _offer(load_recipe(known.recipe, known.change_list), known)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
-    return _offer(recipe_or_file(path), {})
+    return _offer(recipe_or_file(path), RunSettings())
 
 
 def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
@@ -122,7 +126,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         transports=(offer.transport,),
         aggregator_keys=tuple(keys),
         linked=offer.linked,
-        models=_code_of(config),
+        models=code_of(config),
         immediate_replies=offer.reply_s == 0,
     )
 
@@ -147,25 +151,9 @@ def ranges_for(config: RunConfig, layers: Sequence[int]) -> LayerRanges:
     """
     if layers:
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
-    for name in _code_of(config):
+    for name in code_of(config):
         raise ConfigError(f"{name!r} is code, which is not run for this: give the sizes of the model's arrays, with --layers")
     return start_of(config)[1]
-
-
-def _check_nothing_named(config: RunConfig) -> None:
-    """Return if nothing has to be opened, fetched or run to know what ``config`` asks for; who wrote it may be a stranger.
-
-    Raises:
-        ConfigError: it names data or a task of its own, which nodes decline anyway.
-    """
-    config.data.check_unopened()
-    for name in _code_of(config):
-        if name.partition(":")[0].endswith(".py"):
-            raise ConfigError(f"the app names the file {name!r}, and a node loads none: what it is to run comes as package.module:Class")
-    if is_code(config.task.name):
-        raise ConfigError(
-            f"{config.task.name!r} is code, which is not run for this: a node takes a built-in task, or one that its policy names"
-        )
 
 
 def _check_size(config: RunConfig) -> None:
@@ -173,11 +161,6 @@ def _check_size(config: RunConfig) -> None:
     size = size_of(config, described(config))
     if size > _LARGEST:
         raise ConfigError(f"the app's model has {size:,} weights, more than {_LARGEST:,}: decline, or give the sizes of its arrays")
-
-
-def _code_of(config: RunConfig) -> tuple[str, ...]:
-    """Return what of ``config`` is code that a client would run: model and features by import path."""
-    return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
 
 
 def _app_settings(project: Path) -> Mapping[str, Any]:
@@ -191,25 +174,19 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _recipe(settings: Mapping[str, Any]) -> RunConfig:
-    return load_recipe(str(settings.get("recipe", DEFAULT)), split_changes(str(settings.get("set", ""))))
-
-
-def _offer(config: RunConfig, settings: Mapping[str, Any]) -> Offer:
+def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     config = for_nodes(config)
-    _check_nothing_named(config)
-    code = _code_of(config)
+    check_needs_nothing(config)
+    code = code_of(config)
     if not code:
         _check_size(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
-    transport: Transport = "direct" if settings.get("transport", "direct") == "direct" else "relay"
-    config = as_sent(config, transport, int(settings.get("linked", 1)), int(settings.get("min-clients", 2)))
+    config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
     config = config if code else settled(config)
-    asked = max(1, round(config.clients.count * config.clients.fraction))
-    if transport == "direct":
-        return Offer(config, "direct", asked, reply_s=float(settings.get("reply-s", 0.0)))
-    return Offer(config, "relay", int(settings.get("min-clients", 2)), int(settings.get("linked", 1)), float(settings.get("reply-s", 0.0)))
+    if settings.transport == "direct":
+        return Offer(config, "direct", cohort_size(config.clients.fraction, config.clients.count), reply_s=settings.reply_s)
+    return Offer(config, "relay", settings.min_clients, settings.linked, settings.reply_s)
 
 
 def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
@@ -220,7 +197,7 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
             accounted, but not solved for.
     """
     if transport == "relay" and config.privacy.target_epsilon != "off":
-        asked = ceil(config.clients.fraction * config.clients.count - 1e-9)
+        asked = cohort_size(config.clients.fraction, config.clients.count)
         if linked > 1:
             raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
         if min_clients < asked:

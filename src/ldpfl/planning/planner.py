@@ -22,6 +22,7 @@ from ldpfl.privacy.charged import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Channel, Release
 from ldpfl.privacy.guarantee import Statement, json_number
 from ldpfl.privacy.statement import DELTA, account_groups, check_delta
+from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
 
 MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
@@ -95,7 +96,7 @@ class Setting:
     @property
     def cohort(self) -> int:
         """Clients that take part in a round; under secret participation, as many as are expected."""
-        return max(1, ceil(self.participation * self.clients - 1e-9))
+        return cohort_size(self.participation, self.clients)
 
     @cached_property
     def reports(self) -> int:
@@ -299,7 +300,7 @@ def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
     What is attained is NaN where not all take part in each round, for then nobody may have sent all that is charged.
     """
     check_central(setting)
-    cohort = max(1, ceil(setting.participation * clients - 1e-9) - setting.colluding)
+    cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
     rounds = ShuffledRounds(setting.epsilon, cohort, setting.reports, setting.rounds)
     return _attained(rounds, setting.delta) if setting.participation == 1 else nan, _certified(rounds, setting.delta)
 

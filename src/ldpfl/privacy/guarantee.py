@@ -80,7 +80,7 @@ def worth_of(epsilon: float) -> Worth:
 
 IF_TRUSTED: Mapping[str, str] = {
     "local": "trusting nobody",
-    "shuffled": "if the shuffler is what it is said to be",
+    "shuffled": "if a shuffler hides who sent what",
     "summed": "if nobody learns more than the sum over all clients",
 }
 _WORTHLESS_IS: Mapping[str, str] = {
@@ -97,6 +97,25 @@ _WORTH: Mapping[str, str] = {
         "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
     ),
 }
+
+
+_OVER_THE_RUN = ("local", "shuffled_upper_adaptive")
+"""Of :meth:`Statement.figures`: what holds for all that is sent in a run, trusting nobody, and if a shuffler or a sum hides the reports."""
+
+
+def best_figure(figures: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return the smallest epsilon of :meth:`Statement.figures` that holds over the whole run, and whom it trusts.
+
+    None where nobody took part, or where there are no such figures: they may come from a damaged file.
+    """
+    found = {name: figures[name] for name in _OVER_THE_RUN if is_figure(figures.get(name))}
+    name = min(found, key=lambda name: float(found[name]), default=None)
+    return None if name is None else (float(found[name]), "nobody" if name == "local" else "shuffler or sum")
+
+
+def is_figure(value: object) -> bool:
+    """Whether a file that holds ``value`` holds an epsilon there."""
+    return value == "infinity" or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 @dataclass(frozen=True)

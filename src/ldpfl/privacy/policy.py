@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
+from ldpfl.importing import lies_in_file
 from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
@@ -147,8 +148,7 @@ def _is_key(text: str) -> str:
 
 
 def _is_path(text: str) -> str:
-    is_file = text.partition(":")[0].endswith(".py")  # of whatever folder the node happens to run in
-    if is_file or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
+    if lies_in_file(text) or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
         raise ValueError("a model must be named package.module:Class")
     return text
 
@@ -229,13 +229,12 @@ class Policy(BaseModel):
             if not kept:
                 raise request.declined(why)
 
-    def check_training(self, model: str, options: Mapping[str, object], reply_s: float) -> None:
-        """Return if a client may train ``model`` with ``options`` and reply ``reply_s`` seconds after it began; 0 is as soon as it can.
+    def check_reply(self, reply_s: float) -> None:
+        """Return if a client may reply ``reply_s`` seconds after it began; 0 is as soon as it can.
 
         Raises:
-            Declined: as :meth:`check_named`; or the time of the reply would depend on the data.
+            Declined: the time of the reply would depend on the data, or is later than the operator waits.
         """
-        self.check_named("model", model, options)
         if reply_s == 0 and not self.immediate_replies:
             raise Declined(
                 "the round states no time for replies, so when a client replies would tell how long it trained, "
@@ -243,19 +242,6 @@ class Policy(BaseModel):
             )
         if reply_s > self.longest_reply_s:
             raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
-
-    def check_named(self, what: str, name: str, options: Mapping[str, object]) -> None:
-        """Return if a server may name the ``what``, a model or features, called ``name``, with ``options``.
-
-        Raises:
-            Declined: it is code that this policy does not name, or an option is text, which may be a path.
-        """
-        if ":" in name and name not in self.models:
-            raise Declined(
-                f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
-            )
-        if any(isinstance(value, str) for value in options.values()):
-            raise Declined(f"an option of the {what} is text, which a server could use as a path; nothing was run or sent")
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
         """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""

@@ -16,6 +16,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.canary import RunAudit
 from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
+from ldpfl.privacy.guarantee import IF_TRUSTED
 
 if TYPE_CHECKING:
     from ldpfl.verifying.verdicts import Verdict
@@ -27,7 +28,6 @@ CLAIM = "paper's claim"
 _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
 _SUM = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
-_RESTS_ON = {"local": "trusting nobody", "shuffled": "if a shuffler hides who sent what", "summed": "if nobody sees more than the sum"}
 _FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
 
 _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
@@ -56,7 +56,7 @@ def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     best = min(proved, key=lambda row: row["epsilon"])
     kept = best["epsilon"] <= target
     what = "one record" if privacy["protected"] == "record" else "everything of a client"
-    said = f"epsilon {number(best['epsilon'])} for {what}, over all that is ever sent, {_RESTS_ON[best['trust_model']]}"
+    said = f"epsilon {number(best['epsilon'])} for {what}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"
     return kept, f"guarantee {'met' if kept else 'missed'}: {said}; {target:g} was asked for"
 
 

@@ -9,18 +9,15 @@ from typing import Any
 
 import tomli_w
 
-from ldpfl.experiments.sweep_config import SweepConfig, cells
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Row, rows
 from ldpfl.experiments.sweep_run import stored_results
 from ldpfl.number_format import number
-from ldpfl.privacy.guarantee import worth_of
+from ldpfl.privacy.guarantee import best_figure, worth_of
 from ldpfl.report.console import score_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
 from ldpfl.tasks import ACCURACY
-
-_TRUSTED = {"local": "nobody", "shuffled_upper_adaptive": "a shuffler, or a sum"}
-"""Whom the epsilon of a row's figure trusts."""
 
 
 def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], command: str) -> str:
@@ -34,14 +31,16 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         DataError: a file is damaged.
     """
     results = stored_results(sweep, overrides, folder)
-    found, count = rows(results), len({cell.folder_name for cell in cells(sweep, overrides, settle=False)})
+    planned = list(cells(sweep, overrides, settle=False))
+    found, count = rows(results), len({cell.folder_name for cell in planned})
     done = len({cell.folder_name for cell, _ in results})
-    known = [(row, held[0]) for row in found if row.score and (held := _holds(row)) is not None and isfinite(held[0])]
+    known = [(row, held[0]) for row in found if row.score and (held := best_figure(row.privacy)) is not None and isfinite(held[0])]
     without = [row.variant for row in found if row.score and row.variant not in {own.variant for own, _ in known}]
     return rendered(
         "sweep.html",
         title=sweep.name,
         description=sweep.description,
+        sentence=_sentence(planned),
         state=f"{done} of {count} runs are finished.",
         command=command if done < count else "",
         metric=found[0].metric if found else ACCURACY,
@@ -57,14 +56,24 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     )
 
 
-def _holds(row: Row) -> tuple[float, str] | None:
-    """Return the smallest epsilon that holds for a whole run, and the name of its figure; None where nobody took part."""
-    figures = [(float(row.privacy[name]), name) for name in _TRUSTED if row.privacy.get(name) is not None]
-    return min(figures, default=None)
+def _sentence(planned: Sequence[Cell]) -> str:
+    """Return what is trained on what, and how often."""
+    configs = [cell.config for cell in planned]
+    models = _one_of([config.model.name for config in configs], "models")
+    data = _one_of(["its own data" if config.data.brought else config.data.name for config in configs], "data sets")
+    clients = _one_of([f"{config.clients.count:,} clients" for config in configs], "numbers of clients")
+    settings, seeds = len({(cell.variant, cell.point) for cell in planned}), len({cell.seed for cell in planned})
+    return f"{models} on {data} with {clients}: {settings} setting{'s' * (settings > 1)}, {seeds} seed{'s' * (seeds > 1)} each."
+
+
+def _one_of(values: Sequence[str], what: str) -> str:
+    """Return the one value that all have, or how many there are."""
+    different = set(values)
+    return values[0] if len(different) == 1 else f"{len(different)} {what}"
 
 
 def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
-    held = _holds(row)
+    held = best_figure(row.privacy)
     return {
         "variant": row.variant,
         "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
@@ -72,7 +81,7 @@ def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
         "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
         "epsilon": "-" if held is None else number(held[0]) if isfinite(held[0]) else "none",
         "worth": "" if held is None else worth_of(held[0]),
-        "trusted": "" if held is None or not isfinite(held[0]) else _TRUSTED[held[1]],
+        "trusted": "" if held is None or not isfinite(held[0]) else held[1],
         "bytes": f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
     }
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
+from ldpfl.quantities import cohort_size
 from ldpfl.randomness import Purpose, stream
 
 
@@ -23,7 +22,7 @@ def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -
 
     Source: LDP-FL, Algorithm 1, line 6; ``fraction`` is f_r in section 5.1.
     """
-    size = min(clients, max(1, ceil(fraction * clients - 1e-9)))
+    size = cohort_size(fraction, clients)
     chosen = stream(seed, Purpose.COHORT, round_number).choice(clients, size=size, replace=False)
     return np.sort(chosen).astype(np.int64)
 

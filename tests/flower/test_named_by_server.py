@@ -1,0 +1,61 @@
+"""What a server may name on a node: what is built in, and what the operator names; nothing is opened or run to find out."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import TINY_TOML
+from ldpfl.errors import ConfigError, Declined
+from ldpfl.experiments.config import parse_config
+from ldpfl.flower.named_by_server import check_config, check_mechanism, check_needs_nothing
+from ldpfl.privacy.policy import Policy
+
+CODE = "somewhere:Thing"
+
+FOREIGN = {
+    "a model": (f"model.name={CODE}", "model 'somewhere:Thing' is code"),
+    "a model of a file": ("model.name=thing.py:Thing", "model 'thing.py:Thing' is code"),
+    "an option of a model": ('model.options.hidden="/etc/passwd"', "an option of the model is text"),
+    "features": (f"data.features={CODE}", "features 'somewhere:Thing' is code"),
+    "an option of features": ('data.feature_options.directions="/etc/passwd"', "an option of the features is text"),
+    "a task": (f"task.name={CODE}", "task 'somewhere:Thing' is code"),
+    "data": (f"data.name={CODE}", "the round names data by path, hub or code"),
+    "data of the hub": ("data.name=somebody/faces", "the round names data by path, hub or code"),
+    "data that were handed over": ("data.name=given", "the round names data by path, hub or code"),
+}
+
+
+def policy_of(**settings: object) -> Policy:
+    return Policy.model_validate({"mechanisms": ["duchi"], **settings})
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_a_policy_does_not_name_is_declined(what: str) -> None:
+    change, why = FOREIGN[what]
+    with pytest.raises(Declined, match=why):
+        check_config(parse_config(TINY_TOML, [change], origin="test"), policy_of())
+
+
+@pytest.mark.parametrize("what", ["a model", "features", "a task"])
+def test_installed_code_may_be_named_where_the_policy_does(what: str) -> None:
+    check_config(parse_config(TINY_TOML, [FOREIGN[what][0]], origin="test"), policy_of(models=[CODE]))
+
+
+def test_built_in_names_and_numbers_are_for_every_server() -> None:
+    check_config(parse_config(TINY_TOML, ["data.features=strokes", "data.feature_options.directions=20"], origin="test"), policy_of())
+
+
+def test_a_mechanism_is_ours_or_the_policy_s() -> None:
+    check_mechanism("harmony", policy_of())  # what it may release is judged when its release is known
+    check_mechanism("theirs", policy_of(mechanisms=["theirs"]))
+    for name in ("theirs", "duchi:Thing", ""):
+        with pytest.raises(Declined, match="not among the policy's mechanisms"):
+            check_mechanism(name, policy_of())
+
+
+def test_a_stranger_s_app_says_what_it_asks_without_being_run() -> None:
+    """Code that is installed is not run either, and has to be named in the policy that comes of it."""
+    check_needs_nothing(parse_config(TINY_TOML, [f"model.name={CODE}"], origin="test"))
+    for change in ("model.name=thing.py:Thing", f"task.name={CODE}", f"data.name={CODE}", "data.name=somebody/faces"):
+        with pytest.raises(ConfigError):
+            check_needs_nothing(parse_config(TINY_TOML, [change], origin="test"))
