@@ -19,6 +19,7 @@ from torch import Tensor
 from ldpfl.attacks import GanConfig
 from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
 from ldpfl.attacks.on_run import Attacker, AttackPlan, Pictures, RunAttack, attack_folder, make_folder
+from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.linkage import linkage
 from ldpfl.data.loading import DATA_DIR_VARIABLE
@@ -35,7 +36,7 @@ _SIDE_BY_SIDE = "side-by-side.png"
 _COMPARISON = "comparison.json"
 _SHOWN = 64
 
-app = typer.Typer(no_args_is_help=True, help="Attack what is published or sent, to see what protection is worth.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Attack what is published or sent, to see what protection is worth.")
 
 
 @app.callback()

@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
 from ldpfl.number_format import number
 from ldpfl.privacy import Release
@@ -30,7 +31,7 @@ _HOLDS = (
 
 _REPLACED = {"client": "all its data", "record": "any one of its records, which says little of the client"}
 
-app = typer.Typer(no_args_is_help=True, help="A client's own lifetime budget: what it allows to leave, and what has left.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's own lifetime budget: what it allows to leave, and what has left.")
 
 File = Annotated[Path, typer.Option("--file", help="The client's budget file.", show_default=False)]
 

@@ -53,7 +53,17 @@ COMMANDS = {
 """By name: its module below ``ldpfl.cli`` and its function or app there, and the first sentence of its own help."""
 
 
-class Commands(TyperGroup):
+class Group(TyperGroup):
+    """Commands of which a mistyped one is answered by the nearest."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            raise click.UsageError(f"no such command {args[0]!r}: {did_you_mean(args[0], names)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Group):
     """The commands of :data:`COMMANDS`, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,8 +74,6 @@ class Commands(TyperGroup):
         return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise click.UsageError(f"no such command {args[0]!r}: {did_you_mean(args[0], COMMANDS)}", ctx)
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else command(name), rest
 

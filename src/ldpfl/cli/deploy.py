@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.data.loading import DATA_DIR_VARIABLE
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
-app = typer.Typer(no_args_is_help=True, help="Deploy on Flower, with the relay.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
 
 @app.callback()

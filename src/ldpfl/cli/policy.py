@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
 from ldpfl.number_format import number
@@ -17,7 +18,7 @@ from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.report.terminal import terminal
 
-app = typer.Typer(no_args_is_help=True, help="What a client's operator allows to leave.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="What a client's operator allows to leave.")
 
 
 @app.callback()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ _NEEDED = ("httpx", "sqlalchemy", "starlette", "uvicorn")
 STORE_VARIABLE = "LDPFL_RELAY_STORE"
 TOKEN_HELP = "Tokens of clients and aggregators."
 
-app = typer.Typer(no_args_is_help=True, help="Run the relay, which mixes sealed reports so that nobody sees who sent what.")
-token_app = typer.Typer(no_args_is_help=True, help=TOKEN_HELP)
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Run the relay, which mixes sealed reports so that nobody sees who sent what.")
+token_app = typer.Typer(cls=Group, no_args_is_help=True, help=TOKEN_HELP)
 app.add_typer(token_app, name="token")
 
 StoreOption = Annotated[

@@ -25,7 +25,7 @@ from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
-from ldpfl.privacy.statement import DELTA
+from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState
@@ -52,7 +52,7 @@ class CanaryRow:
         weights: how many weights the auditor looks at.
         accuracy: part of the trials in which it names the canary's report correctly; a coin gives 1/2.
         accuracy_low, accuracy_high: confidence interval of that (Clopper & Pearson 1934).
-        epsilon_lower: what the canary's report was shown to cost at least, at ``DELTA``.
+        epsilon_lower: what the canary's report was shown to cost at least, at the run's delta.
         best_possible_if_claim_held: the largest accuracy there could be if the whole report cost what a unit is claimed to, delta too.
     """
 
@@ -75,6 +75,7 @@ class RunAudit:
         mechanism: its name.
         epsilon_per_unit: what it claims for one unit; infinity where nothing is protected.
         trials: half of them to choose thresholds by, half to judge by.
+        delta: of the run, at which the rows say what was shown.
         rows: one for each number of weights.
         confidence: probability with which all bounds hold together.
     """
@@ -85,6 +86,7 @@ class RunAudit:
     mechanism: str
     epsilon_per_unit: float
     trials: int
+    delta: float
     rows: tuple[CanaryRow, ...]
     confidence: float = CONFIDENCE
 
@@ -135,17 +137,19 @@ def audit_run(
         raise ConfigError("records that take part by chance are not audited: the canary would be in each round")
     trials = _affordable(trials, len(cohort), state.ranges.dimension)
     mechanism = federation.mechanism.in_round(state.public())
+    config = folder.config()
     game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
     scores = game.play(trials, progress or (lambda done, total: None))
     guarantee = mechanism.guarantee(state.ranges)
     return RunAudit(
-        name=folder.config().name,
+        name=config.name,
         clients=len(cohort),
         weights=state.ranges.dimension,
         mechanism=mechanism.name,
         epsilon_per_unit=guarantee.epsilon,
         trials=trials,
-        rows=_rows(scores, game.sizes, guarantee.epsilon, guarantee.delta),
+        delta=config.privacy.delta,
+        rows=_rows(scores, game.sizes, guarantee, config.privacy.delta),
     )
 
 
@@ -245,11 +249,11 @@ def _sizes(dimension: int) -> tuple[int, ...]:
     return (*(10**power for power in range(len(str(dimension))) if 10**power < dimension), dimension)
 
 
-def _rows(scores: Floats, sizes: tuple[int, ...], epsilon: float, delta: float) -> tuple[CanaryRow, ...]:
+def _rows(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
     """Judge each number of weights on its own; rows, and accuracy and epsilon in a row, share what may go wrong equally."""
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))
-    best = 1.0 if isinf(epsilon) else (1 + delta * exp(-epsilon)) / (1 + exp(-epsilon))
+    best = 1.0 if isinf(claim.epsilon) else (1 + claim.delta * exp(-claim.epsilon)) / (1 + exp(-claim.epsilon))
     rows = []
     for column, weights in enumerate(sizes):
         chosen_by = scores[:half:2, column], scores[1:half:2, column]
@@ -257,6 +261,6 @@ def _rows(scores: Floats, sizes: tuple[int, ...], epsilon: float, delta: float) 
         threshold = best_threshold(*chosen_by)
         right = int((judged_by[0] > threshold).sum()) + int((judged_by[1] <= threshold).sum())
         low, high = clopper_pearson(right, half, error)
-        shown = threshold_epsilon(chosen_by, judged_by, DELTA, error)
+        shown = threshold_epsilon(chosen_by, judged_by, delta, error)
         rows.append(CanaryRow(weights, right / half, low, high, shown, best))
     return tuple(rows)

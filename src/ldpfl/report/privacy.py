@@ -214,7 +214,8 @@ def canary_table(audit: RunAudit) -> Table:
     told = max(audit.rows, key=lambda row: row.accuracy)
     table.caption = (
         f"An adversary guesses right in {told.accuracy:.0%} of trials where the claim allows {told.best_possible_if_claim_held:.0%}. "
-        f"{audit.trials} trials; the canary holds one of two known patterns, the server knows what all others hold. "
+        f"{audit.trials} trials, epsilon at delta {audit.delta:g}; the canary holds one of two known patterns, "
+        "the server knows what all others hold. "
         "The last column is the most that anyone could guess right if all that a client sends in a round cost the claimed epsilon."
     )
     table.caption_justify = "left"
