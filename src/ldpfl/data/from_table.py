@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,9 +17,6 @@ from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of, unit_of
 from ldpfl.errors import DataError, printable
 from ldpfl.tasks import Targets
-
-if TYPE_CHECKING:
-    pass
 
 
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:

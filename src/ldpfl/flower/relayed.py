@@ -81,7 +81,7 @@ class RelayCollector:
         """Open the round at the relay, which tells every client the same agreement on ``content``.
 
         Raises:
-            ConfigError, RelayRefused, RelayUnreachable: as for :meth:`require_ready`; or it has other terms already.
+            ConfigError, RelayRefused, RelayUnreachable: as for :meth:`check_ready`; or it has other terms already.
         """
         self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement_of(content, MessageType.TRAIN)))
 

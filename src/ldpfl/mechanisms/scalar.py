@@ -175,7 +175,8 @@ class ScalarMechanism(Mechanism):
     def release(self, ranges: LayerRanges) -> PureRelease:
         taken, each = self.sampled(ranges), self.law_for(ranges).blanket
         if taken is None:
-            return PureRelease(self.name, self.epsilon, ranges.dimension, "weight", blanket=usable_blanket(self.epsilon, each))
+            blanket = usable_blanket(self.epsilon, each)
+            return PureRelease(self.name, self.epsilon, ranges.dimension, "weight", blanket=blanket, signed=blanket is not None)
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, each**taken))
 
     def _weight(self, ranges: LayerRanges) -> float:

@@ -16,6 +16,13 @@ from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl.verifying import certificate
 
+_KINDS: Mapping[type[Release], str] = {
+    BinaryRelease: "binary",
+    PureRelease: "pure",
+    GaussianRelease: "gaussian",
+    UnprotectedRelease: "unprotected",
+}
+
 
 def certified(
     text: str, name: str, delta: float, versions: Mapping[str, str], caveats: Sequence[str] = (), origin: str = "ledger"
@@ -77,10 +84,12 @@ def _charged(group: RoundGroup) -> certificate.Charged:
 
 
 def _released(release: Release) -> certificate.Released:
-    kind = "binary" if isinstance(release, BinaryRelease) else "gaussian" if isinstance(release, GaussianRelease) else "pure"
+    kind = _KINDS.get(type(release))
+    if kind is None:
+        raise ConfigError(f"a certificate cannot say what a {type(release).__name__} is, so nobody could check it: none is made")
     unprotected = isinstance(release, UnprotectedRelease)
     return certificate.Released(
-        kind="unprotected" if unprotected else kind,  # type: ignore[arg-type]
+        kind=kind,  # type: ignore[arg-type]
         mechanism=release.mechanism,
         parameter=None if unprotected else float(release.parameter),
         units=release.units,

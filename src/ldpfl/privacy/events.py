@@ -107,6 +107,8 @@ class PureRelease(_ByUnit):
     Attributes:
         blanket: a share g for which there is a law U, the same for all clients of a round, such that a report is between g and
             g e^epsilon times as likely as under U, whatever its input: so much of it says nothing. None where none is known.
+        signed: whether a report about either end of the range says which, and is wrong with half of the blanket's probability. Then data
+            are known that cost nearly what the blanket allows for; else no lower figure is stated.
     """
 
     mechanism: str
@@ -115,6 +117,7 @@ class PureRelease(_ByUnit):
     unit: Unit
     claim: str = field(default="", compare=False)
     blanket: float | None = None
+    signed: bool = field(default=False, compare=False)  # not of runs from before it was said
 
 
 def usable_blanket(epsilon: float, share: float) -> float | None:
@@ -269,6 +272,8 @@ class RoundEvent:
                 isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
             ):
                 raise ConfigError(f"round {self.round}: no report at {epsilon:g} has a blanket of {share}")
+            case PureRelease(signed=True, blanket=share, unit=unit) if share is None or unit != "weight":
+                raise ConfigError(f"round {self.round}: a report of a {unit} without a blanket has no sign that is known")
             case GaussianRelease(unit="record", alike=True):
                 raise ConfigError(f"round {self.round}: sums over records do not lie in one ball")
             case GaussianRelease(rate=rate, unit=unit) if not (0 < rate <= 1 and (rate == 1 or unit == "record")):

@@ -39,7 +39,7 @@ _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
 }
 """Events of version 1 did not say what their mechanism's paper claims of them."""
 
-_NOT_STATED = [("blanket", None), ("alike", False)]
+_NOT_STATED = [("blanket", None), ("alike", False), ("signed", False)]
 """What was not known of a release when a ledger was written is not in it, nor in its chain."""
 
 _PARTS = {"format", "version", "events", "accounted"}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, permutations, product
-from math import comb, exp, factorial, inf, prod
+from math import comb, exp, factorial, inf, log, prod
 from typing import Any
 
 import numpy as np
@@ -210,7 +210,7 @@ def cloned(group: RoundGroup) -> ClonedReports:
 @pytest.mark.slow
 @pytest.mark.thorough_for("3")
 def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_is_certified(linked: int) -> None:
-    release = PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25))
+    release = PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25), signed=True)
     group = RoundGroup(release, 400, 400, 5, linked=linked)
     found = behind_shuffler([group])
     assert isinstance(found, BlanketedReports)
@@ -223,7 +223,7 @@ def test_reports_behind_a_shuffler_are_between_what_a_data_set_attains_and_what_
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_two_more_rounds_among_fewer_cost_more_behind_a_shuffler() -> None:
-    group = RoundGroup(PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25)), 400, 400, 5)
+    group = RoundGroup(PureRelease("laplace", 0.5, 12, "weight", blanket=exp(-0.25), signed=True), 400, 400, 5)
     alike, unlike = behind_shuffler([group]), behind_shuffler([group, replace(group, rounds=2, cohort=300)])
     assert alike is not None
     assert unlike is not None
@@ -295,7 +295,18 @@ def test_the_budget_of_a_bit_may_be_huge() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_what_is_attained_is_not_said_of_clients_that_decide_in_secret() -> None:
-    release = PureRelease("piecewise", 2.0, 100, "weight", blanket=exp(-1.0))
+    release = PureRelease("piecewise", 2.0, 100, "weight", blanket=exp(-1.0), signed=True)
     secret = behind_shuffler([RoundGroup(release, 90, 10_000, 20, sampling="secret", rate=0.01)])
     assert secret is not None
     assert secret.bounds(1e-5).attained is None
+
+
+def test_nothing_is_said_to_be_attained_by_a_blanket_alone() -> None:
+    """Hadamard response on 4 levels has this blanket, and no two of its inputs are as far apart as the blanket would allow."""
+    epsilon, delta = 1.0, 0.2
+    share = 2 / (exp(epsilon) + 1)
+    alone = behind_shuffler([RoundGroup(PureRelease("hadamard", epsilon, 1, "weight", blanket=share), 1, 1)])
+    assert alone is not None
+    found, right = alone.bounds(delta), exp(epsilon) / (1 + exp(epsilon))
+    assert found.attained is None
+    assert found.adaptive > log((right - 2 * delta) / (1 - right))  # what two of its inputs cost, of which half the columns differ

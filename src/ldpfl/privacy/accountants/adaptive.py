@@ -25,7 +25,6 @@ import numpy as np
 
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.moments import renyi_factor
-from ldpfl.privacy.accountants.randomized_response import log_moment
 from ldpfl.privacy.accountants.registry import accountant
 from ldpfl.privacy.events import BinaryRelease, Release
 
@@ -56,8 +55,7 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
     if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
         return pure
     t = np.array([order])
-    divergence = np.sum([number * log_moment(each, t) / order for each, number in composed.pure], axis=0) + (1 + t) * composed.mu**2 / 2
-    return min(pure, float((divergence + _price(t, delta))[0]) * _UP) if composed.releases else 0.0
+    return min(pure, float((composed.divergence(t) + _price(t, delta))[0]) * _UP) if composed.releases else 0.0
 
 
 def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:

@@ -168,9 +168,9 @@ class BlanketedReports(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         found = self.epsilon(delta)
-        if not self.joined or any(group.release.unit != "weight" for group in self.groups):
+        if not self.joined or not all(_is_signed(group) for group in self.groups):
             return Bounds(found, found)
-        # A weight's report shows on which side of the middle its input lies: a bit, wrong with half of the blanket's probability.
+        # Which end an input lies at is a bit, wrong with half of the blanket's probability.
         signs = [replace(_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
         return Bounds(found, found, min(attained_epsilon(signs, delta), found))
 
@@ -226,6 +226,10 @@ def _linked(group: RoundGroup) -> Hidden:
 
 def _blanket(group: RoundGroup) -> float | None:
     return group.release.blanket if isinstance(group.release, PureRelease) else None
+
+
+def _is_signed(group: RoundGroup) -> bool:
+    return isinstance(group.release, PureRelease) and group.release.signed
 
 
 def _reports(group: RoundGroup) -> Hidden:

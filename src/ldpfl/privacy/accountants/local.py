@@ -41,15 +41,23 @@ class LocalAccountant(Accountant):
         """Whether it composes releases of all these kinds."""
         return cls.kinds >= set(kinds)
 
+    def divergence(self, order: Array) -> Array:
+        """Return the Renyi divergences of all together, at the orders 1 + ``order``: what a budget counts by, beside the pure sum.
+
+        Infinite where an accountant does not say: then the pure sum alone counts.
+        """
+        return np.full_like(order, inf)
+
     @property
     def pure(self) -> list[tuple[float, int]]:
-        """Reports that have a pure cost, as (epsilon, number)."""
-        return [(release.parameter, release.units * times) for release, times in self.releases.items() if release.pure_epsilon < inf]
+        """Reports of pure mechanisms, as (epsilon, number)."""
+        pure = ((release, times) for release, times in self.releases.items() if isinstance(release, BinaryRelease | PureRelease))
+        return [(release.parameter, release.units * times) for release, times in pure]
 
     @property
     def mu(self) -> float:
         """Of all the Gaussian releases together."""
-        gaussian = ((release, times) for release, times in self.releases.items() if release.by_round)
+        gaussian = ((release, times) for release, times in self.releases.items() if isinstance(release, GaussianRelease))
         return composed_mu(release.parameter * sqrt(release.units * times) for release, times in gaussian)
 
 
@@ -69,6 +77,9 @@ class PureAccountant(LocalAccountant):
             return composed_delta(alike.pop(), number, epsilon)
         return super().delta(epsilon)
 
+    def divergence(self, order: Array) -> Array:
+        return _of_reports(self.pure, order)
+
 
 class GaussianAccountant(LocalAccountant):
     """Gaussian noise: exact, but where records take part by chance, which is bounded."""
@@ -84,6 +95,9 @@ class GaussianAccountant(LocalAccountant):
 
     def delta(self, epsilon: float) -> float:
         return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
+
+    def divergence(self, order: Array) -> Array:
+        return _of_noise(self.mu, order)  # which is more than that of records that take part by chance
 
     @property
     def rounds(self) -> list[tuple[float, float, int]]:
@@ -112,6 +126,9 @@ class RenyiAccountant(LocalAccountant):
 
         return epsilon_from_log_moment(total, delta)
 
+    def divergence(self, order: Array) -> Array:
+        return _of_reports(self.pure, order) + _of_noise(self.mu, order)
+
 
 class NoAccountant(LocalAccountant):
     """Something left without protection: no epsilon holds."""
@@ -123,3 +140,11 @@ class NoAccountant(LocalAccountant):
 
     def delta(self, epsilon: float) -> float:
         return 1.0
+
+
+def _of_reports(pure: list[tuple[float, int]], order: Array) -> Array:
+    return np.asarray(np.sum([number * log_moment(epsilon, order) / order for epsilon, number in pure], axis=0))
+
+
+def _of_noise(mu: float, order: Array) -> Array:
+    return np.asarray((1 + order) * mu**2 / 2)

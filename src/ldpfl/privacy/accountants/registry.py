@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 
+from ldpfl.errors import PrivacyError
 from ldpfl.privacy.accountants.behind_shuffler import (
     BlanketedReports,
     ClonedReports,
@@ -43,7 +44,7 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
     """Return what composes ``releases``, each with its number of times.
 
     Raises:
-        TypeError: a kind of release that no accountant knows.
+        PrivacyError: kinds of release that no accountant composes.
     """
     counts: Counter[Release] = Counter()
     for release, times in releases:
@@ -52,11 +53,13 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
     for kind in LOCAL:
         if kind.supports(kinds):
             return kind(counts)
-    raise TypeError(f"no accountant knows {', '.join(sorted(kind.__name__ for kind in kinds))}")
+    raise PrivacyError(f"no accountant composes {' and '.join(sorted(kind.__name__ for kind in kinds))}: nothing is known to hold of them")
 
 
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
-    """Return what composes rounds like ``groups``; None where nothing does."""
+    """Return what composes rounds like ``groups``; None where nothing does, or a release says that a shuffler adds nothing to it."""
+    if any(group.channel == "ideal-shuffler" and group.release.not_shuffled for group in groups):
+        return None
     kind = next((kind for kind in HIDDEN if kind.supports(groups)), None)
     return None if kind is None else kind(groups, accountant((group.release, group.rounds) for group in groups))
 
