@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import ldpfl
-from ldpfl.data.partition import held_out
+from ldpfl.data.holding_out import held_out
 
 
 def patients(rows: int, hospitals: int) -> pd.DataFrame:

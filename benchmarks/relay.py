@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl.relay import RelayAggregator, RelayClient, Terms
-from ldpfl.relay.schema import open_engine
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 
 SERVER = [sys.executable, "-c", "from ldpfl.cli.relay import app; app()", "serve"]

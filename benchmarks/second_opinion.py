@@ -14,7 +14,7 @@ from ldpfl.experiments.shipped import recipe_names
 from ldpfl.number_format import number
 from ldpfl.privacy.certified_lines import certified
 from ldpfl.report.privacy import TRUSTED
-from ldpfl.verifying.certificate import Certificate
+from ldpfl.verifying.certificate_file import Certificate
 from ldpfl.verifying.verdicts import second_opinion
 
 parser = argparse.ArgumentParser(description=__doc__)

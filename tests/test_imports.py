@@ -46,7 +46,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 FLOORS = (
     ("entropy", "errors", "number_format", "suggestions", "supervisor", "lazy", "version"),
-    ("files", "importing", "keys", "layout", "permissions", "quantities", "randomness", "ranges"),
+    ("file_owners", "files", "importing", "keys", "layout", "quantities", "randomness", "ranges"),
     ("cache", "models", "tasks", "verifying"),
     ("data", "privacy", "relay"),
     ("features", "mechanisms"),

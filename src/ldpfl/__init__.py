@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
     from ldpfl.api import verify as verify
+    from ldpfl.api.results import ReproductionResult as ReproductionResult
+    from ldpfl.api.results import RunResult as RunResult
+    from ldpfl.api.results import SweepResult as SweepResult
     from ldpfl.errors import BudgetExhausted as BudgetExhausted
     from ldpfl.errors import ConfigError as ConfigError
     from ldpfl.errors import DataError as DataError
@@ -32,9 +35,6 @@ if TYPE_CHECKING:
     from ldpfl.randomness import SecureSource as SecureSource
     from ldpfl.randomness import SeededStreams as SeededStreams
     from ldpfl.ranges import LayerRanges as LayerRanges
-    from ldpfl.report.results import ReproductionResult as ReproductionResult
-    from ldpfl.report.results import RunResult as RunResult
-    from ldpfl.report.results import SweepResult as SweepResult
     from ldpfl.version import __version__ as __version__
 
 __getattr__, __dir__ = lazy.exports(
@@ -49,11 +49,11 @@ __getattr__, __dir__ = lazy.exports(
         "ParameterLayout": "ldpfl.layout",
         "PrivacyError": "ldpfl.errors",
         "ProtocolError": "ldpfl.errors",
-        "ReproductionResult": "ldpfl.report.results",
-        "RunResult": "ldpfl.report.results",
+        "ReproductionResult": "ldpfl.api.results",
+        "RunResult": "ldpfl.api.results",
         "SecureSource": "ldpfl.randomness",
         "SeededStreams": "ldpfl.randomness",
-        "SweepResult": "ldpfl.report.results",
+        "SweepResult": "ldpfl.api.results",
         "__version__": "ldpfl.version",
         "account": "ldpfl.api",
         "audit": "ldpfl.api",

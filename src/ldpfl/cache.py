@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ldpfl.errors import DataError, WriteError
+from ldpfl.file_owners import check_own
 from ldpfl.files import make_folder, replace_atomically
-from ldpfl.permissions import check_own
 
 CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
 

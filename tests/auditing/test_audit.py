@@ -41,7 +41,7 @@ from scipy import stats
 from ldpfl import ConfigError, mechanisms
 from ldpfl.auditing import MechanismAudit, audit_mechanism
 from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY
-from ldpfl.auditing.statistics import (
+from ldpfl.auditing.bounds import (
     Bins,
     best_threshold,
     clopper_pearson,

@@ -14,7 +14,7 @@ import torch
 from ldpfl import ConfigError, DataError
 from ldpfl.data import Dataset
 from ldpfl.data.from_table import dataset_of
-from ldpfl.data.partition import held_out
+from ldpfl.data.holding_out import held_out
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.tasks import NO_TOKEN, Targets

@@ -21,14 +21,14 @@ import ldpfl
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.holding_out import held_out
 from ldpfl.data.own_data import load_brought
-from ldpfl.data.partition import held_out
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments import build as build_module
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_value
 from ldpfl.experiments.dataset import load_dataset
-from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented
 from ldpfl.experiments.sweep_config import SweepConfig

@@ -31,7 +31,7 @@ from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import Request, read_policy
-from ldpfl.relay.schema import open_engine
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import load_key
 

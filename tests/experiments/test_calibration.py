@@ -13,7 +13,7 @@ from ldpfl.data import Dataset
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.privacy.statement import account, run_epsilon
 from ldpfl.server import once_cohort
 from ldpfl.simulation import simulate

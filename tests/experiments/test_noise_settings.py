@@ -15,8 +15,8 @@ from ldpfl.experiments.baseline import noise_free
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.forecast import planned_ledger
-from ldpfl.experiments.result import summarise
+from ldpfl.experiments.figures import summarise
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.mechanisms import Gaussian
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -210,7 +210,7 @@ def test_the_forecast_is_the_ledger_that_the_run_leaves(
     name: str, overrides: list[str], fraction: float, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny images are 20x20, those of MNIST 28x28: the forecast is told so."""
-    monkeypatch.setattr("ldpfl.experiments.forecast.described", lambda config, given: Description((1, 20, 20), 10))
+    monkeypatch.setattr("ldpfl.experiments.planned_ledger.described", lambda config, given: Description((1, 20, 20), 10))
     config = config_of(name, f"clients.fraction={fraction}", *overrides)
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
     *_, last = simulate(federation, start, config.training.rounds)

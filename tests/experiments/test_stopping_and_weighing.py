@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ldpfl import ConfigError, api
+from ldpfl.api.results import RunResult
 from ldpfl.data import Dataset, Samples
-from ldpfl.report.results import RunResult
 
 ROUNDS = 20
 STOPPING = {"training.patience": 2, "data.validation": 0.5}

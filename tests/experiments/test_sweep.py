@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from ldpfl import ConfigError, DataError
+from ldpfl.api.results import SweepResult
 from ldpfl.experiments import Runner
 from ldpfl.experiments.shipped import sweep_names
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, load_sweep
@@ -22,7 +23,6 @@ from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
-from ldpfl.report.results import SweepResult
 from ldpfl.server import RoundMetrics
 
 TINY = (

@@ -35,8 +35,8 @@ from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.randomness import SeededStreams
 from ldpfl.relay import Patience, RelayAggregator, RelayClient
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.limits import Connections
-from ldpfl.relay.schema import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
 from ldpfl.shuffling import RecordPlan

@@ -26,7 +26,7 @@ from ldpfl.privacy.policy import Policy
 from ldpfl.randomness import SeededStreams
 from ldpfl.relay import Patience, RelayAggregator, RelayClient
 from ldpfl.relay.app import create_app
-from ldpfl.relay.schema import open_engine
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint

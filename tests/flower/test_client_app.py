@@ -46,7 +46,7 @@ from ldpfl import LayerRanges, SeededStreams, mechanisms
 from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, NotSetUp
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.asked import read_asked
+from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.internals import unpacked
 from ldpfl.flower.terms import VERSION, agreement_of

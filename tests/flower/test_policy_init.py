@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ldpfl import ConfigError
-from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.policy_init import as_sent, fitting_policy, offer_of, ranges_for
 from ldpfl.privacy.statement import run_epsilon
 

@@ -21,7 +21,7 @@ from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.auditing.bench import RADII
-from ldpfl.auditing.statistics import epsilon_lower_bound
+from ldpfl.auditing.bounds import epsilon_lower_bound
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import privunit_law
 from ldpfl.mechanisms.base import read_valid

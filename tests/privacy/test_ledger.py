@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ldpfl.errors import DataError, WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accountants.registry import epsilon_of
-from ldpfl.privacy.charged import charged
+from ldpfl.privacy.charged_rounds import charged
 from ldpfl.privacy.events import Channel, Sampling
 from ldpfl.privacy.statement import account
 

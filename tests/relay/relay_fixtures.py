@@ -10,7 +10,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from relay_support import Clock, Postgres, postgres_programs, unsynced
 
-from ldpfl.relay.schema import open_engine
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.store import Store
 
 

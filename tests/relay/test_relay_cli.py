@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ldpfl import ConfigError
 from ldpfl.cli import relay
-from ldpfl.relay.schema import open_engine
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Tokens
 
 

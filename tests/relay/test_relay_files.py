@@ -38,12 +38,13 @@ from relay_support import (
 from sqlalchemy import event, text
 
 from ldpfl import ConfigError
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
     StoreFull,
     StoreUnavailable,
 )
 from ldpfl.relay.leftovers import Leftovers
-from ldpfl.relay.schema import open_engine, parts, uploads
+from ldpfl.relay.schema import parts, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.uniform_order import scatter
 
@@ -106,7 +107,7 @@ def reader(path: Path) -> Iterator[None]:
 
 
 def test_who_reads_the_store_holds_up_writers_and_spoils_nothing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.relay.schema._HELD_S", 0.2)
+    monkeypatch.setattr("ldpfl.relay.database._HELD_S", 0.2)
     store = Store(open_engine(str(tmp_path / "relay.db")), clock=clock)
     opened(store)
     put(store, "alice")
@@ -128,7 +129,7 @@ def test_who_reads_the_store_holds_up_writers_and_spoils_nothing(tmp_path: Path,
 
 def test_a_request_waits_for_a_long_one_of_its_own_process(sqlite_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than another process may hold the store."""
-    monkeypatch.setattr("ldpfl.relay.schema._HELD_S", 0.1)
+    monkeypatch.setattr("ldpfl.relay.database._HELD_S", 0.1)
     sqlite_store.engine.dispose()
     opened(sqlite_store, min_clients=1)
     put(sqlite_store, "alice")
@@ -151,7 +152,7 @@ def test_a_request_waits_for_a_long_one_of_its_own_process(sqlite_store: Store, 
 def test_a_store_with_a_write_ahead_log_is_converted_before_it_is_served(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ldpfl.relay.schema._HELD_S", 0.2)
+    monkeypatch.setattr("ldpfl.relay.database._HELD_S", 0.2)
     path = tmp_path / "relay.db"
     first = Store(open_engine(str(path)), clock=clock)
     opened(first)
@@ -399,7 +400,7 @@ def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(
         assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "1min"
         connection.execute(text("LOCK TABLE relay_rounds"))
         with monkeypatch.context() as patched:
-            patched.setattr("ldpfl.relay.schema._POSTGRES_TIMES", ("SET lock_timeout = '500ms'",))
+            patched.setattr("ldpfl.relay.database._POSTGRES_TIMES", ("SET lock_timeout = '500ms'",))
             hasty = Store(open_engine(place), clock=clock)
             began = time.monotonic()
             with pytest.raises(StoreUnavailable):

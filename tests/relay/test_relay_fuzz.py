@@ -18,8 +18,8 @@ from relay_support import RUN, Changes, blob, terms, unsynced, upload_id
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.limits import Limits
-from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 

@@ -15,8 +15,8 @@ from relay_support import RUN, KillsItself, blob, certificate, on_disk, process,
 
 from ldpfl import ConfigError
 from ldpfl.relay import Patience, RelayAggregator, RelayClient, RelayUnreachable
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.protocol import BLOCK_BYTES
-from ldpfl.relay.schema import open_engine
 from ldpfl.relay.serve import Tls, serve
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens

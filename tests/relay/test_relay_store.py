@@ -33,8 +33,9 @@ from relay_support import (
 from sqlalchemy import event, inspect, text, update
 
 from ldpfl import ConfigError
-from ldpfl.permissions import check_own
+from ldpfl.file_owners import check_own
 from ldpfl.relay import Terms
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
     Conflict,
     Forbidden,
@@ -48,7 +49,7 @@ from ldpfl.relay.errors import (
     WrongLength,
 )
 from ldpfl.relay.queries import Progress
-from ldpfl.relay.schema import blocks, meta, open_engine, parts, rounds, tokens, uploads
+from ldpfl.relay.schema import blocks, meta, parts, rounds, tokens, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 

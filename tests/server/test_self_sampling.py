@@ -14,7 +14,7 @@ from ldpfl import ConfigError
 from ldpfl.data import load
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, round_event, self_sampled_cohort

@@ -21,8 +21,8 @@ from conftest import CommandLine
 from ldpfl import ConfigError, DataError, certify, verify
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.certified_lines import _charged, certified
-from ldpfl.privacy.charged import charged
-from ldpfl.verifying.certificate import Certificate
+from ldpfl.privacy.charged_rounds import charged
+from ldpfl.verifying.certificate_file import Certificate
 from ldpfl.verifying.signature import read, signed
 
 pytestmark = pytest.mark.xdist_group("certificates")  # which are made once a process

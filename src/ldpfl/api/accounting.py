@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.api.configuring import Settings, configured, listed
+from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.forecast import planned_ledger
-from ldpfl.experiments.result import of_extending
+from ldpfl.experiments.figures import of_extending
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import DELTA, account_together
-from ldpfl.report.results import RunResult
 from ldpfl.suggestions import did_you_mean
 
 

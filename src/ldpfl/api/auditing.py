@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ldpfl import mechanisms
+from ldpfl.attacks.canary import RunAudit
+from ldpfl.attacks.canary import audit_run as audit_folder
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
 from ldpfl.experiments.build import choose_device
-from ldpfl.experiments.canary import RunAudit
-from ldpfl.experiments.canary import audit_run as audit_folder
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Mechanism
 
@@ -43,7 +43,7 @@ def audit_run(
 ) -> RunAudit:
     """Put a canary among the clients of the run in ``folder``, and return what a round's pool gives away of it.
 
-    See :func:`ldpfl.experiments.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
+    See :func:`ldpfl.attacks.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
     """
     data = None if data_dir is None else Path(data_dir)
     return audit_folder(RunFolder(Path(folder)), data, choose_device(device), trials=trials, seed=seed, progress=on_trial)

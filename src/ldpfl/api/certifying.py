@@ -11,14 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import ldpfl
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.result import of_extending
+from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import read_text
 from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.statement import DELTA
-from ldpfl.verifying.certificate import Certificate
+from ldpfl.verifying.certificate_file import Certificate
 from ldpfl.verifying.signature import read, signed
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import torch
 
 import ldpfl
 from ldpfl.api.configuring import Settings, listed
+from ldpfl.api.results import ReproductionResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import sweep
 from ldpfl.attacks.gan import GanConfig
@@ -23,9 +24,8 @@ from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
 from ldpfl.files import to_json, write_text
-from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
-from ldpfl.report.results import ReproductionResult
 
 TABLE, PLOT, ABOUT = "table.csv", "plot.svg", "about.json"
 """What is written in its folder, beside the runs."""

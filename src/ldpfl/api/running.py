@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from ldpfl.api.configuring import Settings, brought, configure, listed
+from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
-from ldpfl.experiments.extending import extended
 from ldpfl.experiments.model_check import Checked
 from ldpfl.experiments.model_check import check as look_over
+from ldpfl.experiments.more_rounds import extended
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN
-from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.plots import draw_score_curve
-from ldpfl.report.results import RunResult
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
 

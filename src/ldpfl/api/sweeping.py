@@ -8,15 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ldpfl.api.configuring import Settings, listed, new_seed
+from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import run_ahead
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
-from ldpfl.report.console import ProgressDisplay
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_sweep
-from ldpfl.report.results import SweepResult
+from ldpfl.report.progress import ProgressDisplay
 
 SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
 """Plots in a sweep's folder."""

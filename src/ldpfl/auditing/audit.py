@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ldpfl.auditing.bounds import json_safe
 from ldpfl.auditing.checks import Check, Examination
-from ldpfl.auditing.statistics import json_safe
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.ranges import LayerRanges

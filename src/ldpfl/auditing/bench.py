@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.auditing.statistics import Bins, Counts, Floats
+from ldpfl.auditing.bounds import Bins, Counts, Floats
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.randomness import Purpose, RandomSource, stream

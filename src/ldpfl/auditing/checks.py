@@ -10,9 +10,7 @@ from math import ceil, inf, isinf
 import numpy as np
 
 from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
-from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
-from ldpfl.auditing.raw import RawBench, epsilon_of_bits
-from ldpfl.auditing.statistics import (
+from ldpfl.auditing.bounds import (
     Bins,
     Correlation,
     Counts,
@@ -24,6 +22,8 @@ from ldpfl.auditing.statistics import (
     worst_lag,
     worst_pair,
 )
+from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
+from ldpfl.auditing.raw import RawBench, epsilon_of_bits
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream

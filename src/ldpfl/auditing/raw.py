@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.auditing.statistics import Floats, epsilon_lower_bound
+from ldpfl.auditing.bounds import Floats, epsilon_lower_bound
 from ldpfl.mechanisms import Mechanism
 from ldpfl.randomness import Purpose, RandomSource, stream
 from ldpfl.ranges import LayerRanges

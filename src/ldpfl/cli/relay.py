@@ -91,7 +91,7 @@ def revoke(name: Annotated[str, typer.Argument(help="Whose token.")], store: Sto
 @contextmanager
 def _tokens(store: str) -> Iterator[Tokens]:
     _check_packages()
-    from ldpfl.relay.schema import open_engine
+    from ldpfl.relay.database import open_engine
     from ldpfl.relay.tokens import Tokens
 
     engine = open_engine(store)

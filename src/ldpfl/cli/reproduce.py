@@ -15,7 +15,7 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.experiments.reproduction import load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.files import to_json
-from ldpfl.report.console import ProgressDisplay
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
 
 

@@ -32,8 +32,9 @@ from ldpfl.files import to_json, write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report.console import ProgressDisplay, layer_table, result_table
+from ldpfl.report.console import layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
 from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import terminal

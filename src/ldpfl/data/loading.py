@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ldpfl.cache import Warn, cache_dir, read_cached, write_cached
-from ldpfl.data.partition import held_out
+from ldpfl.data.holding_out import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError, DataError, WriteError, first_line
 from ldpfl.files import NO_ROOM, write_error

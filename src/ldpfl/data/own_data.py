@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ldpfl.data.from_table import dataset_of
-from ldpfl.data.hub import fetched
+from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
+from ldpfl.data.own_hub import fetched
 from ldpfl.data.own_images import Pictures, holds_images
-from ldpfl.data.partition import TEST_SHARE, held_out
 from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
@@ -139,7 +139,7 @@ def _of_images(given: Pictures, config: DataConfig) -> Dataset:
     parts, train = list(given.parts), given.parts[0]
     is_test = np.zeros(len(train), dtype=bool)
     if len(parts) == 1:
-        is_test = held_out(len(train), TEST_SHARE) if given.identities is None else given.identities % np.uint64(TEST_SHARE) == 0
+        is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     found = _split(name, parts, notes, outputs=len(given.classes) or None)
     owners = None if given.owners is None else numbered([given.owners[place] for place in np.flatnonzero(~is_test)])

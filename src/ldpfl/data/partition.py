@@ -5,7 +5,6 @@ A division can isolate a label from one client: see :class:`Isolation`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
@@ -17,9 +16,6 @@ from ldpfl.errors import ConfigError
 
 Scheme = Literal["iid", "dirichlet", "labels", "quantity"]
 Indices = NDArray[np.int64]
-TEST_SHARE = 5
-"""One in so many rows of a user's own data is a test row, where none are given."""
-
 CURIOUS_CLIENT = 0
 """Client that an :class:`Isolation` keeps the private label from."""
 
@@ -109,17 +105,6 @@ def partition(
         case _:
             assert_never(scheme)
     return _fill_empty([share.astype(np.int64) for share in shares])
-
-
-def held_out(rows: int, share: int) -> NDArray[np.bool_]:
-    """Return which of ``rows`` places are for measuring: one in ``share``, rounded down.
-
-    By the places alone: nothing that is known of one row decides where others go. Not every fifth, for rows may come in turns.
-    """
-    order = sorted(range(rows), key=lambda place: hashlib.sha256(b"%d" % place).digest())
-    chosen = np.zeros(rows, dtype=bool)
-    chosen[order[: rows // share]] = True
-    return chosen
 
 
 def _check_alpha(name: str, alpha: float) -> None:

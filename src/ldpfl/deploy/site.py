@@ -18,7 +18,7 @@ from ldpfl.files import write_text
 from ldpfl.keys import save_key
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
-from ldpfl.relay.schema import open_engine
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import generate_key, public_text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from ldpfl import models, tasks
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
-from ldpfl.data.partition import LABEL_BLIND, TEST_SHARE
+from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
+from ldpfl.data.partition import LABEL_BLIND
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
@@ -38,9 +38,6 @@ from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets
 
 _LOG = logging.getLogger(__name__)
-_HOLDOUT = 0.1
-_APART = 1_000_003
-"""Of what files are called: by what is left above it others are set aside than by what is below."""
 
 MUCH_CLAMPED = 0.1
 """Share of a layer outside its range that is worth a word."""
@@ -72,7 +69,7 @@ def build(
     Raises:
         ConfigError, PrivacyError: what is wrong with the config or the model.
     """
-    task, validation = _validation_split(config, _evaluation_split(config, task))
+    task, validation = _divided(config, task)
     parts = divided(config, task)
     module = model_of(config, Description.of(task), _model_seed(config.seed), given)
     layout = ParameterLayout.from_module(module)
@@ -312,41 +309,16 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     return mechanism
 
 
+def _divided(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
+    """Return ``task`` with what is measured on, and what says when to stop."""
+    if (config.data.validation > 0) != (config.training.patience > 0):
+        raise ConfigError("training.patience stops by data.validation, a share of the test rows: give both, or neither")
+    measured = task if config.data.evaluate_on == "test" else without_a_tenth(task, config.seed)
+    return with_validation(measured, config.data.validation)
+
+
 def _model_seed(seed: int) -> int:
     return int(stream(seed, Purpose.MODEL).integers(2**63))
-
-
-def _evaluation_split(config: RunConfig, task: Dataset) -> Dataset:
-    """Return ``task`` with what is measured on in the place of its test samples."""
-    if config.data.evaluate_on == "test":
-        return task
-    order = torch.from_numpy(stream(config.seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
-    held_out = int(len(task.train) * _HOLDOUT)
-    kept, held = order[held_out:], order[:held_out]
-    if task.identities is not None:
-        chosen = torch.from_numpy(task.identities // np.uint64(_APART) % np.uint64(round(1 / _HOLDOUT)) == 0)
-        kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
-    own = kept.numpy()
-    clients, identities = (None if of is None else of[own] for of in (task.clients, task.identities))
-    return replace(task, train=task.train.take(kept), test=task.train.take(held), clients=clients, identities=identities)
-
-
-def _validation_split(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
-    """Return ``task`` without the test samples that say when to stop, and those.
-
-    Raises:
-        ConfigError: there are to be some and nothing that they say, or the other way round, or too few rows for both.
-    """
-    share, patience = config.data.validation, config.training.patience
-    if (share > 0) != (patience > 0):
-        raise ConfigError("training.patience stops by data.validation, a share of the test rows: give both, or neither")
-    if share == 0:
-        return task, None
-    place = torch.arange(len(task.test) + 1, dtype=torch.float64)
-    chosen = (place * share).floor().diff() > 0  # at even distances: test rows may be sorted
-    if not chosen.any() or chosen.all():
-        raise ConfigError(f"data.validation takes {int(chosen.sum())} of {len(task.test)} test rows: both parts need some")
-    return replace(task, test=task.test.take(~chosen)), task.test.take(chosen)
 
 
 def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:

@@ -11,7 +11,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import NOTHING, Given, described
-from ldpfl.experiments.forecast import planned_ledger, start_of
+from ldpfl.experiments.planned_ledger import planned_ledger, start_of
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.planning.planner import smallest

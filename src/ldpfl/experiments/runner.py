@@ -16,7 +16,7 @@ from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, nois
 from ldpfl.experiments.build import MUCH_CLAMPED, build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
-from ldpfl.experiments.result import stopped_after, summarise
+from ldpfl.experiments.figures import stopped_after, summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.forecast import check_fit
+from ldpfl.experiments.planned_ledger import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files

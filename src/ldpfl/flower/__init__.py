@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
 
-from ldpfl.flower.asked import Ask, Node
+from ldpfl.flower.ask import Ask, Node
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
 from ldpfl.flower.course import Waiting

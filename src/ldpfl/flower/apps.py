@@ -30,7 +30,7 @@ from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
-from ldpfl.experiments.result import summarise
+from ldpfl.experiments.figures import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp

@@ -17,7 +17,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, Declined, PrivacyError, ProtocolError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
-from ldpfl.flower.asked import Ask, Asked, Node, read_asked
+from ldpfl.flower.ask import Ask, Asked, Node, read_asked
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.terms import RECORD, Answer, digest_of, mechanism_named

@@ -33,9 +33,9 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp, ProtocolError
-from ldpfl.flower.asked import Ask
+from ldpfl.file_owners import check_own
+from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
-from ldpfl.permissions import check_own
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy, Request, read_policy

@@ -19,7 +19,7 @@ from ldpfl.experiments.build import size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.dataset import described, targets_of
-from ldpfl.experiments.forecast import start_of
+from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.files import from_toml, read_text
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of

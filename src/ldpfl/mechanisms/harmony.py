@@ -14,9 +14,9 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
-from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports, payload_bits, unit_bits
 from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms.sampled_groups import Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit

@@ -22,12 +22,12 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.groups import Groups, sample_places
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
+from ldpfl.mechanisms.sampled_groups import Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
 from ldpfl.quantities import Count, NotNegative

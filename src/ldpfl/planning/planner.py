@@ -18,7 +18,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
-from ldpfl.privacy.charged import RoundGroup
+from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Channel, Release
 from ldpfl.privacy.guarantee import Statement, json_number
 from ldpfl.privacy.statement import DELTA, account_groups, check_delta

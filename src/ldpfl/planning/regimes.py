@@ -17,7 +17,7 @@ from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
-from ldpfl.privacy.charged import RoundGroup
+from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import DELTA, account_groups, check_delta

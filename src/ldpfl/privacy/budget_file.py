@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
-from ldpfl.permissions import check_own
+from ldpfl.file_owners import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Unit

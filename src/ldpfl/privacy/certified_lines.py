@@ -9,12 +9,12 @@ from math import isfinite
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
-from ldpfl.privacy.charged import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
-from ldpfl.verifying import certificate
+from ldpfl.verifying import certificate_file
 
 _KINDS: Mapping[type[Release], str] = {
     BinaryRelease: "binary",
@@ -26,7 +26,7 @@ _KINDS: Mapping[type[Release], str] = {
 
 def certified(
     text: str, name: str, delta: float, versions: Mapping[str, str], caveats: Sequence[str] = (), origin: str = "ledger"
-) -> certificate.Statement:
+) -> certificate_file.Statement:
     """Return what is certified of the ledger in ``text``: each proved line over the whole run.
 
     Args:
@@ -46,7 +46,7 @@ def certified(
         raise ConfigError(f"{origin}: nothing was released, and there is nothing to certify")
     statement = account(ledger, delta)
     rows = [row for row in statement.rows if row.status == "proved" and row.scope == "run" and row.adaptive]
-    return certificate.Statement(
+    return certificate_file.Statement(
         run=name,
         ledger=hashlib.sha256(text.encode()).hexdigest(),
         charged=[_charged(group) for group in groups],
@@ -56,22 +56,22 @@ def certified(
     )
 
 
-def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate.Line:
+def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.Line:
     local = accountant((group.release, group.rounds) for group in groups)
     by = local if row.trust_model == "local" else behind_shuffler(groups)
-    return certificate.Line(
+    return certificate_file.Line(
         protects="record" if row.unit == "record" else "client",
         adjacency=row.adjacency,  # type: ignore[arg-type]  # one of two, over a run
         trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
-        epsilon=row.epsilon if isfinite(row.epsilon) else certificate.INFINITE,  # type: ignore[arg-type]
+        epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITE,  # type: ignore[arg-type]
         delta=row.delta,
         computed=f"{type(by).__name__}: {(inspect.getdoc(type(by)) or '').splitlines()[0]}",
         assumptions=list(row.assumptions),
     )
 
 
-def _charged(group: RoundGroup) -> certificate.Charged:
-    return certificate.Charged(
+def _charged(group: RoundGroup) -> certificate_file.Charged:
+    return certificate_file.Charged(
         release=_released(group.release),
         cohort=group.cohort,
         population=group.population,
@@ -83,12 +83,12 @@ def _charged(group: RoundGroup) -> certificate.Charged:
     )
 
 
-def _released(release: Release) -> certificate.Released:
+def _released(release: Release) -> certificate_file.Released:
     kind = _KINDS.get(type(release))
     if kind is None:
         raise ConfigError(f"a certificate cannot say what a {type(release).__name__} is, so nobody could check it: none is made")
     unprotected = isinstance(release, UnprotectedRelease)
-    return certificate.Released(
+    return certificate_file.Released(
         kind=kind,  # type: ignore[arg-type]
         mechanism=release.mechanism,
         parameter=None if unprotected else float(release.parameter),

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Protocol, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
+from ldpfl.file_owners import check_own
 from ldpfl.importing import lies_in_file
-from ldpfl.permissions import check_own
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.events import BinaryRelease, Release, RoundEvent

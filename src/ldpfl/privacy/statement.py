@@ -16,7 +16,7 @@ from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
-from ldpfl.privacy.charged import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged
 from ldpfl.privacy.events import BinaryRelease, Claim, GaussianRelease, PureRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger

@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ldpfl.relay.connections import TASK
+from ldpfl.relay.database import BUSY_S, busy
 from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
 from ldpfl.relay.limits import Limits, RateLimit
 from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, TERMS_BYTES, RoundStatus, Terms, round_of, run_of, upload_of
 from ldpfl.relay.queries import Progress
-from ldpfl.relay.schema import BUSY_S, busy
 from ldpfl.relay.store import RecordsPart, Store, wrong_offset
 from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
 from ldpfl.relay.tokens import Role, Tokens, hashed, is_token, unknown_token

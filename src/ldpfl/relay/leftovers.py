@@ -17,9 +17,10 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, delete, func, select, text, tuple_, union
 from sqlalchemy.exc import SQLAlchemyError
 
+from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import StoreFull
 from ldpfl.relay.files import Reserve
-from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, store_errors, uploads
+from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.telemetry import log_fault
 
 _BATCH_BYTES = 2 * 2**20

@@ -1,19 +1,11 @@
-"""Tables of the relay's store, how a SQLite file or a PostgreSQL database is opened, and what they report, as refusals.
+"""Tables of the relay's store.
 
 No table has a column for a time of arrival, an address or a request: what is not stored cannot be linked.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
-from errno import EDQUOT, EFBIG, ENOSPC
-from pathlib import Path
-from typing import Any
-
 from sqlalchemy import (
-    URL,
     BigInteger,
     Column,
     Connection,
@@ -27,57 +19,20 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
-    create_engine,
-    event,
-    insert,
-    make_url,
-    select,
-    text,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry
-
-from ldpfl.errors import ConfigError
-from ldpfl.relay.errors import StoreFull, StoreUnavailable
-from ldpfl.relay.files import create_private
 
 VERSION = 1
-CONNECTIONS = 16
-CONNECT_S = 10
-BUSY_S = 60
-"""How long a request waits for a connection. On SQLite there is one, so it waits for the others of this process, and for a release."""
-
-_HELD_S = 5
-"""How long a SQLite store may be held by another process. It has no part in this one's work, so longer waits would only add up."""
-
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
-_SQLITE, _POSTGRES = "sqlite", "postgresql"
-_POSTGRES_SETTINGS = {
-    "connect_timeout": CONNECT_S,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-_POSTGRES_TIMES = ("SET lock_timeout = '5s'", "SET idle_in_transaction_session_timeout = '60s'")
-"""What waits for a round that is being mixed keeps a thread, and with many of them everybody waits. And a relay that hangs, or has lost
-its network, must not hold a round for as long as it does."""
+SQLITE = "sqlite"
 
-_DISK_IS_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
-_SQLITE_FULL = 13
-_SQLITE_CANNOT_WRITE = 778  # SQLITE_IOERR_WRITE, which SQLite makes of a quota that is used up
-_POSTGRES_DISK_FULL = "53100"
-_ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database uses
+metadata = MetaData()
+_Id = BigInteger().with_variant(Integer, SQLITE)  # SQLite counts only INTEGER keys up by itself
 
-_metadata = MetaData()
-_Id = BigInteger().with_variant(Integer, _SQLITE)  # SQLite counts only INTEGER keys up by itself
-
-meta = Table("relay_meta", _metadata, Column("version", Integer, nullable=False))
+meta = Table("relay_meta", metadata, Column("version", Integer, nullable=False))
 
 tokens = Table(
     "relay_tokens",
-    _metadata,
+    metadata,
     Column("hash", LargeBinary(32), primary_key=True),
     Column("name", String(64), nullable=False, unique=True),
     Column("role", String(16), nullable=False),
@@ -85,7 +40,7 @@ tokens = Table(
 
 rounds = Table(
     "relay_rounds",
-    _metadata,
+    metadata,
     Column("id", _Id, primary_key=True),
     Column("run", String(64), nullable=False),
     Column("round", Integer, nullable=False),
@@ -106,7 +61,7 @@ rounds = Table(
 
 uploads = Table(
     "relay_uploads",
-    _metadata,
+    metadata,
     Column("id", _Id, primary_key=True),
     Column("round_id", ForeignKey(rounds.c.id), nullable=False),
     Column("client", String(64), nullable=False),
@@ -118,7 +73,7 @@ uploads = Table(
 
 blocks = Table(
     "relay_blocks",
-    _metadata,
+    metadata,
     Column("upload", ForeignKey(uploads.c.id), primary_key=True),
     Column("start", Integer, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
@@ -126,158 +81,13 @@ blocks = Table(
 
 parts = Table(
     "relay_parts",
-    _metadata,
+    metadata,
     Column("round_id", ForeignKey(rounds.c.id), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
 )
 
 
-def open_engine(store: str) -> Engine:
-    """Open a store, creating its tables if it has none: a path is a SQLite file, ``postgresql://...`` a database.
-
-    Raises:
-        ConfigError: the place cannot be opened, or holds a store of another version.
-    """
-    url = _url(store)
-    shown = url.set(query={}).render_as_string(hide_password=True)  # a password may stand in the query, too
-    try:
-        return _engine_with_tables(url, shown)
-    except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
-        if _is_held(error):
-            raise ConfigError(f"the store {shown} is held by another process: end that one, or try again") from None
-        # A database's own text can repeat its address with the password.
-        raise ConfigError(f"the store {shown} cannot be opened ({type(error).__name__}): check the path or URL and that it runs") from None
-
-
 def is_sqlite(connection: Connection | Engine) -> bool:
     """Whether the store is a SQLite file."""
-    return connection.dialect.name == _SQLITE
-
-
-def _is_held(error: Exception) -> bool:
-    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the other bits say more about why
-
-
-def _url(store: str) -> URL:
-    if "://" not in store:
-        return URL.create(_SQLITE, database=str(Path(store).absolute()))
-    try:
-        url = make_url(store)
-    except (ArgumentError, ValueError):  # a port that is no number
-        raise ConfigError("the store's URL cannot be read; expected a path or postgresql://user@host/database") from None
-    backend = url.get_backend_name()
-    if backend == _SQLITE and url.database not in (None, "", ":memory:"):
-        return url
-    if backend != _POSTGRES:
-        raise ConfigError(f"a store is a SQLite file or a PostgreSQL database, not {backend}")
-    return url.set(drivername="postgresql+psycopg")
-
-
-def _engine_with_tables(url: URL, shown: str) -> Engine:
-    engine = _engine(url)
-    try:
-        _create_tables(engine, shown)
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
-
-
-def _engine(url: URL) -> Engine:
-    # Parameters are reports and hashes of tokens: no error text may repeat them.
-    options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
-    if url.get_backend_name() == _POSTGRES:
-        engine = create_engine(url, pool_pre_ping=True, pool_size=CONNECTIONS, connect_args=_POSTGRES_SETTINGS, **options)
-        event.listen(engine, "connect", _set_up_postgres)
-        return engine
-    create_private(Path(str(url.database)))
-    # A file with a rollback journal is used by one transaction at a time. In the pool they wait for each other without polling.
-    engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
-    event.listen(engine, "connect", _set_up_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
-    connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
-    connection.execute("PRAGMA foreign_keys = ON")
-    # A write-ahead log would keep what was deleted for as long as anybody reads. A journal is gone when its transaction is over, and
-    # with EXTRA also after a loss of power, which what was acknowledged survives.
-    connection.execute("PRAGMA synchronous = EXTRA")
-    mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
-    if mode != "delete":
-        raise ConfigError(f"the store's journal cannot be changed from {mode!r}: is it held by another process?")
-
-
-def _set_up_postgres(connection: Any, _: ConnectionPoolEntry) -> None:
-    with connection.cursor() as cursor:
-        for setting in _POSTGRES_TIMES:
-            cursor.execute(setting)
-    connection.commit()  # else a rollback would take them back
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A writer waits for other processes before it has done anything, not when its cache is full or at the end.
-    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}")
-
-
-def _create_tables(engine: Engine, shown: str) -> None:
-    with engine.connect().execution_options(**READ_ONLY) as connection:  # so that one who reads keeps nobody from opening it
-        missing = not engine.dialect.has_table(connection, meta.name)
-    if missing:
-        with engine.begin() as connection:
-            _create_missing(connection)
-    with engine.connect().execution_options(**READ_ONLY) as connection:
-        found = connection.scalars(select(meta.c.version)).all()
-    if found != [VERSION]:
-        raise ConfigError(f"the store {shown} has version {', '.join(map(str, found)) or 'none'}; this program knows version {VERSION}")
-
-
-def _create_missing(connection: Connection) -> None:
-    if not is_sqlite(connection):
-        connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(CAST(:key AS bigint))"), {"key": _ADVISORY_LOCK})
-    if connection.dialect.has_table(connection, meta.name):
-        return  # another process was first
-    _metadata.create_all(connection)
-    connection.execute(insert(meta).values(version=VERSION))
-    if not is_sqlite(connection):
-        for table in (blocks, parts):  # sealed records do not compress: do not try
-            connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN data SET STORAGE EXTERNAL"))
-        for table in (tokens, uploads, blocks, parts):  # samples of what was deleted would stay in the planner's statistics
-            for column in table.columns:
-                connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
-
-
-@contextmanager
-def store_errors() -> Iterator[None]:
-    """Turn what a database or a disk says into a refusal; its own text, which may hold data, goes no further.
-
-    Raises:
-        StoreFull: there is no room on the disk.
-        StoreUnavailable: any other trouble that the database reports as its own.
-    """
-    try:
-        yield
-    except DBAPIError as error:
-        if _is_full(error):
-            raise StoreFull("the relay's disk is full; nothing was stored") from None
-        raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
-    except PoolTimeout:
-        raise busy() from None
-    except OSError as error:
-        if error.errno not in _DISK_IS_FULL:
-            raise
-        raise StoreFull("the relay's disk is full; nothing was stored") from None
-
-
-def busy() -> StoreUnavailable:
-    """Return the refusal of what has waited for too long."""
-    return StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"})
-
-
-def _is_full(error: DBAPIError) -> bool:
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    return code in (_SQLITE_FULL, _SQLITE_CANNOT_WRITE) or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL
+    return connection.dialect.name == SQLITE

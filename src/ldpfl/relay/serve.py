@@ -26,12 +26,12 @@ except ImportError:  # not on Windows
 import uvicorn
 
 from ldpfl.errors import ConfigError
-from ldpfl.permissions import check_own
+from ldpfl.file_owners import check_own
 from ldpfl.relay.app import create_app
 from ldpfl.relay.calling import is_loopback
 from ldpfl.relay.connections import HEAD_BYTES, Gate, TlsInTime, protocol_within
+from ldpfl.relay.database import open_engine
 from ldpfl.relay.limits import Connections, Limits
-from ldpfl.relay.schema import open_engine
 from ldpfl.relay.store import Store
 from ldpfl.relay.telemetry import LOGGER, log_fault, log_listening
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from sqlalchemy import Connection, Engine, Row, func, insert, select, text, update
 
 from ldpfl.entropy import Words, secure_words
+from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
@@ -36,7 +37,7 @@ from ldpfl.relay.queries import (
     terms_of,
     upload_row,
 )
-from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, store_errors, uploads
+from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.telemetry import log_fault, log_round
 from ldpfl.relay.uniform_order import part_count, scatter
 

@@ -12,9 +12,10 @@ from sqlalchemy import Engine, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ldpfl.errors import ConfigError
+from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import Unauthenticated
 from ldpfl.relay.protocol import owner_of
-from ldpfl.relay.schema import READ_ONLY, store_errors, tokens
+from ldpfl.relay.schema import READ_ONLY, tokens
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 

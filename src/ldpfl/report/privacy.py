@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.attacks.canary import RunAudit
 from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
-from ldpfl.experiments.canary import RunAudit
 from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
 from ldpfl.privacy.guarantee import IF_TRUSTED

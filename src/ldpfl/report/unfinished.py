@@ -6,7 +6,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.result import last_trained, of_unit
+from ldpfl.experiments.figures import last_trained, of_unit
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import finite
 from ldpfl.tasks import ACCURACY

@@ -5,9 +5,9 @@ from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
 from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round, close_round
 from ldpfl.server.cohort import once_cohort, round_cohort, sample_cohort, self_sampled_cohort
-from ldpfl.server.events import histogram_event, round_event
-from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
+from ldpfl.server.round_events import histogram_event, round_event
+from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState, client_values
 from ldpfl.server.stopping import has_stopped
 

@@ -16,7 +16,7 @@ from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import check_regular, replace_atomically
 from ldpfl.privacy import Ledger
 from ldpfl.ranges import LayerRanges
-from ldpfl.server.metrics import RoundMetrics
+from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState
 
 _MEMORY = "memory."

@@ -19,8 +19,8 @@ from ldpfl.mechanisms.base import is_finite
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import LayerRanges, RangeRule
 from ldpfl.server.checkpoint import Checkpoint
-from ldpfl.server.metrics import RoundMetrics
 from ldpfl.server.optimiser import ServerOptimiser
+from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState
 from ldpfl.server.stopping import comparable
 from ldpfl.shuffling import Aggregate, PartialPool, ReportPool

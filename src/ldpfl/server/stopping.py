@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, isfinite
 
-from ldpfl.server.metrics import RoundMetrics
+from ldpfl.server.round_metrics import RoundMetrics
 
 
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ldpfl.errors import DataError
 from ldpfl.files import from_json, read_text
-from ldpfl.verifying.certificate import Certificate, Signature, Statement
+from ldpfl.verifying.certificate_file import Certificate, Signature, Statement
 
 
 def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:

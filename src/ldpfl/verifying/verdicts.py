@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ldpfl.errors import DataError
-from ldpfl.verifying.certificate import INFINITE, Certificate, Charged, Line, Statement
-from ldpfl.verifying.charged import check_charged
+from ldpfl.verifying.certificate_file import INFINITE, Certificate, Charged, Line, Statement
+from ldpfl.verifying.charged_rounds import check_charged
 from ldpfl.verifying.composition import Release, composed_epsilon, convolved_epsilon
 from ldpfl.verifying.exact import gaussian_delta, least_epsilon, pure_sum, randomised_response_delta
 from ldpfl.verifying.hidden import HiddenBits, HiddenVector, common_share

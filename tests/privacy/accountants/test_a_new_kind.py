@@ -18,7 +18,7 @@ from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.local import LocalAccountant
 from ldpfl.privacy.budget_file import as_stored
 from ldpfl.privacy.certified_lines import certified
-from ldpfl.privacy.charged import RoundGroup
+from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Release, UnprotectedRelease, _Stated
 from ldpfl.privacy.ledger import Ledger
 

@@ -20,7 +20,7 @@ from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
-from ldpfl.privacy.charged import RoundGroup
+from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, PureRelease, RoundEvent
 
 Record = tuple[int, ...]

@@ -16,7 +16,7 @@ from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, common_share, shuffled_gaussian_epsilon, vector_delta
-from ldpfl.privacy.charged import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged
 from ldpfl.privacy.statement import account
 
 Floats = NDArray[np.float64]

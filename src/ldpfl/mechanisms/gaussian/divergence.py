@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, rel_entr, softmax
 from torch import Tensor
 
-from ldpfl.mechanisms.gaussian.layers import blocks, layer_slices
+from ldpfl.mechanisms.gaussian.norms import blocks, layer_slices
 
 Normaliser = Literal["softmax", "l1"]
 """How weights become a distribution: ``softmax``, or ``l1``: absolute values over their sum."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.gaussian.layers import clip_rows
+from ldpfl.mechanisms.gaussian.norms import clip_rows
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, PublicSchedule, raw_update, same_for_all_layers
 from ldpfl.mechanisms.gaussian.sensitivity import Constant, Sensitivity, noise_constant, require_positive, require_share, require_usable
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, GeometricSettings, SensitivitySettings, Variant

@@ -13,7 +13,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian.fixed import SensitivitySchedule
-from ldpfl.mechanisms.gaussian.layers import blocks, clip_rows, layer_slices, row_norms
+from ldpfl.mechanisms.gaussian.norms import blocks, clip_rows, layer_slices, row_norms
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule, raw_update, same_for_all_layers
 from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, require_positive, require_share, require_usable, usable_sigma
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings, local_steps

@@ -14,7 +14,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian.divergence import Normaliser, layer_divergence
 from ldpfl.mechanisms.gaussian.fixed import SensitivitySchedule
-from ldpfl.mechanisms.gaussian.layers import clip_layers, layer_norms
+from ldpfl.mechanisms.gaussian.norms import clip_layers, layer_norms
 from ldpfl.mechanisms.gaussian.schedule import ClientState, PublicSchedule, raw_update
 from ldpfl.mechanisms.gaussian.sensitivity import require_positive, require_share, require_usable
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings

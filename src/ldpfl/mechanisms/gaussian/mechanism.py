@@ -14,7 +14,7 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
-from ldpfl.mechanisms.gaussian.layers import layer_slices
+from ldpfl.mechanisms.gaussian.norms import layer_slices
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.gaussian.layers import require_finite
+from ldpfl.mechanisms.gaussian.norms import require_finite
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, shuffled_gaussian_attained, shuffled_gaussian_epsilon
-from ldpfl.privacy.charged import RoundGroup
+from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release
 
 

@@ -22,7 +22,7 @@ from ldpfl.privacy.accountants.behind_shuffler import (
     SummedNoise,
 )
 from ldpfl.privacy.accountants.local import GaussianAccountant, LocalAccountant, NoAccountant, PureAccountant, RenyiAccountant
-from ldpfl.privacy.charged import RoundGroup
+from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import Release
 
 LOCAL: tuple[type[LocalAccountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)

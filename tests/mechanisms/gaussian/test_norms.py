@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ldpfl import PrivacyError
 from ldpfl.mechanisms.gaussian.divergence import Normaliser, layer_divergence
-from ldpfl.mechanisms.gaussian.layers import BLOCK, clip_layers, clip_rows, layer_norms
+from ldpfl.mechanisms.gaussian.norms import BLOCK, clip_layers, clip_rows, layer_norms
 
 NORMALISERS: tuple[Normaliser, ...] = ("softmax", "l1")
 

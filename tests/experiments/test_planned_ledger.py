@@ -14,7 +14,7 @@ from ldpfl.experiments import recipe_names
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.forecast import planned_ledger
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.shipped import OWN
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, UnprotectedRelease
@@ -35,7 +35,7 @@ from ldpfl.simulation import simulate
 )
 def test_the_forecast_is_the_ledger_that_the_run_leaves(overrides: list[str], tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny images are 20x20, those of MNIST 28x28: the forecast is told so."""
-    monkeypatch.setattr("ldpfl.experiments.forecast.described", lambda config, given: Description((1, 20, 20), 10))
+    monkeypatch.setattr("ldpfl.experiments.planned_ledger.described", lambda config, given: Description((1, 20, 20), 10))
     config = parse_config(TINY_TOML, overrides, origin="test")
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
     *_, last = simulate(federation, start, config.training.rounds)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ldpfl.errors import DataError
 from ldpfl.files import from_json, read_text
-from ldpfl.verifying.certificate import Charged, Released, Statement
+from ldpfl.verifying.certificate_file import Charged, Released, Statement
 
 _MOST_PAIRS = 10**6
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from conftest import TINY_TOML
 from ldpfl import LayerRanges
+from ldpfl.attacks import canary
+from ldpfl.attacks.canary import CONFIDENCE, FEWEST_TRIALS, RunAudit, audit_run
 from ldpfl.data import Dataset, load
 from ldpfl.errors import ConfigError
-from ldpfl.experiments import canary
 from ldpfl.experiments.build import build
-from ldpfl.experiments.canary import CONFIDENCE, FEWEST_TRIALS, RunAudit, audit_run
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import BitReports
@@ -132,7 +132,7 @@ ENCODE = Duchi.encode
 
 
 @pytest.mark.parametrize(
-    ("place", "substitute"), [("ldpfl.mechanisms.duchi.Duchi.encode", blind), ("ldpfl.experiments.canary.mix", empty_pool)]
+    ("place", "substitute"), [("ldpfl.mechanisms.duchi.Duchi.encode", blind), ("ldpfl.attacks.canary.mix", empty_pool)]
 )
 @pytest.mark.slow
 def test_nothing_is_found_where_nothing_gets_through(

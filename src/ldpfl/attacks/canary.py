@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.auditing.statistics import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
+from ldpfl.auditing.bounds import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.dataset import load_dataset

@@ -1,0 +1,68 @@
+"""Which samples are not trained on: to measure on, to choose hyper-parameters by, or to say when to stop.
+
+By places, or by what files are called: nothing that is known of one sample decides where others go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ldpfl.data.samples import Dataset, Samples
+from ldpfl.errors import ConfigError
+from ldpfl.randomness import Purpose, stream
+
+TEST_SHARE = 5
+"""One in so many rows of a user's own data is a test row, where none are given."""
+
+_HOLDOUT = 0.1
+_APART = 1_000_003
+"""Of what files are called: by what is left above it others are set aside than by what is below."""
+
+
+def held_out(rows: int, share: int) -> NDArray[np.bool_]:
+    """Return which of ``rows`` places are for measuring: one in ``share``, rounded down.
+
+    By the places alone: nothing that is known of one row decides where others go. Not every fifth, for rows may come in turns.
+    """
+    order = sorted(range(rows), key=lambda place: hashlib.sha256(b"%d" % place).digest())
+    chosen = np.zeros(rows, dtype=bool)
+    chosen[order[: rows // share]] = True
+    return chosen
+
+
+def held_out_by_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which samples are for measuring, about one in :data:`TEST_SHARE`, by what each of them is called."""
+    return np.asarray(identities % np.uint64(TEST_SHARE) == 0)
+
+
+def without_a_tenth(task: Dataset, seed: int) -> Dataset:
+    """Return ``task`` with a tenth of its training samples in the place of its test samples, to choose hyper-parameters by."""
+    order = torch.from_numpy(stream(seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
+    count = int(len(task.train) * _HOLDOUT)
+    kept, held = order[count:], order[:count]
+    if task.identities is not None:
+        chosen = torch.from_numpy(task.identities // np.uint64(_APART) % np.uint64(round(1 / _HOLDOUT)) == 0)
+        kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
+    own = kept.numpy()
+    clients, identities = (None if of is None else of[own] for of in (task.clients, task.identities))
+    return replace(task, train=task.train.take(kept), test=task.train.take(held), clients=clients, identities=identities)
+
+
+def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | None]:
+    """Return ``task`` without the ``share`` of its test samples that say when to stop, and those; none for 0.
+
+    Raises:
+        ConfigError: too few rows for both.
+    """
+    if share == 0:
+        return task, None
+    place = torch.arange(len(task.test) + 1, dtype=torch.float64)
+    chosen = (place * share).floor().diff() > 0  # at even distances: test rows may be sorted
+    if not chosen.any() or chosen.all():
+        raise ConfigError(f"data.validation takes {int(chosen.sum())} of {len(task.test)} test rows: both parts need some")
+    return replace(task, test=task.test.take(~chosen)), task.test.take(chosen)
