@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ldpfl.errors import DataError, WriteError
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 from ldpfl.files import make_folder, replace_atomically
 
 CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
@@ -40,7 +40,7 @@ def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
     There are none, or they are damaged, or others could have changed or read them.
     """
     try:
-        return load_file(check_own(path, f"the cached {what}", DataError, secret=True))
+        return load_file(require_own(path, f"the cached {what}", DataError, secret=True))
     except (SafetensorError, OSError, DataError):
         return None
 
@@ -49,7 +49,7 @@ def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) 
     """Keep ``tensors`` of ``what`` for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
     try:
         make_folder(path.parent, mode=0o700)
-        check_own(path.parent, f"the folder of cached {what}", DataError, secret=True)
+        require_own(path.parent, f"the folder of cached {what}", DataError, secret=True)
         with replace_atomically(path, mode=0o600) as temporary:
             save_file(tensors, temporary)
     except WriteError as error:

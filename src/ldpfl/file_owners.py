@@ -13,7 +13,7 @@ _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN = stat.S_IRWXG | stat.S_IRWXO
 
 
-def check_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, alone: bool = False) -> Path:
+def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, alone: bool = False) -> Path:
     """Return where ``path`` really lies, if no other user could have changed it, put another in its place, or, if ``secret``, read it.
 
     The file, and each folder and link on the way to it, as it is written and as links lead on, must be this user's or root's, which can

@@ -681,6 +681,17 @@ def test_a_reply_before_the_bound_was_set_is_not_forgotten(path: Path) -> None:
     declined(lambda: Budget(path, with_policy(relay_epsilon=50.0)).charge(request(2)), "cost epsilon inf behind the relay")
 
 
+def test_units_that_travel_together_hide_as_any_report_would_and_a_part_of_a_record_is_one() -> None:
+    """What is proved for one bit is not said of several that are linked: they cost more than a bit of their whole budget would."""
+
+    def hidden(epsilon: float, units: int, linked: int, count: int) -> float:
+        return hidden_epsilon([(BinaryRelease("duchi", epsilon, units), 10_000, linked, count)], filter_order(1.0, 1e-5), 1e-5)
+
+    assert hidden(0.5, 64, 4, 1) > 1.05 * hidden(2.0, 1, 1, 16)
+    assert hidden(0.5, 7, 4, 1) == hidden(0.5, 8, 4, 1) > hidden(0.5, 4, 4, 1)
+    assert hidden(0.5, 3, 4, 1) < hidden(0.5, 4, 4, 1)  # a report shorter than a record is as much as it is
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_the_divergences_behind_a_relay_bound_every_small_tree_of_choices() -> None:

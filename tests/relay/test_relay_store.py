@@ -33,7 +33,7 @@ from relay_support import (
 from sqlalchemy import event, inspect, text, update
 
 from ldpfl import ConfigError
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 from ldpfl.relay import Terms
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
@@ -432,11 +432,11 @@ def test_a_journal_that_another_worker_ends_meanwhile_is_nobodys(tmp_path: Path,
     def ended(path: Path, *rest: Any, **others: Any) -> Path:
         if path == journal:
             journal.unlink()
-        return check_own(path, *rest, **others)
+        return require_own(path, *rest, **others)
 
     journal.touch(0o600)
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.relay.files.check_own", ended)
+        patched.setattr("ldpfl.relay.files.require_own", ended)
         open_engine(str(tmp_path / "relay.db")).dispose()
     journal.touch(0o600)
     journal.chmod(0o644)

@@ -29,6 +29,7 @@ from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState
+from ldpfl.shown import Shown
 from ldpfl.shuffling import mix
 from ldpfl.simulation import Federation, train_cohort
 
@@ -65,7 +66,7 @@ class CanaryRow:
 
 
 @dataclass(frozen=True)
-class RunAudit:
+class RunAudit(Shown):
     """What an auditor learned of a canary in a run.
 
     Attributes:

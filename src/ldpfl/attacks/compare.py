@@ -30,7 +30,7 @@ class AttackedRun:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedRuns:
     """One line of a comparison.
 
     Attributes:
@@ -73,7 +73,7 @@ class Comparison:
     classifier: str
     classifier_accuracy: float
     data: str
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedRuns, ...]
     left_out: tuple[Path, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
     )
 
 
-def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Line, ...], tuple[Path, ...]]:
+def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns, ...], tuple[Path, ...]]:
     groups: dict[str, list[AttackedRun]] = {}
     baselines: dict[str, AttackedRun] = {}
     for run in runs:
@@ -145,7 +145,7 @@ def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Line, ...], 
     return tuple(lines), tuple(run.folder for run in baselines.values() if run not in enough)
 
 
-def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> Line:
+def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> ComparedRuns:
     rows = [row for run in runs for row in _rows(run, kind)]
     accuracies = tuple(row.accuracy for row in rows if row.accuracy is not None)
     gathered = AttackRow(
@@ -154,7 +154,7 @@ def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> Line:
         tuple(share for row in rows for share in row.shares),
         statistics.fmean(accuracies) if accuracies else None,
     )
-    return Line(name, tuple(run.folder for run in runs), gathered, accuracies)
+    return ComparedRuns(name, tuple(run.folder for run in runs), gathered, accuracies)
 
 
 def _rows(run: AttackedRun, kind: Kind) -> list[AttackRow]:

@@ -125,7 +125,7 @@ class RunAttack:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class AttackImages:
     """Images (N, C, H, W) uint8 of the attacked class: real ones, and those of the first seed; ``protected`` is None without protection."""
 
     real: Tensor
@@ -155,7 +155,7 @@ class Attacker:
     observer: Observer
     progress: PhaseProgress = lambda phase, done, total: None
 
-    def run(self, folder: RunFolder, plan: AttackPlan, out: Path) -> tuple[RunAttack, Pictures]:
+    def run(self, folder: RunFolder, plan: AttackPlan, out: Path) -> tuple[RunAttack, AttackImages]:
         """Attack the run in ``folder``, write ``attack.json`` to ``out``, and return the result; the run is only read.
 
         Finished parts that lie in ``out``, of the same run and settings, are not made again.
@@ -187,7 +187,7 @@ class Attacker:
             kind: _Set(self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out), reached)
             for kind, (vector, reached) in models.items()
         }
-        pictures = Pictures(real, sets["protected"].images[0] if private else None, sets["unprotected"].images[0])
+        pictures = AttackImages(real, sets["protected"].images[0] if private else None, sets["unprotected"].images[0])
         sets |= {"floor": _Set((others,)), "other classes": _Set(_foreign(own, label, len(real)))}
         result = self._measure(config, task, own, label, plan, real, sets)
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")

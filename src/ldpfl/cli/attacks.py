@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ldpfl.attacks import GanConfig
 from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
-from ldpfl.attacks.on_run import Attacker, AttackPlan, Pictures, RunAttack, attack_folder, make_folder
+from ldpfl.attacks.on_run import Attacker, AttackImages, AttackPlan, RunAttack, attack_folder, make_folder
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.linkage import linkage
@@ -88,7 +88,7 @@ def _compare(session: _Session, folders: list[RunFolder], plan: AttackPlan, out:
     check_runs(folders, plan)
     make_folder(out)
     attacked: list[AttackedRun] = []
-    pictures: dict[Path, Pictures] = {}
+    pictures: dict[Path, AttackImages] = {}
     for number, folder in enumerate(folders, start=1):
         session.console.print(Text(f"{number}/{len(folders)}: {folder.path}"), soft_wrap=True)
         result, drawn = session.attack(folder, plan, attack_folder(folder, plan.label))
@@ -100,13 +100,13 @@ def _compare(session: _Session, folders: list[RunFolder], plan: AttackPlan, out:
     return comparison
 
 
-def _few(pictures: Pictures) -> Pictures:
+def _few(pictures: AttackImages) -> AttackImages:
     """Return as many as a panel shows, so that those of many runs need little memory."""
     protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
-    return Pictures(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
+    return AttackImages(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
 
 
-def _panels(comparison: Comparison, pictures: dict[Path, Pictures]) -> list[tuple[str, Tensor]]:
+def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[tuple[str, Tensor]]:
     """Return real images, then for each line of attacks those of its first run; the unprotected models come before the others."""
     attacks = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
     shown = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
@@ -132,7 +132,7 @@ class _Session:
     console: Console
     lines: bool
 
-    def attack(self, folder: RunFolder, plan: AttackPlan, target: Path) -> tuple[RunAttack, Pictures]:
+    def attack(self, folder: RunFolder, plan: AttackPlan, target: Path) -> tuple[RunAttack, AttackImages]:
         """Attack one run and draw its pictures."""
         with Interrupts() as interrupts, _Bars(self.console, interrupts, lines=self.lines) as bars:
             result, pictures = Attacker(self.data_dir, self.device, bars, bars.phase).run(folder, plan, target)
@@ -140,7 +140,7 @@ class _Session:
         return result, pictures
 
 
-def _draw(out: Path, pictures: Pictures, result: RunAttack) -> None:
+def _draw(out: Path, pictures: AttackImages, result: RunAttack) -> None:
     panels = [(f"real, label {result.label}", "real", pictures.real), ("unprotected", "unprotected", pictures.unprotected)]
     if pictures.protected is not None:
         panels.append((f"protected, {result.mechanism}", "protected", pictures.protected))

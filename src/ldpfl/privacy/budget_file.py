@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Unit
@@ -232,7 +232,7 @@ def _private(path: Path) -> Path:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
     if not regular:
         raise Declined(f"budget file {path} is not a file: nothing leaves this client")
-    return check_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
+    return require_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
 def _check_sound(connection: sqlite3.Connection, path: Path) -> None:

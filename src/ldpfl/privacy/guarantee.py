@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, exp, isfinite, isnan
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from ldpfl.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas
 
 REPLACE_ONE = "replace one client's data"
 """Adjacency used throughout: anything that one client holds, in all rounds, may be replaced by anything else."""
@@ -83,6 +88,10 @@ IF_TRUSTED: Mapping[str, str] = {
     "shuffled": "if a shuffler hides who sent what",
     "summed": "if nobody learns more than the sum over all clients",
 }
+TRUSTED: Mapping[str, str] = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
+IN_SHORT: Mapping[str, str] = {"local": "trusting nobody", "shuffled": "behind a shuffler", "summed": "of a sum"}
+"""Whom one trusts, by trust model: in a sentence, in a table, beside a mark."""
+
 _WORTHLESS_IS: Mapping[str, str] = {
     "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
     "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
@@ -119,7 +128,7 @@ def is_figure(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Statement(Shown):
     """What holds of a run.
 
     Attributes:
@@ -191,6 +200,12 @@ class Statement:
             "shuffled_estimate": estimate,
         }
         return {"delta": self.delta, "protected": self.protected, **{name: json_number(value) for name, value in values.items()}}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a line, with the fields of :class:`Guarantee`."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.rows], columns=list(Guarantee.__dataclass_fields__))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""

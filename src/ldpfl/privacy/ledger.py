@@ -108,9 +108,9 @@ class Ledger:
                 ledger = ledger.charge(_from_tree(entry, version))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
-        _require_possible(ledger.events, origin, gaps=version < _CHAINED)
+        _check_possible(ledger.events, origin, gaps=version < _CHAINED)
         if version >= _CHAINED:
-            _require_chained(ledger.events, links, origin)
+            _check_chained(ledger.events, links, origin)
         return ledger
 
     def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
@@ -123,7 +123,7 @@ class Ledger:
         try:
             text = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"ledger {path} cannot be read: {error}") from None
+            raise DataError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         return cls.from_json(text, str(path))
 
 
@@ -131,7 +131,7 @@ def _next_link(link: str, event: RoundEvent) -> str:
     return hashlib.sha256(f"{link}{json.dumps(_to_tree(event), sort_keys=True)}".encode()).hexdigest()[:16]
 
 
-def _require_chained(events: Sequence[RoundEvent], links: Sequence[object], origin: str) -> None:
+def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin: str) -> None:
     link = ""
     for index, (event, told) in enumerate(zip(events, links, strict=True), start=1):
         link = _next_link(link, event)
@@ -139,7 +139,7 @@ def _require_chained(events: Sequence[RoundEvent], links: Sequence[object], orig
             raise DataError(f"{origin}, event {index}: it was changed, or one before it was changed, left out or put in")
 
 
-def _require_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) -> None:
+def _check_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) -> None:
     """Refuse what no run writes down: the client that is charged would not be the one that took part most often.
 
     With ``gaps``, rounds may be missing that each client decided not to join: earlier versions left them out.

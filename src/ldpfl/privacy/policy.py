@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 from ldpfl.importing import lies_in_file
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
@@ -277,7 +277,7 @@ def read_policy(path: Path) -> Policy:
     """
     try:
         path.stat()  # that there is none is another matter than that it cannot be relied on
-        own = check_own(path, "nothing leaves this client: policy", Declined, secret=False)
+        own = require_own(path, "nothing leaves this client: policy", Declined, secret=False)
         tree = tomllib.loads(own.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotSetUp(f"there is no policy at {path}: make one with ldpfl policy init; without one nothing leaves this client") from None

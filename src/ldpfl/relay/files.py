@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 
 RESERVE_BYTES = 16 * 2**20
 HEADROOM_BYTES = 4 * 2**20
@@ -32,7 +32,7 @@ def create_private(path: Path) -> None:
         if file.exists():
             # Alone: SQLite would take a journal beside it, whoever made that, for its own, and roll it back into the store.
             try:
-                check_own(file, "the store", ConfigError, secret=True, alone=True)
+                require_own(file, "the store", ConfigError, secret=True, alone=True)
             except ConfigError:
                 if file == real or file.exists():
                     raise

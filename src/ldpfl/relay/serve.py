@@ -26,7 +26,7 @@ except ImportError:  # not on Windows
 import uvicorn
 
 from ldpfl.errors import ConfigError
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 from ldpfl.relay.app import create_app
 from ldpfl.relay.calling import is_loopback
 from ldpfl.relay.connections import HEAD_BYTES, Gate, TlsInTime, protocol_within
@@ -68,7 +68,7 @@ def serve(
     if tls is None and not is_loopback(host):
         raise ConfigError(f"without TLS the relay listens on this machine only, not on {host}: give --tls-cert and --tls-key")
     if tls is not None:
-        check_own(tls.key, "the certificate's key", ConfigError, secret=True)
+        require_own(tls.key, "the certificate's key", ConfigError, secret=True)
     _log_to_stderr()
     _keep_out_of_dumps()
     with closing(Store(open_engine(store))) as relay:

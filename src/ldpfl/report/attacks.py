@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.attacks.compare import Comparison, Line
+from ldpfl.attacks.compare import ComparedRuns, Comparison
 from ldpfl.attacks.frechet import require_one_extractor
 from ldpfl.attacks.on_run import AttackRow, RunAttack
 
@@ -60,7 +60,7 @@ def comparison_table(found: Comparison) -> Table:
     return table
 
 
-def _line_name(line: Line) -> str:
+def _line_name(line: ComparedRuns) -> str:
     return line.name if line.row.kind == "protected" else _KINDS[line.row.kind]
 
 

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from ldpfl import ConfigError
 from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
-from ldpfl.privacy.accountants.losses import Curve, composed_curves
+from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.poisson import added_epsilon, sampled_delta, sampled_epsilon
 from ldpfl.privacy.statement import account
 
@@ -108,8 +108,8 @@ def test_what_is_no_sample_of_records_is_refused(rate: float, unit: str) -> None
 
 def test_curves_of_different_kinds_add_up() -> None:
     """Two Gaussian curves, convolved, are the curve of both together: an upper bound, and a close one."""
-    first, second = (Curve(lambda epsilon, mu=mu: gaussian_delta(mu, epsilon), inf, times) for mu, times in ((0.1, 30), (0.4, 5)))  # type: ignore[misc]
+    first, second = (PrivacyCurve(lambda epsilon, mu=mu: gaussian_delta(mu, epsilon), inf, times) for mu, times in ((0.1, 30), (0.4, 5)))  # type: ignore[misc]
     exact = gaussian_epsilon(sqrt(30 * 0.01 + 5 * 0.16), 1e-5)
     assert exact <= composed_curves([first, second], 1e-5) <= 1.003 * exact
     assert composed_curves([], 1e-5) == 0.0
-    assert composed_curves([Curve(lambda epsilon: 0.0, 1.0, 3)], 1e-5) == 0.0
+    assert composed_curves([PrivacyCurve(lambda epsilon: 0.0, 1.0, 3)], 1e-5) == 0.0

@@ -35,7 +35,7 @@ from scipy import fft
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
 from ldpfl.privacy.accountants.clones import binary_report, clone_delta
-from ldpfl.privacy.accountants.losses import Curve, composed_curves
+from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled import rounded_down
 
@@ -193,7 +193,7 @@ def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
     if not kinds or delta <= 0 or len(kinds) > _KINDS or not all(kind.record.is_countable for kind in kinds):
         return local
-    curves = [Curve(_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
+    curves = [PrivacyCurve(_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
     return min(local, composed_curves(curves, delta, _POINTS))
 
 

@@ -55,7 +55,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     Raises:
         ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
     """
-    _require(epsilon, delta)
+    _check(epsilon, delta)
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
@@ -73,7 +73,7 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
     Raises:
         ConfigError: epsilon >= 1, where the formula may give too little noise; use :func:`gaussian_sigma`.
     """
-    _require(epsilon, delta)
+    _check(epsilon, delta)
     if epsilon >= 1:
         raise ConfigError(
             f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}: lower it, or calibrate exactly "
@@ -92,7 +92,7 @@ def ladp_constant(epsilon: float, delta: float) -> float:
     Raises:
         ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
     """
-    _require(epsilon, delta)
+    _check(epsilon, delta)
     largest = sqrt(2 / pi)
     a = sqrt(2 * log(largest / delta)) if delta < largest else 1.0
     return (a + sqrt(a * a + 2 * epsilon)) / 2
@@ -103,7 +103,7 @@ def composed_mu(mus: Iterable[float]) -> float:
     return hypot(*mus)
 
 
-def _require(epsilon: float, delta: float) -> None:
+def _check(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < inf:
         raise ConfigError(f"epsilon must be positive and finite, got {epsilon}")
     if not 0 < delta < 1:

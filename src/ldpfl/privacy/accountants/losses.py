@@ -102,7 +102,7 @@ def _self_convolved(masses: Array, times: int, low: int, high: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PrivacyCurve:
     """What is known of one kind of release: an upper bound of its delta at each epsilon, in both directions.
 
     Attributes:
@@ -118,7 +118,7 @@ class Curve:
     fewest: float = 1e-18
 
 
-def composed_curves(curves: Sequence[Curve], delta: float, points: int = 1024) -> float:
+def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
     """Return a certified epsilon for ``delta`` of all releases, adaptive; infinite where it is too long to compute.
 
     Each curve is taken at ``points`` places up to a loss that next to no release exceeds, and its dominating pair convolved.
@@ -140,12 +140,12 @@ def composed_curves(curves: Sequence[Curve], delta: float, points: int = 1024) -
     return reduce(GridLosses.followed_by, known).epsilon(delta) if len(known) == len(curves) else inf
 
 
-def _top(curve: Curve, delta: float) -> float:
+def _top(curve: PrivacyCurve, delta: float) -> float:
     """Return a loss that one release exceeds with about ``delta`` at most."""
     return _crossing(curve, max(delta, curve.fewest), 1e-3) * 1.01
 
 
-def _at(curve: Curve, delta: float) -> float:
+def _at(curve: PrivacyCurve, delta: float) -> float:
     """Return an epsilon for ``delta`` of one release: where its curve falls to it, or a hair above."""
     if delta < curve.fewest:
         return curve.limit
@@ -156,7 +156,7 @@ def _at(curve: Curve, delta: float) -> float:
     return min(found, curve.limit)
 
 
-def _crossing(curve: Curve, delta: float, precision: float) -> float:
+def _crossing(curve: PrivacyCurve, delta: float, precision: float) -> float:
     if curve.delta(0.0) <= delta:
         return 0.0
     high = min(curve.limit, 1e-6)

@@ -23,7 +23,7 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDp
 from dp_accounting.pld import PLDAccountant
 
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
-from ldpfl.privacy.accountants.losses import Curve, composed_curves
+from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 
 _LARGEST_MU = 10.0
 """Beyond it nothing is protected, and dp-accounting takes gigabytes to say so."""
@@ -50,7 +50,7 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     whole = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
         return whole
-    curves = [Curve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
+    curves = [PrivacyCurve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
     two = _in_two_steps(tuple(rounds), delta) if max(mu for mu, _, _ in rounds) <= _LARGEST_MU else inf
     return min(whole, composed_curves(curves, delta), two)
 

@@ -34,7 +34,7 @@ from scipy.special import ndtr
 
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
-from ldpfl.privacy.accountants.losses import Curve, composed_curves
+from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.shuffled import rounded_down, rounded_up
 
 _SPENT = 0.01
@@ -107,7 +107,7 @@ def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
         share = common_share(kind.mu, variation)
         if share is None or share * kind.clients < _FEWEST_HIDDEN:
             return inf
-        curves.append(Curve(_curve(kind, share), inf, kind.times, 2 * _TAIL))
+        curves.append(PrivacyCurve(_curve(kind, share), inf, kind.times, 2 * _TAIL))
     return composed_curves(curves, (1 - _SPENT) * delta, _POINTS)
 
 
