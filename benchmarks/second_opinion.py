@@ -13,7 +13,7 @@ from ldpfl import ConfigError, api
 from ldpfl.experiments.shipped import recipe_names
 from ldpfl.number_format import number
 from ldpfl.privacy.certified_lines import certified
-from ldpfl.report.privacy import TRUSTED
+from ldpfl.privacy.guarantee import TRUSTED
 from ldpfl.verifying.certificate_file import Certificate
 from ldpfl.verifying.verdicts import second_opinion
 

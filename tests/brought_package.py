@@ -21,8 +21,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from ldpfl.mechanisms import BitReports, Duchi
-from ldpfl.mechanisms.settings import EpsilonSettings
+from ldpfl.mechanisms import BitReports, Duchi, Identity
+from ldpfl.mechanisms.settings import EpsilonSettings, MechanismSettings
+from ldpfl.privacy import UnprotectedRelease
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,39 @@ class ShortSettings(EpsilonSettings):
 
     def at(self, epsilon):
         return Short(epsilon)
+
+
+@dataclass(frozen=True)
+class Halved(Duchi):
+    """A bit a weight, at half of what its settings say."""
+
+    name: ClassVar[str] = "halved"
+
+
+class HalvedSettings(EpsilonSettings):
+    name: Literal["halved"] = "halved"
+
+    def at(self, epsilon):
+        return Halved(epsilon / 2)
+
+
+class Open(Identity):
+    name: ClassVar[str] = "open"
+
+    def release(self, ranges):
+        return UnprotectedRelease(self.name, "everything")
+
+
+class OpenSettings(MechanismSettings):
+    name: Literal["open"] = "open"
+
+    def build(self, facts):
+        return Open()
+
+
+class Nameless(EpsilonSettings):
+    def at(self, epsilon):
+        return Duchi(epsilon)
 
 
 class CarelessSettings(EpsilonSettings):

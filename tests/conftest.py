@@ -68,6 +68,15 @@ def pytest_collection_finish() -> None:
 CLASSES = 10
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what fixtures of a whole file make out of the user's home: they come before ``cache``, which is each test's own."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LDPFL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patched.delenv("LDPFL_DATA_DIR", raising=False)
+        yield
+
+
 _NUMBERS = itertools.count()
 
 

@@ -6,8 +6,10 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Set
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import click
@@ -45,7 +47,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 
 FLOORS = (
-    ("entropy", "errors", "number_format", "suggestions", "supervisor", "lazy", "version"),
+    ("entropy", "errors", "number_format", "shown", "suggestions", "supervisor", "lazy", "version"),
     ("file_owners", "files", "importing", "keys", "layout", "quantities", "randomness", "ranges"),
     ("cache", "models", "tasks", "verifying"),
     ("data", "privacy", "relay"),
@@ -91,10 +93,15 @@ def room_of(module: str) -> str:
 @cache
 def graph() -> dict[str, set[str]]:
     """Which modules of the package each of them imports, the packages that it lies in aside."""
-    files = {module_of(file): file for file in PACKAGE.rglob("*.py")}
+    trees = {module_of(file): (ast.parse(file.read_bytes()), file.stem == "__init__") for file in PACKAGE.rglob("*.py")}
+    lazily = {module: homes for module, (tree, _) in trees.items() if (homes := exported(tree))}
     return {
-        module: {name for name in imported(file) if name in files and name != module and not module.startswith(f"{name}.")}
-        for module, file in files.items()
+        module: {
+            name
+            for name in imported(tree, module, lazily, package)
+            if name in trees and name != module and not module.startswith(f"{name}.")
+        }
+        for module, (tree, package) in trees.items()
     }
 
 
@@ -103,16 +110,92 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(file: Path) -> set[str]:
-    """Return what a file imports. What a lazy package exports it names for type checkers only."""
-    text = file.read_text(encoding="utf-8")
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and "lazy.exports" not in text:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+Homes = Mapping[str, str]
+"""Of each name that a lazy package exports, the module."""
+
+
+def exported(tree: ast.Module) -> Homes:
+    """Return what a package exports when it is first used; nothing of one that does not call ``lazy.exports``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy.exports":
+            homes: Homes = ast.literal_eval(node.args[1])
+            return homes
+    return {}
+
+
+def imported(tree: ast.Module, module: str, lazily: Mapping[str, Homes], package: bool = False) -> set[str]:
+    """Return what a module imports: at its head, in functions, relative to itself, by the name of a lazy export, or by a string.
+
+    What a lazy package exports it names for type checkers only.
+    """
+    for_type_checkers = {
+        inner
+        for node in ast.walk(tree)
+        if module in lazily and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    nodes = [node for node in ast.walk(tree) if node not in for_type_checkers]
+    roots = {"ldpfl"} | {alias.asname for node in nodes if isinstance(node, ast.Import) for alias in node.names if alias.name == "ldpfl"}
+    names = {name for node in nodes for name in named(node, module if package else module.rpartition(".")[0], roots, lazily)}
+    return names | {homes[name] for lazy, homes in lazily.items() for name in homes if f"{lazy}.{name}" in names}
+
+
+def named(node: ast.AST, package: str, roots: Set[str | None], lazily: Mapping[str, Homes]) -> set[str]:
+    """Return the modules, or what of them, that a part of a module in ``package`` names, where ``roots`` stand for ours."""
+    match node:
+        case ast.Import(names=aliases):
+            return {alias.name for alias in aliases}
+        case ast.ImportFrom(module=said, names=aliases, level=level):
+            base = resolve_name("." * level + (said or ""), package)
+            found = {alias.name for alias in aliases}
+            return {base, *(f"{base}.{name}" for name in (lazily.get(base, {}) if "*" in found else found))}
+        case ast.Attribute() if (parts := ast.unparse(node).split("."))[0] in roots:
+            return {".".join(["ldpfl", *parts[1:]])}
+        case ast.Call(args=[ast.Constant(value=str(said)), *_]) if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            return {resolve_name(said, package)}
+    return set()
+
+
+LAZY = {"ldpfl": {"plan": "ldpfl.api", "mechanisms": "ldpfl.mechanisms"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import ldpfl.mechanisms.base", "ldpfl.mechanisms.base"),
+        ("import ldpfl.mechanisms.base as base", "ldpfl.mechanisms.base"),
+        ("from ldpfl.mechanisms.base import Mechanism", "ldpfl.mechanisms.base"),
+        ("from ldpfl.mechanisms import base", "ldpfl.mechanisms.base"),
+        ("def late():\n    from ldpfl.mechanisms import base", "ldpfl.mechanisms.base"),
+        ("from ..mechanisms.base import Mechanism", "ldpfl.mechanisms.base"),
+        ("from .. import mechanisms", "ldpfl.mechanisms"),
+        ("from . import events", "ldpfl.privacy.events"),
+        ("from .events import Release", "ldpfl.privacy.events"),
+        ("from ldpfl import plan", "ldpfl.api"),
+        ("from ldpfl import plan as foreseen", "ldpfl.api"),
+        ("from ldpfl import *", "ldpfl.api"),
+        ("import ldpfl\nldpfl.mechanisms.create", "ldpfl.mechanisms"),
+        ("import ldpfl\nldpfl.plan(epsilon=1.0)", "ldpfl.api"),
+        ("import ldpfl as ours\nours.plan(epsilon=1.0)", "ldpfl.api"),
+        ('from importlib import import_module\nimport_module("ldpfl.mechanisms.base")', "ldpfl.mechanisms.base"),
+        ('import importlib\nimportlib.import_module("..mechanisms.base", __package__)', "ldpfl.mechanisms.base"),
+        ('__import__("ldpfl.mechanisms")', "ldpfl.mechanisms"),
+        ("from ldpfl.mechanisms import base  # not for lazy.exports", "ldpfl.mechanisms.base"),
+        ("if TYPE_CHECKING:\n    from ldpfl.mechanisms import base", "ldpfl.mechanisms.base"),
+    ],
+)
+def test_every_way_to_import_is_seen(source: str, found: str) -> None:
+    assert found in imported(ast.parse(source), "ldpfl.privacy.ledger", LAZY)
+    assert "ldpfl.api" not in imported(ast.parse(source.replace("ldpfl", "other")), "ldpfl.privacy.ledger", LAZY)
+
+
+def test_of_a_lazy_package_only_what_is_for_type_checkers_is_not_imported() -> None:
+    call = '__getattr__, __dir__ = lazy.exports(__name__, {"plan": "ldpfl.api"})'
+    tree = ast.parse(f"from ldpfl import lazy\nif TYPE_CHECKING:\n    from ldpfl.api import plan\n{call}\nfrom .privacy import Ledger")
+    assert exported(tree) == {"plan": "ldpfl.api"}
+    assert exported(ast.parse(f"# {call}")) == {}
+    found = imported(tree, "ldpfl", {"ldpfl": exported(tree)}, package=True)
+    assert found == {"ldpfl", "ldpfl.lazy", "ldpfl.privacy", "ldpfl.privacy.Ledger"}
 
 
 def test_the_public_names_of_the_design_are_there() -> None:

@@ -14,6 +14,8 @@ from torch import nn
 import ldpfl
 from ldpfl import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.privacy import Ledger
 from ldpfl.server import RoundMetrics
 
 SMALL = {"model.name": "logistic-regression", "data.name": "mnist", "shuffling.channel": "direct"}
@@ -84,9 +86,9 @@ def test_a_result_shows_itself(tiny_data: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_caller_mistypes_is_named(tiny_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no argument 'epsilonn': did you mean 'mechanism.epsilon'"):
+    with pytest.raises(ConfigError, match=r"run has no argument 'epsilonn': did you mean 'epsilon'"):
         ldpfl.run("quickstart", epsilonn=1.0)
-    with pytest.raises(ConfigError, match="no argument 'group'"):
+    with pytest.raises(ConfigError, match="no argument 'group' with the mechanism duchi"):
         ldpfl.run("quickstart", group=4)  # of another mechanism
     with pytest.raises(ConfigError, match="no recipe 'quickstar'"):
         ldpfl.run("quickstar")
@@ -139,3 +141,16 @@ def test_a_plan_and_an_audit_are_typed() -> None:
     assert audited.passed
     assert audited.epsilon_claimed == 2.0
     assert ldpfl.audit(ldpfl.mechanisms.create("duchi", epsilon=2.0), trials=5_000, seed=1) == audited
+
+
+@pytest.mark.slow
+def test_what_stands_between_two_rounds_is_not_certified(tiny_data: Path, tmp_path: Path) -> None:
+    """Killed once the checkpoint was written and the ledger was not: a certificate of either would not be that of the other."""
+    small(tiny_data, baseline=False, folder=tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    ledger = folder.ledger()
+    Ledger(ledger.events[:-1]).save(folder.ledger_path)
+    with pytest.raises(ConfigError, match="stands between two rounds: resume it"):
+        ldpfl.certify(folder.path)
+    ledger.save(folder.ledger_path)
+    assert ldpfl.certify(folder.path).statement.guarantees

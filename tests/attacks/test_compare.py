@@ -129,7 +129,8 @@ def test_attacks_that_were_not_made_alike_are_refused(what: str, change: Callabl
 
 def test_the_label_may_be_the_runs_own_or_the_same_one_given() -> None:
     first, second = attacked("a", config_of("seed=1"), 100.0), attacked("b", config_of("seed=2"), 100.0)
-    compared([first, replace(second, attack=replace(second.attack, plan=replace(second.attack.plan, label=4)))])
+    given = replace(second, attack=replace(second.attack, plan=replace(second.attack.plan, label=4)))
+    assert compared([first, given]).lines == compared([first, second]).lines
 
 
 def test_a_run_does_not_count_twice() -> None:

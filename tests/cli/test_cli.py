@@ -35,14 +35,12 @@ class StopAfterFirst:
 
 
 @pytest.fixture(scope="module")
-def interrupted(tiny_data: Path, decoded_data: Path, config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted(tiny_data: Path, config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was interrupted after its first round."""
     folder = RunFolder(tmp_path_factory.mktemp("interrupted") / "run")
     runner = Runner(tiny_data, torch.device("cpu"), StopAfterFirst(), draw_score_curve)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("LDPFL_CACHE_DIR", str(decoded_data))
-        with pytest.raises(KeyboardInterrupt):
-            runner.run(read_config(config_file), folder, baseline=False)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(read_config(config_file), folder, baseline=False)
     return folder.path
 
 

@@ -192,8 +192,13 @@ def test_what_is_shown_of_privacy_is_computed_from_a_ledger_that_fits_the_checkp
     result = json.loads(ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "run", "--no-baseline", "--json").out)
     folder, told = RunFolder(Path("run")), result["privacy"]["local"]
     result["privacy"]["local"] = 0.001
+    for line in result["privacy"]["guarantees"]:
+        line["epsilon"] = 0.001
     folder.result_path.write_text(json.dumps(result), encoding="utf-8")
-    assert json.loads(ldpfl("show", "run", "--json").out)["privacy"]["local"] == told
+    again = ("run", "--resume", "--out", "run", "--data-dir", tiny_data, "--no-baseline", "--no-report")
+    for command in (("show", "run"), again):
+        assert json.loads(ldpfl(*command, "--json").out)["privacy"]["local"] == told
+        assert "0.001" not in ldpfl(*command).out
     # A ledger of its own that is well formed, with every round at a thousandth.
     events = folder.ledger().events
     Ledger(tuple(replace(event, release=BinaryRelease("duchi", 1e-3, event.release.units)) for event in events)).save(folder.ledger_path)

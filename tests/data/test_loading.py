@@ -111,7 +111,7 @@ def test_an_unreachable_hub_tells_of_the_data_folder(monkeypatch: pytest.MonkeyP
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(DataError, match=r"ylecun/mnist.*--data-dir.*no route to host"):
+    with pytest.raises(DataError, match=r"ylecun/mnist.*as the data folder or in LDPFL_DATA_DIR .*no route to host"):
         load("mnist")
 
 

@@ -366,7 +366,7 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
         ({}, "embedding-bag", "takes one tensor, and these samples are several"),
         ({"row": torch.zeros(299, 4)}, Both(), "299 inputs row and 300 targets"),
         ({"row": torch.full((300, 4), torch.nan)}, Both(), "NaN or infinity"),
-        ({"more": torch.zeros(300, 4)}, Both(), "cannot be trained on given: TypeError: .*'more'"),
+        ({"more": torch.zeros(300, 4)}, Both(), "cannot be trained on these data: TypeError: .*'more'"),
         ({7: torch.zeros(300, 4)}, Both(), "name of one"),
     ],
 )
@@ -1231,3 +1231,11 @@ def test_what_clamping_costs_is_told_from_what_noise_costs(table: Path, ldpfl: C
         assert said in outcome.out
     wide = api.run(data=table, target="outcome", client="hospital", settings=[*settings, "ranges.radius=5.0"], progress=False)
     assert wide.to_dict()["clamped_score"] is None
+
+
+def test_tensors_that_are_measured_on_are_not_trained_on() -> None:
+    given = torch.arange(50.0).reshape(50, 1), torch.arange(50) % 2
+    task = load_brought(DataConfig(name="given"), "class", given)
+    train, test = (torch.as_tensor(part.inputs).flatten().tolist() for part in (task.train, task.test))
+    assert (len(train), len(test)) == (40, 10)
+    assert sorted(train + test) == given[0][:, 0].tolist()

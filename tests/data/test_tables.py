@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ldpfl import DataError
-from ldpfl.data.columns import words_of
+from ldpfl.data.columns import features_of, words_of
+from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_of
 
 
@@ -102,7 +103,7 @@ def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
-        ("a,b\n", "has columns, and no row"),
+        ("a,b\n", "there is no row in .*, only columns"),
         ("a,b\n1\n", "line 2: 1 cells, and the header has 2"),
         ("a,a\n1,2\n", "two columns are called 'a'"),
         ("a,,c\n1,2,3\n", "the 2. column has no name"),
@@ -143,9 +144,18 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
         read_table(folder)
 
 
+def test_what_is_no_table_or_lacks_what_the_model_takes_is_named() -> None:
+    with pytest.raises(DataError, match=r"^the rows are to be a data frame, or a file or folder of tables; got a ndarray$"):
+        table_of(np.zeros(3), "the rows")
+    with pytest.raises(DataError, match=r"^there is no row in the rows, only columns$"):
+        table_of(pd.DataFrame({"age": []}), "the rows")
+    with pytest.raises(DataError, match=r"^there is no column 'age', which the model takes: did you mean 'aged'"):
+        features_of(table_of(pd.DataFrame({"aged": [1.0]})), DataConfig(columns=["age"]))
+
+
 def test_a_parquet_file_without_rows_or_content_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match="has columns, and no row"):
+    with pytest.raises(DataError, match=r"there is no row in .*none.parquet, only columns"):
         read_table(tmp_path / "none.parquet")
     with pytest.raises(DataError, match="cannot be read"):
         read_table(written(tmp_path, b"PAR1", "bad.parquet"))

@@ -40,10 +40,8 @@ PARTIES = ("relay", "superlink", "operator", "node-0", "node-1", "node-2")
 
 
 @pytest.fixture(scope="module")
-def tiny_trial(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("LDPFL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return trial_of(3, 2, TINY, tiny_data)
+def tiny_trial(tiny_data: Path) -> Trial:
+    return trial_of(3, 2, TINY, tiny_data)
 
 
 @pytest.fixture

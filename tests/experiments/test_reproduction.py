@@ -173,11 +173,11 @@ def test_nothing_is_written_into_the_folder_of_another_sweep_nor_made_of_own_dat
 
 
 def test_a_table_that_is_not_made_at_a_size_says_so(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "take --size desk" in ldpfl.refused("reproduce", "ladp-fl/table5", "--size", "paper")
+    assert "choose the size desk" in ldpfl.refused("reproduce", "ladp-fl/table5", "--size", "paper")
     assert "did you mean 'ldp-fl/table1'" in ldpfl.refused("reproduce", "ldp-fl/table")
     assert "desk or paper" in ldpfl.refused("reproduce", "ldp-fl/table1", "--size", "large")
     assert "ldp-fl/table1" in ldpfl("reproduce").out
-    with pytest.raises(ConfigError, match="take --size paper"):
+    with pytest.raises(ConfigError, match="choose the size paper"):
         Reproduction(title="t", source="s").at_size("x", "desk")
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY_TOML
+from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, DataError, WriteError
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.simulation import simulate
+from simulated import federation_of
 
 
 def config_of(*overrides: str) -> RunConfig:
@@ -45,7 +48,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(folder: RunFolder) -> None:
     folder.open(config_of(), resume=False)
     before = content(folder.path)
     for config in (config_of(), config_of("seed=8")):
-        with pytest.raises(ConfigError, match="--resume"):
+        with pytest.raises(ConfigError, match="resume the run in it, or choose another folder"):
             folder.open(config, resume=False)
     assert content(folder.path) == before
 
@@ -122,3 +125,22 @@ def test_a_damaged_checkpoint_is_refused_by_name(folder: RunFolder) -> None:
     folder.checkpoint_path.write_bytes(b"half")
     with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
         folder.checkpoint()
+
+
+def test_a_round_s_checkpoint_is_written_before_its_ledger(folder: RunFolder, tiny_task: Dataset) -> None:
+    """A crash in between leaves a checkpoint that the others follow from, and no ledger of a round that is not there."""
+    federation, start = federation_of(tiny_task)
+    (first,) = simulate(federation, start, 1)
+    folder.open(config_of(), resume=False)
+    folder.checkpoint_path.mkdir()  # nothing can be written in its place
+    with pytest.raises(WriteError):
+        folder.save_round(first)
+    assert not folder.ledger_path.exists()
+    assert not folder.metrics_path.exists()
+    folder.checkpoint_path.rmdir()
+    folder.ledger_path.mkdir()
+    with pytest.raises(WriteError):
+        folder.save_round(first)
+    found = folder.checkpoint()
+    assert found is not None
+    assert found.ledger == first.ledger

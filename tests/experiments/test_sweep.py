@@ -297,9 +297,7 @@ def noisy_sweep(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     config = config.model_copy(update={"settings": [text for text in NOISY if text.startswith("mechanism.")]})
     others = [text for text in NOISY if not text.startswith("mechanism.")]
     runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("LDPFL_CACHE_DIR", str(folder / "cache"))
-        return folder / "out", [(cell, run_cell(cell, runner, folder / "out")) for cell in cells(config, [*TINY, *others])]
+    return folder / "out", [(cell, run_cell(cell, runner, folder / "out")) for cell in cells(config, [*TINY, *others])]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from flower_parts import (
     start_vector,
     terms_of,
 )
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -49,7 +49,7 @@ from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.internals import unpacked
-from ldpfl.flower.terms import VERSION, agreement_of
+from ldpfl.flower.terms import VERSION, agreement_of, digest_of
 from ldpfl.randomness import SecureSource
 
 
@@ -183,6 +183,24 @@ def no_node(context: Context) -> OpenNode:
     raise Declined("no policy is set up")
 
 
+@pytest.mark.parametrize("name", ["dp-sgd", "rotated-sign"])
+def test_an_app_that_gives_trained_weights_is_asked_for_no_gradients(name: str) -> None:
+    """Nothing bounds what one record does to trained weights: they are not taken for the gradients that the node's budget counts."""
+    trained: list[str] = []
+
+    def train(message: Message, context: Context) -> Message:
+        trained.append(name)
+        return shift(message, context)
+
+    records = ["mechanism.records=5"] if name == "dp-sgd" else []
+    terms = terms_of(config=config_of(f"mechanism.name={name}", "mechanism.perturbed=gradient", *records))
+    node = OpenNode()
+    assert refused(ask(app_of(train, node), instruction(terms)), DECLINED)
+    assert (node.steps, trained) == ([], [])
+    assert ask(LdpClientApp(train, node=lambda context: node, source=simulator_bits, gradients=True), instruction(terms)).has_content()
+    assert (node.steps, trained) == (["admit"], [name])  # so it is that alone which was missing
+
+
 def test_without_a_node_nothing_leaves() -> None:
     assert refused(ask(LdpClientApp(shift, node=no_node)), DECLINED)
 
@@ -210,6 +228,25 @@ BAD_REPLIES: dict[str, Callable[[Message], None]] = {
         "bias", Array("float32", (3,), "numpy.ndarray", Array(np.zeros(4, dtype=np.float32)).data)
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["PATIENT-4711", "weight"])
+def test_what_is_wrong_with_an_app_s_arrays_is_said_without_what_is_in_them(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither their names nor their shapes nor their bytes: an app may have put there what is private, and the message is in the log."""
+    array = Array("float32", (47, 11), "numpy.ndarray", Array(np.full((47, 11), SECRET, dtype=np.float32)).data)
+    spoilt = array if name == "weight" else Array(np.zeros(3, dtype=np.float32))
+
+    def change(reply: Message) -> None:
+        reply.content.array_records["arrays"][name] = spoilt
+        reply.content["PATIENT-metrics"] = MetricRecord({"PATIENT-loss": SECRET})
+
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    assert ask(app_of(with_reply(change))).has_content()
+    (said,) = caplog.messages
+    assert ("array weight is not float32 of shape (3, 4)" if name == "weight" else "0 are missing, 1 unknown") in said
+    assert not any(private in said for private in ("PATIENT", "47", str(SECRET)))
 
 
 def raising(message: Message, context: Context) -> Message:
@@ -722,6 +759,21 @@ def test_an_app_sees_nothing_that_is_not_compared() -> None:
         assert ask(app_of(train), Message(content, 2, "train", group_id=str(number), ttl=60.0 + number)).has_content()
     assert len(agreed) == 1
     assert told[0] == told[1]
+
+
+def test_an_app_s_context_holds_nothing_that_marks_its_client() -> None:
+    """No number that the SuperLink chose, and no order of settings: the node's own config and state, and what was compared."""
+    told = []
+
+    def train(message: Message, context: Context) -> Message:
+        told.append((context.run_id, context.node_id, context.node_config, dict(context.state), list(context.run_config.items())))
+        return shift(message, context)
+
+    settings: list[UserConfig] = [{"clip": 0.1, "scale": 3.0}, {"scale": 3.0, "clip": 0.1}]
+    for number, own in enumerate(settings):
+        context = Context(70 + number, 90 + number, {"partition-id": 0}, RecordDict({"own": MetricRecord({"rounds": 7})}), own)
+        assert app_of(train)(instruction(terms_of(run_config=digest_of(own))), context).has_content()
+    assert told == [(0, 0, {"partition-id": 0}, {"own": MetricRecord({"rounds": 7})}, [("clip", 0.1), ("scale", 3.0)])] * 2
 
 
 @pytest.mark.parametrize("value", [[1, 2], ["1", "2"], [True], 1, 1.0, True, "1", b"1", 0.0, -0.0])

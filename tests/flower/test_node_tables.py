@@ -179,7 +179,7 @@ def test_what_nobody_else_sees_has_to_be_said(changes: dict[str, Any], said: str
 
 
 def test_no_simulation_has_such_data() -> None:
-    with pytest.raises(ConfigError, match="a simulation needs --data"):
+    with pytest.raises(ConfigError, match="a simulation needs rows, given as data"):
         api.run("own", settings=listed({"data.name": "node"}), progress=False)
 
 

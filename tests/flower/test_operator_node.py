@@ -111,25 +111,35 @@ def test_a_server_cannot_divide_a_nodes_records_by_what_is_in_them(division: str
     assert read_charges(budget) == ()
 
 
-OWN = [
-    'data.path="rows.csv"',
-    'data.test_path="rows.csv"',
-    'data.name="owner/name"',
-    'data.name="os:getcwd"',
-    "data.name=given",
-    'task.name="os:getcwd"',
-]
+OWN = {
+    'data.path="rows.csv"': "names data by path, hub or code",
+    'data.test_path="rows.csv"': "names data by path, hub or code",
+    'data.name="owner/name"': "names data by path, hub or code",
+    'data.name="os:getcwd"': "names data by path, hub or code",
+    "data.name=given": "names data by path, hub or code",
+    'data.features="os:getcwd"': "features 'os:getcwd' is code that the server names",
+    'data.feature_options.directions="/etc/passwd"': "an option of the features is text",
+    'task.name="os:getcwd"': "task 'os:getcwd' is code that the server names",
+}
 
 
 @pytest.mark.parametrize("setting", OWN)
-def test_a_server_names_neither_data_nor_tasks_of_its_own(setting: str, tmp_path: Path, budget: Path) -> None:
-    """A node's operator may: by an app of the node's own. It is declined before the charge."""
+def test_a_server_names_neither_data_nor_features_nor_tasks_of_its_own(
+    setting: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """A node's operator may: by an app of the node's own. It is declined before the charge, and before anything is trained."""
     policy = write_policy(tmp_path, mechanisms='["duchi"]')
     assert not reply_of(policy, budget, terms_of(config=config_of())).has_error()
-    charged = len(read_charges(budget))
-    assert charged == 1
-    assert reply_of(policy, budget, terms_of(config=config_of(setting), round=2)).has_error()
-    assert len(read_charges(budget)) == charged
+    trained: list[Message] = []
+
+    def train(message: Message, context: Context) -> Message:
+        trained.append(message)
+        return shift(message, context)
+
+    assert declined(reply_of(policy, budget, terms_of(config=config_of(setting), round=2), train))
+    assert OWN[setting] in log.text
+    assert not trained
+    assert [charge.round for charge in read_charges(budget)] == [1]
 
 
 def test_a_node_without_a_folder_of_data_fetches_nothing_that_a_server_names(monkeypatch: pytest.MonkeyPatch) -> None:

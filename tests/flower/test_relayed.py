@@ -21,10 +21,13 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, Node, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import FAILED
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.relay import RelayRoundOver, Terms
 from ldpfl.server import Checkpoint
+from ldpfl.shuffling import RecordPlan
+from ldpfl.shuffling.sealing import OVERHEAD
 
 
 @pytest.fixture
@@ -253,6 +256,32 @@ def test_a_relay_is_not_believed_for_days(world: World) -> None:
     strategy = LdpStrategy(config_of(), collector=world.collector())
     strategy.start(InProcessGrid(LdpClientApp(shift, node=node, source=world.source), CLIENTS), start_arrays(), 1, timeout=100.0)
     assert deliverable == [pytest.approx(24 * 3600 + 30.0, abs=20)]
+
+
+@pytest.mark.parametrize(
+    ("window_s", "reply_s", "max_uploads", "charged"),
+    [
+        (59.0, 60.0, 5, 0),
+        (61.0, 60.0, 5, 1),
+        (59.0, 60.0, 3, 1),  # a round that cannot end without all of its clients is open for longer
+        (59.0, 700.0, 3, 0),
+    ],
+)
+def test_a_round_that_is_over_before_a_client_may_send_costs_it_nothing(
+    window_s: float, reply_s: float, max_uploads: int, charged: int, world: World
+) -> None:
+    terms = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), reply_s=reply_s)
+    ask = read_asked(instruction(terms).content, "train", terms.run_config).ask
+    plan = RecordPlan(ask.mechanism, ask.ranges, terms.linked)
+    size = {"record_bytes": plan.plaintext_bytes + OVERHEAD, "records_per_upload": plan.records, "max_uploads": max_uploads}
+    world.store.open_round("aggregator", "run", 1, Terms(**size, min_clients=3, closes_in_s=window_s, agreement=ask.agreement))
+    node = world.node(Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    if charged:
+        assert node.admit(ask) > reply_s
+    else:
+        with pytest.raises(ProtocolError, match=rf"clients send after {reply_s:g} s: .* nothing was charged or sent"):
+            node.admit(ask)
+    assert world.charges() == [charged]
 
 
 def _tagged(message: Message, what: str) -> Message:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from brought_package import install
+from conftest import CommandLine
 from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
@@ -60,6 +61,58 @@ def test_a_package_that_cannot_be_used_is_named(place: str, tmp_path: Path, monk
     assert config_of().mechanism.name == "duchi"  # others are as they were
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("no_such_package:Settings", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("angry_package:Settings", "RuntimeError: not today"),
+        ("careless_package:Nameless", 'give it name: Literal["broken"] = "broken"'),
+    ],
+)
+def test_a_broken_package_breaks_its_own_mechanism_alone(
+    place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ldpfl: CommandLine
+) -> None:
+    install(tmp_path / "site", monkeypatch, place=place, name="broken")
+    (tmp_path / "site" / "angry_package.py").write_text('raise RuntimeError("not today\\nnor tomorrow")', encoding="utf-8")
+    for command in ("audit", "settings"):
+        line = ldpfl.refused(command, "broken")
+        assert "mechanism 'broken' of careless-package 1.0" in line
+        assert said in line
+    assert {"duchi", "none"} <= set(mechanisms.names(alone=True)) < set(mechanisms.names())
+    assert ldpfl("audit", "duchi", "--trials", "1000", "--seed", "1").code == 0
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "nbafl"])
+def test_an_audit_says_why_it_cannot_build_a_mechanism(name: str, ldpfl: CommandLine) -> None:
+    assert f"mechanism '{name}' depends on how a model is trained" in ldpfl.refused("audit", name)
+
+
+def test_a_mechanism_of_a_simulation_alone_is_no_promise_to_others() -> None:
+    """Nothing calls it for any other, in a simulation or on Flower."""
+    assert not hasattr(mechanisms.Mechanism, "for_clients")
+
+
+def test_a_setting_of_another_mechanism_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"duchi has no setting 'group'; it has: budget, epsilon, name, perturbed$"):
+        config_of("mechanism.group=4")
+    with pytest.raises(ConfigError, match=r"duchi has no setting 'epsilom'; did you mean 'mechanism\.epsilon'\?$"):
+        config_of("mechanism.epsilom=4")
+
+
+@pytest.mark.parametrize(("value", "name"), [("laplace", "laplace"), ("[1]", "duchi"), ("4", "duchi")])
+def test_a_mechanism_is_a_section(value: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"setting 'mechanism' in test: input should be a section.* mechanism\.name={name}, got"):
+        config_of(f"mechanism={value}")
+
+
+@pytest.mark.parametrize("name", ["duchi", "harmony", "laplace"])
+def test_a_budget_too_small_is_told_which_is_not(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"mechanism '{name}', epsilon 1e-30 .*: at least 1e-09 is needed"):
+        build_mechanism(config_of(f"mechanism.name={name}", "mechanism.epsilon=1e-30"))
+    assert build_mechanism(config_of(f"mechanism.name={name}", "mechanism.epsilon=1e-9")).name == name
+
+
 @pytest.mark.parametrize("name", mechanisms.names())
 def test_a_mechanism_has_its_own_settings_and_no_others(name: str) -> None:
     own = mechanisms.settings_of(name).model_fields
@@ -110,6 +163,26 @@ def test_a_config_of_version_0_1_is_read_as_it_was_meant(name: str, own: dict[st
     assert own.items() <= read.items()
     with pytest.raises(ConfigError, match=r"unknown setting 'mechanism\.grop'"):
         parse_config(OLD.format(name=name).replace("group", "grop"), origin="old")
+
+
+@pytest.mark.parametrize(
+    ("noise", "mechanism", "refused"),
+    [
+        ("typo = 1", "", r"unknown setting 'noise\.typo' in old"),
+        ("epsilon = 9.0", "", r"unknown setting 'noise\.epsilon' in old"),
+        ("name = 'laplace'", "", r"unknown setting 'noise\.name' in old"),
+        ("", "group = 4", r"unknown setting 'mechanism\.group' in old"),
+        ("delta = 1e-3", "norm = -3", r"setting 'norm' in old, section mechanism: input should be greater than 0, got -3"),
+        ("delta = 1e-3", "grop = 4", r"unknown setting 'mechanism\.grop' in old"),
+        ("delta = 1e-3", "epsilon = -1", r"setting 'mechanism\.epsilon' in old"),
+    ],
+)
+def test_a_noise_section_lets_nothing_pass_that_version_0_1_refused(noise: str, mechanism: str, refused: str) -> None:
+    with pytest.raises(ConfigError, match=refused) as caught:
+        parse_config(f"[noise]\n{noise}\n[mechanism]\nname = 'duchi'\n{mechanism}\n", origin="old")
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(ConfigError, match="unknown setting 'noise' in old"):
+        parse_config("noise = 0\n", origin="old")
 
 
 @pytest.mark.parametrize("name", ["nbafl", "time-varying", "ladp"])

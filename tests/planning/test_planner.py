@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import Field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from brought_package import install
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Duchi
 from ldpfl.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, reach, solve
-from ldpfl.privacy import Ledger, RoundEvent
+from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
 from ldpfl.privacy.statement import account
 
@@ -235,6 +237,82 @@ def test_what_cannot_be_planned_is_refused_in_one_line(impossible: dict[str, Any
     with pytest.raises(ConfigError, match=named) as caught:
         plan(replace(ONE, **impossible))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def refusal(**given: Any) -> str:
+    """What :class:`Setting` says to ``given``."""
+    with pytest.raises(ConfigError) as caught:
+        replace(ONE, **given)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize("field", fields(Setting), ids=lambda field: field.name)
+def test_a_field_of_another_kind_is_refused(field: Field[Any]) -> None:
+    """Also where Python would take it for one: what is planned would be another federation than was meant."""
+    if field.name != "mechanism":
+        assert field.name in refusal(**{field.name: "no"})
+    if field.name != "layers":
+        assert field.name in refusal(**{field.name: None})
+    if isinstance(getattr(ONE, field.name), int | float) and field.name != "self_sampling":
+        assert field.name in refusal(**{field.name: True})
+    if isinstance(getattr(ONE, field.name), int) or field.name == "layers":
+        assert field.name in refusal(**{field.name: 2.5})
+
+
+def test_channels_are_known_by_name_and_what_is_missing_is_told() -> None:
+    assert refusal(channel="drect") == "unknown channel 'drect': did you mean 'direct'?"
+    with pytest.raises(ConfigError, match=r"plan, clients: input should be a valid integer, got 'all'"):
+        Setting(1.0, "all", 1, 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"plan, rounds: field required$"):
+        Setting(1.0, 100, 1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="participation"):
+        reach(0.5, epsilon=1.0, clients=None, weights=1, rounds=1, participation="half")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numbers: dict[str, Any] = {"epsilon": np.float64(1.0), "clients": np.int64(100), "weights": np.uint8(1), "radius": np.float32(0.5)}
+    given = replace(ONE, **numbers, self_sampling=np.bool_(False))  # type: ignore[arg-type]
+    assert given == replace(ONE, radius=0.5)
+    assert [type(value) for value in (given.epsilon, given.clients, given.radius, given.self_sampling)] == [float, int, float, bool]
+    assert json.dumps(figures(given)) == json.dumps(figures(replace(ONE, radius=0.5)))
+
+
+# --- what another package brings --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """Of a mechanism that sends a bit at half of the setting's epsilon."""
+    install(tmp_path / "site", monkeypatch, name="halved", place="careless_package:HalvedSettings")
+    return replace(ONE, mechanism="halved")
+
+
+@pytest.mark.slow
+def test_what_is_solved_for_is_what_is_planned(halved: Setting) -> None:
+    certified = figures(halved)["shuffled_upper_adaptive"]
+    assert epsilon_among(halved, 100) == pytest.approx((figures(halved)["shuffled_lower"], certified), rel=1e-6)
+    found = solve(halved, certified, clients=True, epsilon=True)
+    assert found.clients is not None
+    assert found.clients_necessary is not None
+    assert found.epsilon is not None
+    assert 98 <= found.clients_necessary <= found.clients <= 102
+    assert found.epsilon == pytest.approx(1.0, rel=0.005)
+    assert figures(replace(halved, epsilon=found.epsilon))["shuffled_upper_adaptive"] <= certified * (1 + 1e-9)
+
+
+def test_what_derives_from_a_release_of_bits_is_not_solved_for(halved: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Correlated(BinaryRelease):
+        pass
+
+    monkeypatch.setattr(Setting, "release", Correlated("halved", 0.5, 1))
+    with pytest.raises(ConfigError, match="halved does not send such"):
+        solve(halved, 0.5, clients=True, epsilon=False)
+
+
+def test_what_protects_nothing_has_no_epsilon_in_its_plan_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch, name="open", place="careless_package:OpenSettings")
+    assert figures(replace(ONE, mechanism="open"))["epsilon"] is figures(replace(ONE, mechanism="none"))["epsilon"] is None
 
 
 # --- an answer --------------------------------------------------------------------------------------------------------

@@ -434,6 +434,14 @@ def test_a_file_that_was_not_finished_is_not_a_budget(tmp_path: Path, monkeypatc
     declined(lambda: set_limit(path, 1.0), "making it was interrupted")
 
 
+@pytest.mark.parametrize("write", [False, True])
+def test_what_is_charged_is_on_the_disk_and_in_the_one_file_before_a_report_leaves(write: bool, path: Path) -> None:
+    """EXTRA, 3: the journal's end as well, which a power cut would otherwise undo the charge by. No log beside the file."""
+    names = ("synchronous", "journal_mode", "cell_size_check")
+    with budget_file.opened(path, write=write) as connection:
+        assert [connection.execute(f"PRAGMA {name}").fetchone() for name in names] == [(3,), ("delete",), (1,)]
+
+
 def test_a_file_that_another_process_holds_is_waited_for_and_then_refused(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     other = sqlite3.connect(budget.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -89,6 +89,7 @@ def test_names_from_a_file_are_no_markup() -> None:
     release = UnprotectedRelease("[red]x[/blue]", "[bold]y[/italic]")
     console = Console(file=io.StringIO(), width=160)
     print_guarantees(console, account(Ledger((RoundEvent(1, release, 5, 5, 1),))).to_dict())
+    assert "[bold]y[/italic]" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_plan_s_table_names_its_setting_and_its_answers() -> None:
@@ -166,3 +167,11 @@ def test_nothing_proved_is_a_guarantee_missed() -> None:
     unproved = replace(statement(), rows=(row(1.0, 0.0, "client", "shuffled", "claimed", scope="run"),))
     print_guarantees(console, unproved.to_dict(), 3.0)
     assert console.file.getvalue().startswith("guarantee missed")  # type: ignore[attr-defined]
+
+
+def test_what_one_round_costs_is_no_guarantee_met() -> None:
+    """A target between the two lines: the whole run costs more than it."""
+    console = Console(file=io.StringIO(), width=160)
+    lines = row(0.5, 1e-5, "client", "local", "proved"), row(8.0, 1e-5, "client", "local", "proved", scope="run")
+    print_guarantees(console, replace(statement(), rows=lines).to_dict(), 2.0)
+    assert console.file.getvalue().startswith("guarantee missed: epsilon 8 ")  # type: ignore[attr-defined]

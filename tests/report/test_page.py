@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,10 @@ import pytest
 
 from conftest import CommandLine
 from ldpfl import ConfigError, api
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.number_format import number
+from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
+from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
 from ldpfl.report.watching import watching
 from ldpfl.server import RoundMetrics
@@ -41,9 +46,7 @@ class Reader(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tiny_data: Path, config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "run"
-    with pytest.MonkeyPatch.context() as patched:  # the cache of a test is not there yet
-        patched.setenv("LDPFL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        api.run(config_file, folder=path, data_dir=tiny_data, progress=False)
+    api.run(config_file, folder=path, data_dir=tiny_data, progress=False)
     return path
 
 
@@ -236,3 +239,25 @@ def test_every_run_s_folder_gets_its_page(tiny_data: Path, config_file: Path, ld
     assert (tmp_path / "with" / "report.html").read_text(encoding="utf-8") == page([tmp_path / "with"])
     ldpfl(*arguments, tmp_path / "without", "--no-report")
     assert not (tmp_path / "without" / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("page")
+def test_its_epsilons_are_those_of_the_ledger(folder: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the headlines, and beside those of another run; and each stands under the trust that it rests on."""
+    kept = RunFolder(folder)
+    result, best = kept.result(), account(kept.ledger(), kept.config().privacy.delta).best
+    assert result
+    assert best
+    assert f"<dt>epsilon, trusting nobody</dt><dd>{number(best.epsilon)}<small>" in text
+    assert "if the others hide it" not in text
+    both = page([folder, shutil.copytree(folder, tmp_path / "a copy")])
+    size = f"{result['uplink_bytes_per_client_round']:,}"
+    assert both.count(f'<td class="number">{number(best.epsilon)}</td><td class="number">{size}</td></tr>') == 2
+
+    alone = Guarantee(7.0, 1e-5, "client", 1, REPLACE_ONE, "local", "proved", scope="run")
+    hidden = replace(alone, epsilon=3.0, trust_model="shuffled")
+    monkeypatch.setattr("ldpfl.report.page.account", lambda ledger, delta: Statement(1e-5, (alone, hidden)))
+    shuffled = page([folder])
+    for name, figure in (("epsilon, if the others hide it", 3), ("epsilon, trusting nobody", 7)):
+        assert f"<dt>{name}</dt><dd>{figure}<small>" in shuffled

@@ -174,3 +174,18 @@ def test_training_learns(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     accuracies: Sequence[float] = [checkpoint.history[-1].score for checkpoint in simulate(federation, start, 6)]
     assert accuracies[-1] > 0.5
+
+
+def test_noise_on_own_data_follows_from_the_ranges_too(tiny_task: Dataset) -> None:
+    """The same values under other ranges: two reports by the same bits would tell of each other."""
+    federation, start = federation_of(tiny_task)
+    own, values = replace(federation, own_data=True), start.state.weights[None]
+
+    def words(ranges: LayerRanges) -> tuple[int, ...]:
+        source = own.streams(replace(start.state, ranges=ranges), np.array([0]), values, own.mechanism)
+        return tuple(source.int32(0, 8).tolist())
+
+    ranges, sizes = start.state.ranges, start.state.ranges.sizes
+    assert words(LayerRanges(0.0, 0.02, sizes)) == words(ranges)  # type: ignore[arg-type]
+    others = [LayerRanges(0.0, 0.03, sizes), LayerRanges(0.01, 0.02, sizes)]  # type: ignore[arg-type]
+    assert len({words(ranges), *map(words, others)}) == 3

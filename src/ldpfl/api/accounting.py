@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ldpfl.api.arguments import checked
 from ldpfl.api.configuring import Settings, configured, listed
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
@@ -23,6 +24,7 @@ from ldpfl.privacy.statement import DELTA, account_together
 from ldpfl.suggestions import did_you_mean
 
 
+@checked
 def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
     """Return what a federation would guarantee and cost, before anything is run.
 
@@ -49,6 +51,7 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
     return replace(plan_setting(found), solution=solution)
 
 
+@checked
 def account(
     what: Ledger | RunResult | RunConfig | str | Path,
     *others: Ledger | RunResult | RunConfig | str | Path,
@@ -66,7 +69,8 @@ def account(
         colluding: clients that tell the adversary what they sent.
 
     Raises:
-        ConfigError: delta or colluding is out of range, there is no such run, or what a recipe releases depends on how it goes.
+        ConfigError: delta or colluding is out of range, there is no such run, it released nothing yet, or what a recipe releases
+            depends on how it goes.
         DataError: a file is damaged.
     """
     found = [released(one, settings) for one in (what, *others)]
@@ -101,7 +105,19 @@ def _seed_in(config: RunConfig) -> int | None:
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:
-    """Return the events that :func:`account` accounts, and the delta that was chosen for them."""
+    """Return the events that :func:`account` accounts, and the delta that was chosen for them.
+
+    Raises:
+        ConfigError, DataError: as :func:`account`.
+    """
+    ledger, chosen = _released(what, settings)
+    if not ledger.events:
+        named = f"{what}: " if isinstance(what, str | Path) else ""
+        raise ConfigError(f"{named}the ledger is empty, nothing was released yet")
+    return ledger, chosen
+
+
+def _released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
     if isinstance(what, Ledger):
         return what, DELTA
     if isinstance(what, RunResult):
@@ -112,7 +128,7 @@ def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settin
         config = configured(what, listed(settings))
         return planned_ledger(settled(config)), config.privacy.delta
     if settings:
-        raise ConfigError("settings (--set) change a recipe, not a run that was made")
+        raise ConfigError("settings change a recipe, not a run that was made")
     if is_file:
         return Ledger.load(path), DELTA
     folder = RunFolder(path)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ldpfl import mechanisms
+from ldpfl.api.arguments import checked
 from ldpfl.attacks.canary import RunAudit
 from ldpfl.attacks.canary import audit_run as audit_folder
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
@@ -14,6 +17,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Mechanism
 
 
+@checked
 def audit(
     mechanism: str | Mechanism, *, epsilon: float = 1.0, trials: int | None = None, error_rate: float = ERROR_RATE, seed: int | None = None
 ) -> MechanismAudit:
@@ -29,16 +33,17 @@ def audit(
         ConfigError: an argument is out of range, or no mechanism has that name.
     """
     built = mechanisms.with_defaults(mechanism, epsilon) if isinstance(mechanism, str) else mechanism
-    return audit_mechanism(built, trials=trials or default_trials(built), seed=seed, error_rate=error_rate)
+    return audit_mechanism(built, trials=default_trials(built) if trials is None else trials, seed=seed, error_rate=error_rate)
 
 
+@checked
 def audit_run(
     folder: str | Path,
     *,
     trials: int = 400,
     seed: int = 0,
     data_dir: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device | None = "auto",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> RunAudit:
     """Put a canary among the clients of the run in ``folder``, and return what a round's pool gives away of it.

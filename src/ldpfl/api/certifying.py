@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import ldpfl
 from ldpfl import mechanisms
+from ldpfl.api.arguments import checked
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.run_folder import RunFolder
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ldpfl.verifying.verdicts import SecondOpinion
 
 
+@checked
 def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None) -> Certificate:
     """Return what the run in the folder ``what``, or a ledger's file, guarantees, for others to check: see :func:`verify`.
 
@@ -46,7 +48,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     except OSError as error:
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
     if Ledger.from_json(text, str(file)) != kept:
-        raise ConfigError(f"{path} stands between two rounds: finish it with ldpfl run --resume before it is certified")
+        raise ConfigError(f"{path} stands between two rounds: resume it and let it finish before it is certified")
     result = (folder.result() if folder else None) or {}
     used = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in kept.events}
     versions = {"ldpfl": ldpfl.__version__, **{str(name): str(of) for name, of in result.get("versions", {}).items()}, **used}
@@ -65,6 +67,7 @@ def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> li
     return [unfinished, *of_extending(config)]
 
 
+@checked
 def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:
     """Return what a second implementation of the accountants, which shares no line with the first, finds of a certificate.
 

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from ldpfl import mechanisms
+from ldpfl.api.arguments import checked
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config, read_config, toml_value
+from ldpfl.experiments.config import RunConfig, known_keys, parse_config, toml_value
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.importing import GIVEN
 from ldpfl.suggestions import did_you_mean
 
-Settings = Mapping[str, Any] | Sequence[str]
-"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them."""
+Settings = Mapping[str, Any] | Sequence[str] | None
+"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them, or one such text."""
 
 _SEED_BITS = 127
 """Beyond what anybody could try."""
 
 
+@checked
 def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), **overrides: Any) -> RunConfig:
     """Return the config that :func:`run` runs for the same arguments, checked.
 
     Raises:
         ConfigError: no such recipe or setting, or a value that does not fit.
     """
-    changes = [*listed(settings), *listed(_by_leaf(overrides, what))]
+    return configured_for(configure, what, settings, overrides)
+
+
+def configured_for(
+    function: Callable[..., object], what: str | Path | RunConfig, settings: Settings, overrides: Mapping[str, Any]
+) -> RunConfig:
+    """Return what :func:`configure` does, for a ``function`` whose own arguments may be what was meant by one that there is not."""
+    changes = [*listed(settings), *listed(_by_key(function, overrides, what))]
     config = configured(what, changes)
     # A user's own data have a seed that nobody knows, unless one is said: their noise follows from it.
     said = {*(what if isinstance(what, RunConfig) else config).model_fields_set, *(change.partition("=")[0].strip() for change in changes)}
@@ -49,21 +60,20 @@ def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any]
     """Return the settings that name what a caller brings, and what of it has no name."""
     settings: dict[str, Any] = {}
     if isinstance(data, str | Path):
-        settings |= named_data(str(data))
+        settings |= named_data(data)
     elif data is not None:
         settings["data.name"] = GIVEN
-    if isinstance(model, type):
-        raise ConfigError(f"model is the class {model.__name__}: give one of it, {model.__name__}(...)")
     if model is not None:
         settings["model.name"] = GIVEN if isinstance(model, nn.Module) else model
     handed = None if isinstance(data, str | Path) else data
     return settings, Given(handed, model if isinstance(model, nn.Module) else None)
 
 
-def named_data(data: str) -> dict[str, Any]:
-    """Return the setting that names ``data``: a file or folder of tables, or else a data set."""
+def named_data(data: str | Path) -> dict[str, Any]:
+    """Return the setting that names ``data``: a file or folder of tables, which a path always is, or else a data set."""
     path = Path(data)
-    is_path = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or path.exists() or data.startswith((".", "/", "~"))
+    by_name = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or str(data).startswith((".", "/", "~"))
+    is_path = isinstance(data, Path) or by_name or path.exists()
     return {"data.path": str(path.expanduser().resolve())} if is_path else {"data.name": data}
 
 
@@ -71,26 +81,64 @@ def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
     """Return the config that a caller says, with no seed drawn for it."""
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
-    return read_config(what, overrides) if isinstance(what, Path) else recipe_or_file(what, overrides)
+    return recipe_or_file(what, overrides)
 
 
 def listed(settings: Settings) -> list[str]:
-    """Return changes of a config as ``key=value``."""
-    return [f"{key}={toml_value(value)}" for key, value in settings.items()] if isinstance(settings, Mapping) else list(settings)
+    """Return changes of a config as ``key=value``; those of a section, as ``{"clients": {"count": 5}}``, one by one.
+
+    Raises:
+        ConfigError: they are neither a mapping nor texts.
+    """
+    if isinstance(settings, Mapping):
+        return [f"{key}={toml_value(value)}" for key, value in _by_section(settings).items()]
+    texts = [settings] if isinstance(settings, str) else list(settings or ())
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ConfigError(f"settings are a dict of keys and values, or texts such as 'clients.count=5', got {wrong[0]!r}")
+    return texts
 
 
-def _by_leaf(overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
+def _by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = value if key in _SECTIONS and isinstance(value, Mapping) else None
+        found |= {key: value} if inner is None else {f"{key}.{name}": one for name, one in inner.items()}
+    return found
+
+
+_SECTIONS = frozenset(key.partition(".")[0] for key in known_keys() if "." in key)
+
+
+def _by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
     """Return ``overrides`` by their dotted keys."""
     if not overrides:
         return {}
-    name = str(overrides.get("mechanism", configured(what, []).mechanism.name))
+    said = _by_section(overrides)
+    name = str(said.get("mechanism.name", said.get("mechanism")) or configured(what, []).mechanism.name)
     known = known_keys(name)
+    by_name: dict[str, list[str]] = {}
+    for key in known:
+        section, _, leaf = key.rpartition(".")
+        by_name.setdefault(section if leaf == "name" and section else leaf, []).append(key)
     found = {}
-    for leaf, value in overrides.items():
-        keys = [f"{leaf}.name"] if f"{leaf}.name" in known else [key for key in known if key.rpartition(".")[2] == leaf]
-        top = [key for key in keys if "." not in key]
-        if len(top or keys) != 1:
-            said = f"several settings end so, {', '.join(keys)}: give one in settings" if keys else did_you_mean(leaf, known)
-            raise ConfigError(f"run has no argument {leaf!r}: {said}")
-        found[(top or keys)[0]] = value
+    for given, value in said.items():
+        keys = [given] if "." in given or given in known else by_name.get(given, [])
+        if len(keys) != 1:
+            raise ConfigError(f"{function.__name__} has no argument {given!r}{_advice(function, given, name, by_name)}")
+        found[keys[0]] = value
     return found
+
+
+def _first_of(section: str) -> str:
+    return next(key.partition(".")[2] for key in known_keys() if key.startswith(f"{section}."))
+
+
+def _advice(function: Callable[..., object], given: str, mechanism: str, by_name: Mapping[str, Sequence[str]]) -> str:
+    if given in by_name:
+        return f": several settings end so, {', '.join(by_name[given])}: give one in settings"
+    if given in _SECTIONS:
+        return f": it is a section of settings, so give a dict of them, such as {{{_first_of(given)!r}: ...}}"
+    others = (other for other in mechanisms.names() if mechanisms.is_built_in(other))
+    elsewhere = f" with the mechanism {mechanism}" if any(given in mechanisms.settings_of(other).model_fields for other in others) else ""
+    own = [name for name, argument in signature(function).parameters.items() if argument.kind is argument.KEYWORD_ONLY]
+    return f"{elsewhere}: {did_you_mean(given, [*own, *(name for name, keys in by_name.items() if len(keys) == 1)])}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ldpfl.api.arguments import checked
 from ldpfl.data.new_rows import answered
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.experiments.build import model_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 
+@checked
 def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: str | None = None) -> pandas.DataFrame:
     """Return a line for each of ``rows``: the likeliest class and the probability of each, or of each label, or a number in its own unit.
 
@@ -38,7 +40,7 @@ def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: s
     if config.model.name == GIVEN:
         raise ConfigError("the model of this run was handed over: ldpfl.load_run(..., data=..., model=...).predict(rows) has it")
     if is_code(config.model.name) and model != config.model.name:
-        raise ConfigError(f"the model of this run is code, which would be run: if that is yours, give --model {config.model.name}")
+        raise ConfigError(f"the model of this run is code, which would be run: if that is yours, name it as the model: {config.model.name}")
     tokens = encoder.data.vocabulary if encoder.data.text else None
     described = Description((encoder.width,), encoder.outputs, tokens)
     module = model_of(config, described, config.seed, None, encoder.targets)

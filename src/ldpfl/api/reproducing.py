@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import ldpfl
+from ldpfl.api.arguments import checked
 from ldpfl.api.configuring import Settings, listed
 from ldpfl.api.results import ReproductionResult
 from ldpfl.api.running import displayed, runner_for
@@ -31,6 +32,7 @@ TABLE, PLOT, ABOUT = "table.csv", "plot.svg", "about.json"
 """What is written in its folder, beside the runs."""
 
 
+@checked
 def reproduce(
     name: str,
     *,

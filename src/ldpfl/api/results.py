@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import StringIO
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,41 +16,43 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from ldpfl.attacks.canary import RunAudit
+from ldpfl.auditing import MechanismAudit
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.new_rows import answered
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.figures import of_unit
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row, frontier
+from ldpfl.planning.planner import Plan
+from ldpfl.planning.regimes import RegimePlan
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import noise_table, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
-from ldpfl.report.privacy import guarantee_table
+from ldpfl.report.privacy import audit_table, canary_table, guarantees, plan_table, regime_table
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
-from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
+from ldpfl.shown import Shown, look
 from ldpfl.tasks import ACCURACY
 
 if TYPE_CHECKING:
     import pandas
 
-
-class _Shown:
-    """A result that notebooks show as a terminal does."""
-
-    def _repr_html_(self) -> str:
-        console = terminal(record=True, width=110, file=StringIO(), force_jupyter=False)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format='<pre style="font-family:monospace">{code}</pre>')
+look.register(Statement, lambda statement: guarantees(statement.to_dict()))
+look.register(Plan, lambda plan: Group(plan_table(plan.to_dict()), plan.statement))
+look.register(RegimePlan, lambda plan: Group(regime_table(plan.to_dict()), plan.statement))
+look.register(MechanismAudit, audit_table)
+look.register(RunAudit, canary_table)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RunResult(_Shown):
+class RunResult(Shown):
     """A finished run.
 
     Attributes:
@@ -68,7 +69,7 @@ class RunResult(_Shown):
     ledger: Ledger
     baseline: tuple[float, ...] | None
     folder: Path | None
-    _trained: Callable[[], nn.Module] = field(repr=False)
+    _trained: nn.Module = field(repr=False)
     _figures: Mapping[str, Any] = field(repr=False)
     encoder: Encoder | None = field(default=None, repr=False)
 
@@ -77,8 +78,9 @@ class RunResult(_Shown):
         """Return the result of a run whose files, if it has any, are in ``folder``."""
         last, baseline = finished.last, finished.figures["noise_free_score_per_round"]
         scores = None if baseline is None else tuple(baseline)
-        trained, encoder = finished.federation.task.module_with, finished.federation.encoder
-        return cls(finished.config, last.history, last.ledger, scores, folder, lambda: trained(last.state.model), finished.figures, encoder)
+        # The module alone, and not the task that made it: that holds everybody's samples, and a result may be pickled.
+        trained = finished.federation.task.module_with(last.state.model)
+        return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, finished.federation.encoder)
 
     def __repr__(self) -> str:
         """Return a line; what else there is may hold a seed from which the noise on a user's own data follows."""
@@ -116,7 +118,7 @@ class RunResult(_Shown):
 
     def module(self) -> nn.Module:
         """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
-        return self._trained()
+        return copy.deepcopy(self._trained)
 
     def predict(self, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
         """Return what the model says of ``rows``, a line each; see :func:`ldpfl.predict`.
@@ -131,7 +133,7 @@ class RunResult(_Shown):
 
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
-        return _drawn(lambda path: draw_score_curve(path, dict(self._figures)))
+        return _drawn(lambda path: draw_score_curve(path, self.to_dict()))
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return a row a round: score, clients, bytes, seconds, and by layer radius, noise and clipping."""
@@ -142,17 +144,20 @@ class RunResult(_Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``result.json`` of a run's folder holds."""
-        return copy.deepcopy(dict(self._figures))
+        return as_released(copy.deepcopy(dict(self._figures)), self.ledger, self.config.privacy.delta)
 
     def __rich__(self) -> Group:
-        privacy = self.privacy.to_dict()  # as its ledger says: what a file says beside it may be wrong
-        caveats = (f"note: {caveat}" for caveat in self._figures["caveats"])
-        notes = (Text(line, style="yellow") for line in (*privacy["notes"], *privacy["warnings"], *caveats))
-        return Group(result_table(dict(self._figures)), guarantee_table(privacy), *notes)
+        caveats = (Text(f"note: {caveat}", style="yellow") for caveat in self._figures["caveats"])
+        return Group(result_table(self.to_dict()), self.privacy, *caveats)
+
+
+def as_released(figures: dict[str, Any], ledger: Ledger, delta: float) -> dict[str, Any]:
+    """Return the ``figures`` of a run with what its ``ledger`` says of privacy: what a file says beside it may be wrong."""
+    return {**figures, **of_unit(ledger, delta), "privacy": account(ledger, delta).to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
-class SweepResult(_Shown):
+class SweepResult(Shown):
     """A finished sweep.
 
     Attributes:
@@ -196,7 +201,7 @@ class SweepResult(_Shown):
 
 
 @dataclass(frozen=True)
-class ReproductionResult(_Shown):
+class ReproductionResult(Shown):
     """A table or figure of a paper, as far as its runs are finished.
 
     Attributes:

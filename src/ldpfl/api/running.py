@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ldpfl.api.configuring import Settings, brought, configure, listed
+from ldpfl.api.arguments import checked
+from ldpfl.api.configuring import Settings, brought, configured_for, listed
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device
@@ -31,6 +32,7 @@ from ldpfl.server import RoundMetrics
 OnRound = Callable[[RoundMetrics], None]
 
 
+@checked
 def run(
     what: str | Path | RunConfig | None = None,
     *,
@@ -40,7 +42,7 @@ def run(
     more_rounds: int = 0,
     baseline: bool = True,
     data_dir: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device | None = "auto",
     progress: bool | ProgressDisplay = True,
     on_round: OnRound | None = None,
     data: object = None,
@@ -58,14 +60,15 @@ def run(
             ``data``, or the config in ``folder``.
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
         overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
-            name of a section stands for its ``name``: ``mechanism="harmony"``. ``target_epsilon`` sets the mechanism's noise by
-            the epsilon of the whole run.
-        folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is written.
+            name of a section stands for its ``name``, ``mechanism="harmony"``, or takes a dict: ``clients={"count": 5}``.
+            ``target_epsilon`` sets the mechanism's noise by the epsilon of the whole run.
+        folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is
+            written but what the cache keeps for later runs, the noise-free baseline, unless the data are one's own.
         resume: go on with the run in ``folder``.
         more_rounds: go on with a finished run in ``folder`` for so many more rounds, which are charged on top.
         baseline: whether to train without noise as well, to compare.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
-        device: auto, cpu or cuda.
+        device: auto, cpu or cuda, or one of PyTorch.
         progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
         on_round: called with the figures of each private round when it is done; what it raises ends the run.
         data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
@@ -89,7 +92,7 @@ def run(
         what = RunFolder(path).config_path
     named, given = brought(data, model)
     default = OWN if data is not None else DEFAULT
-    config = settled(configure(default if what is None else what, [*listed(settings), *listed(named)], **overrides), given)
+    config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(named)], overrides), given)
     if more_rounds and (changes := longer.differences(config)):
         raise ConfigError(f"a run goes on for more rounds as it was: {'; '.join(changes)}")
     with displayed(progress) as display:
@@ -99,6 +102,7 @@ def run(
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
 
 
+@checked
 def check(
     what: str | Path | RunConfig = DEFAULT,
     *,
@@ -114,10 +118,12 @@ def check(
         LdpflError: the data cannot be read, or the model cannot be made.
     """
     named, given = brought(data, model)
-    config = configure(OWN if data is not None and what == DEFAULT else what, [*listed(settings), *listed(named)], **overrides)
+    what = OWN if data is not None and what == DEFAULT else what
+    config = configured_for(check, what, [*listed(settings), *listed(named)], overrides)
     return look_over(config, None if data_dir is None else Path(data_dir), given)
 
 
+@checked
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
     """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
 
@@ -138,7 +144,9 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     return RunResult.of(Finished(config, federation, last, figures), Path(folder))
 
 
-def runner_for(data_dir: str | Path | None, device: str, display: ProgressDisplay | _OnRound, given: Given = NOTHING) -> Runner:
+def runner_for(
+    data_dir: str | Path | None, device: str | torch.device | None, display: ProgressDisplay | _OnRound, given: Given = NOTHING
+) -> Runner:
     """Return what runs configs where a caller wants them run."""
     folder = None if data_dir is None else Path(data_dir)
     return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given)

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
+from ldpfl.api.arguments import checked
 from ldpfl.api.configuring import Settings, listed, new_seed
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
@@ -22,13 +25,14 @@ SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
 """Plots in a sweep's folder."""
 
 
+@checked
 def sweep(
     what: str | Path | SweepConfig,
     *,
     settings: Settings = (),
     folder: str | Path | None = None,
     data_dir: str | Path | None = None,
-    device: str = "auto",
+    device: str | torch.device | None = "auto",
     jobs: int = 1,
     progress: bool | ProgressDisplay = True,
 ) -> SweepResult:
@@ -61,7 +65,7 @@ def _sweep(
     overrides: list[str],
     out: Path,
     data_dir: str | Path | None,
-    device: str,
+    device: str | torch.device | None,
     jobs: int,
     progress: bool | ProgressDisplay,
 ) -> SweepResult:

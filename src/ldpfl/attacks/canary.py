@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ldpfl.auditing.bounds import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import build
+from ldpfl.experiments.build import as_usual, build
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
@@ -96,6 +96,7 @@ class RunAudit(Shown):
         return {key: json_safe(value) for key, value in asdict(self).items()}
 
 
+@as_usual()
 def audit_run(
     folder: RunFolder,
     data_dir: Path | None,

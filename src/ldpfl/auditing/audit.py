@@ -18,13 +18,14 @@ from ldpfl.auditing.checks import Check, Examination
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.ranges import LayerRanges
+from ldpfl.shown import Shown
 
 ERROR_RATE = 1e-4
 """Probability that a sound mechanism fails, unless another is asked for."""
 
 
 @dataclass(frozen=True)
-class MechanismAudit:
+class MechanismAudit(Shown):
     """What an audit found.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress, track
@@ -16,7 +16,6 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts, epsilon_among
-from ldpfl.privacy.events import Channel
 from ldpfl.privacy.statement import DELTA
 from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
 from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees, regime_table
@@ -42,9 +41,6 @@ def ledger(
 ) -> None:
     """Account what a run released, or what a recipe would release, and print what holds."""
     found = [api.released(one, set_ or ()) for one in what]
-    for one, (events, _) in zip(what, found, strict=True):
-        if not events.events:
-            raise ConfigError(f"{one}: the ledger is empty, nothing was released yet")
     chosen = max(own for _, own in found) if delta is None else delta
     together = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
     statement = api.warned(together, what)
@@ -116,7 +112,7 @@ def plan(
         "participation": participation,
         "self_sampling": self_sampling,
         "radius": radius,
-        "channel": _channel(channel),
+        "channel": channel,
         "colluding": colluding,
         "layers": layers,
     }
@@ -155,13 +151,6 @@ def _plan_regime(regime: str, target: float, as_json: bool, **figures: Any) -> N
     print_guarantees(console, planned)
 
 
-def _channel(name: str) -> Channel:
-    for known in get_args(Channel):
-        if name == known:
-            return cast(Channel, known)
-    raise ConfigError(f"unknown channel {name!r}: {did_you_mean(name, get_args(Channel))}")
-
-
 def audit(
     what: Annotated[str, typer.Argument(metavar="MECHANISM|RUN", help="A mechanism's name, or a run's folder.")],
     epsilon: Annotated[float | None, typer.Option(help="Budget of one report, for a mechanism.", show_default="1")] = None,
@@ -181,8 +170,8 @@ def audit(
             raise ConfigError(f"{' and '.join(unused)} is for a mechanism: a run is audited as its config says, so leave that out")
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
-    if what not in mechanisms.names(alone=True):
-        raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names(alone=True))}")
+    if what not in mechanisms.names():
+        raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names())}")
     rate = ERROR_RATE if error_rate is None else error_rate
     result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)
     if as_json:

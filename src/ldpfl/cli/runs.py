@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
+from ldpfl.api.results import as_released
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
@@ -31,7 +32,6 @@ from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
-from ldpfl.privacy.statement import account
 from ldpfl.report.console import layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
@@ -218,8 +218,7 @@ def show(
     run_folder = RunFolder(folder)
     config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is not None:
-        # Computed from what was released, not repeated from what a file says of it.
-        result["privacy"] = account(run_folder.ledger(), config.privacy.delta).to_dict()
+        result = as_released(result, run_folder.ledger(), config.privacy.delta)
         print(_json(result)) if as_json else _print_result(run_folder, result)
         if kind.on_flower and not as_json:
             print(f"kind: {kind}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text, is_absent
 from ldpfl.errors import ConfigError, DataError
+from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets
 
 BYTES = 257
@@ -112,7 +113,8 @@ def features_of(table: Table, config: DataConfig) -> Features:
     kinds: dict[str, list[str]] = {}
     width = 0
     for name in config.columns:
-        table.column(name, "the training rows")
+        if name not in table.columns:
+            raise DataError(f"there is no column {name!r}, which the model takes: {did_you_mean(name, table.columns)}")
         if name in config.words or name in config.categories:
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:

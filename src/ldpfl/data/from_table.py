@@ -34,7 +34,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     tables = [table] if test is None else [table, test]
     is_test = held_out(len(table), TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
     if test is None and not is_test.any():
-        raise DataError(f"{name} has {len(table)} rows, too few to keep a fifth of them to measure on: give data.test_path")
+        raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
     learnt, outputs, notes, classes = targets_of(tables, config, targets)
     unscaled: tuple[int, ...] = ()
     unscaled_names: tuple[str, ...] = ()

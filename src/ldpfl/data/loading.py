@@ -152,7 +152,7 @@ def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Samples, Samples,
     except Exception as error:  # the library raises many kinds
         raise DataError(
             f"data set {name!r} could not be fetched by its hub id {source.hub_id}; "
-            f"give a folder with --data-dir or {DATA_DIR_VARIABLE} ({first_line(error)})"
+            f"name a folder that holds it, as the data folder or in {DATA_DIR_VARIABLE} ({first_line(error)})"
         ) from error
     version = "".join(str(loaded[split]._fingerprint) for split in sorted(loaded))
     fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]

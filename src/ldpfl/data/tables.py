@@ -131,7 +131,7 @@ def read_table(path: Path, only: Collection[str] | None = None) -> Table:
             raise DataError(f"{file} and {files[0]} have different columns: {', '.join(odd) or 'in another order'}")
     table = parts[0] if len(parts) == 1 else _joined(parts)
     if not len(table):
-        raise DataError(f"{path} has columns, and no row")
+        raise DataError(f"there is no row in {path}, only columns")
     return table
 
 
@@ -241,11 +241,15 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
     """Return a data frame as a table; ``origin`` is named in errors.
 
     Raises:
-        DataError: it has no row, or a column of something else than numbers, truth values or texts.
+        DataError: it is none, has no row, or a column of something else than numbers, truth values or texts.
     """
+    import pandas
+
+    if not isinstance(frame, pandas.DataFrame):
+        raise DataError(f"{origin} are to be a data frame, or a file or folder of tables; got a {type(frame).__name__}")
     table = _of_frame(frame, partial(_row_of, origin), "")
     if not len(frame):
-        raise DataError(f"{origin} has columns, and no row")
+        raise DataError(f"there is no row in {origin}, only columns")
     digest = hashlib.sha256()
     for name, column in table.columns.items():
         digest.update(name.encode())
@@ -255,7 +259,7 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
 
 def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True) -> Table:
     if not frame.columns.size:
-        raise DataError(f"{where(0).rpartition(',')[0]} has no column")
+        raise DataError(f"there is no column in {where(0).rpartition(',')[0]}")
     names = [str(name) for name in frame.columns]
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:

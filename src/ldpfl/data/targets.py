@@ -63,7 +63,7 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
 
 def _numbers_to_tell(table: Table, name: str, config: DataConfig) -> Tensor:
     values = table.numbers(name)
-    _require_all(table, name, np.isnan(values))
+    _check_all(table, name, np.isnan(values))
     bounds = bounds_of(config, name)
     if bounds is not None:  # what lies beyond stays there: what a model is measured on is told as it is
         values = (values - bounds[0]) / (bounds[1] - bounds[0]) * 2 - 1
@@ -82,7 +82,7 @@ def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> 
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
     words = [words_of(table, name, numeric=numeric) for table in tables]
     for table, own in zip(tables, words, strict=True):
-        _require_all(table, name, np.array([not word for word in own]))
+        _check_all(table, name, np.array([not word for word in own]))
     known = list(config.classes) or _found_classes(tables[0], name, words[0])
     numbers = {word: place for place, word in enumerate(known)}
     found = []
@@ -118,7 +118,7 @@ def _natural(word: str) -> tuple[int, float, str]:
         return 1, 0.0, word
 
 
-def _require_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
+def _check_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
     if absent.any():
         where = table.where(int(np.flatnonzero(absent)[0]))
         raise DataError(f"{where}: the target {name!r} has no value (NA, None and the like are none); leave such rows out")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,22 +44,36 @@ MUCH_CLAMPED = 0.1
 """Share of a layer outside its range that is worth a word."""
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device called ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for one of several.
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """Return the device called ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for one of several; None is ``auto``.
 
     Raises:
         ConfigError: CUDA is asked for and not there, or the name is unknown.
     """
+    name = "auto" if device is None else str(device)
     kind, _, number = name.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (":" in name and not (kind == "cuda" and number.isdecimal())):
         raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda, cuda:0 and so on")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{name} was asked for, and PyTorch finds {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        raise ConfigError(f"{name} was asked for, and PyTorch finds {torch.cuda.device_count()} CUDA devices; choose the device cpu")
     if number:
         return torch.device(name)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+@contextmanager
+def as_usual() -> Iterator[None]:
+    """Let PyTorch be as it is when it is imported, whatever a caller has set: it takes gradients, and makes numbers in float32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(mode=False):  # which takes gradients within no_grad as well
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@as_usual()
 def build(
     config: RunConfig, task: Dataset, device: torch.device, given: nn.Module | None = None, warn: Warn = _LOG.warning
 ) -> tuple[Federation, Checkpoint]:
@@ -143,6 +158,7 @@ def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges
     return f"before the first round, {found} of the initial model lies outside the range that weights are clamped to: {advice}"
 
 
+@as_usual()
 def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None, targets: Targets | None = None) -> nn.Module:
     """Return the model of ``config`` for data that are ``described``; ``given`` is what a caller handed over.
 

@@ -1,10 +1,11 @@
-"""The config of a run: what a person writes in TOML or gives with ``--set``, checked before anything starts."""
+"""The config of a run: what a person writes in TOML or sets by key and value, checked before anything starts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -201,7 +202,7 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+        raise ConfigError(f"config file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return parse_config(text, *overrides, origin=str(path))
 
 
@@ -215,7 +216,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
         tree = from_toml(text)
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
-    _without_noise_section(tree)
+    _without_noise_section(tree, origin)
     groups = [list(group) for group in overrides]
     for group in groups:
         for override in sorted(group, key=lambda text: not _names_mechanism(text)):
@@ -225,8 +226,8 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        known = known_keys(str(_section(tree, "mechanism").get("name", "duchi")))
-        raise ConfigError(explained(error, origin, known, tuple(RunConfig.model_fields))) from None
+        named = str(_section(tree, "mechanism").get("name", "duchi"))
+        raise ConfigError(explained(error, origin, known_keys(named), tuple(RunConfig.model_fields), named)) from None
     _check_one_says_the_noise(config, [text for group in groups for text in group])
     return config
 
@@ -259,45 +260,78 @@ def _keep_what_fits(tree: dict[str, Any]) -> None:
         tree["mechanism"] = {key: value for key, value in mechanism.items() if key in known}
 
 
-_ONCE_FOR_ALL = frozenset({"group", "coordinates", "norm", "magnitude_share"})
-"""Settings that every mechanism had in configs of version 0.1, whether it used them or not."""
+class _OnceForAll(_Section):
+    """Settings that every mechanism had in configs of version 0.1, whether it used them or not."""
+
+    group: Count | Literal["layer"] = "layer"
+    coordinates: Count | Literal["all", "auto"] = "all"
+    norm: Positive = 1.0
+    magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
 
 
-def _without_noise_section(tree: dict[str, Any]) -> None:
-    """Read a config of version 0.1, with a section ``[noise]`` for all Gaussian mechanisms; others ignored it, as they did ``group``."""
+_NOISE = (
+    *("delta", "sensitivity", "constant", "layers_separately", "selection", "threshold", "p_max", "p_min", "normaliser", "share_rule"),
+    *("smallest_share", "variant", "participations", "ratio", "contraction", "own_share", "kappa", "clip_to_estimate", "rate_decay"),
+    *("degrees_bug", "exposures"),
+)
+"""Settings of the section ``[noise]`` that configs of version 0.1 had."""
+
+
+def _without_noise_section(tree: dict[str, Any], origin: str) -> None:
+    """Read a config of version 0.1, with a section ``[noise]`` for all Gaussian mechanisms; others ignored it, as they did ``group``.
+
+    Raises:
+        ConfigError: it has a setting that configs of that version did not have, or one of a value that it could not have.
+    """
     noise, mechanism = tree.pop("noise", None), tree.get("mechanism", {})
-    if not isinstance(noise, dict) or not isinstance(mechanism, dict):
+    if noise in (None, {}) or not isinstance(mechanism, dict):
         return
-    with suppress(ConfigError):
-        known = settings_of(str(mechanism.get("name", "duchi"))).model_fields
-        own = {key: value for key, value in mechanism.items() if key in known or key not in _ONCE_FOR_ALL}
-        tree["mechanism"] = {**{key: value for key, value in noise.items() if key in known}, **own}
+    for key in noise if isinstance(noise, dict) else {"": noise}:
+        if key not in _NOISE:
+            setting = f"noise.{key}" if key else "noise"
+            raise ConfigError(f"unknown setting {setting!r} in {origin}: what noise there is stands in [mechanism] today")
+    name = str(mechanism.get("name", "duchi"))
+    try:
+        known = settings_of(name).model_fields
+    except ConfigError:  # which is refused later
+        return
+    foreign = {key: value for key, value in mechanism.items() if key in _OnceForAll.model_fields and key not in known}
+    try:
+        _OnceForAll.model_validate(foreign)
+    except ValidationError as error:
+        raise ConfigError(explained(error, f"{origin}, section mechanism", tuple(foreign), (), name)) from None
+    own = {key: value for key, value in mechanism.items() if key not in foreign}
+    tree["mechanism"] = {**{key: value for key, value in noise.items() if key in known}, **own}
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise ConfigError(f"--set {override!r} is not of the form key=value")
+        raise ConfigError(f"setting {override!r} is not of the form key=value")
     parts = key.split(".")
     node = tree
     for part in parts[:-1]:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {key}: {part!r} is a value, not a section")
+            raise ConfigError(f"setting {key!r}: {part!r} is a value, not a section")
         node = child
     node[parts[-1]] = _value(text.strip())
 
 
 def toml_value(value: Any) -> str:
-    """Return ``value`` as TOML, in one line."""
+    """Return ``value`` as TOML, in one line; numbers and arrays of NumPy, pandas and PyTorch as what they hold."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_quoted(str(key))} = {toml_value(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else _quoted(str(value))
+    if isinstance(value, Integral):
+        return str(int(value))
+    return repr(float(value)) if isinstance(value, Real) else _quoted(str(value))
 
 
 def _quoted(text: str) -> str:

@@ -1,8 +1,9 @@
-"""What a wrong setting of a config is told: which, why, and the nearest one that there is."""
+"""What the error for a wrong setting says: which, why, and the nearest one that there is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from pydantic import ValidationError
 
@@ -12,14 +13,22 @@ _LONGEST_SHOWN = 200
 """Characters of a refused value: a server may have sent it, and this ends in a node's log."""
 
 
-def explained(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str]) -> str:
-    """Return what is wrong with a config, and what was meant: ``known`` are all its settings, ``sections`` what they stand in."""
+def explained(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str], mechanism: str) -> str:
+    """Return what is wrong with a config, and what was meant.
+
+    Args:
+        known: all settings of a config that names this ``mechanism``.
+        sections: what they stand in.
+    """
     errors = error.errors()
     first = errors[0]
     parts = {part for key in known for part in key.split(".")}
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
         key = ".".join(str(part) for part in first["loc"])
+        if key.startswith("mechanism."):
+            own = [name.removeprefix("mechanism.") for name in known if name.startswith("mechanism.")]
+            return f"unknown setting {key!r} in {origin}: {_other_mechanism(mechanism, key.removeprefix('mechanism.'), own)}"
         return f"unknown setting {key!r} in {origin}: {_suggest(key, known, sections, is_section=isinstance(first['input'], dict))}"
     if first["type"] == "unknown_mechanism":
         return f"setting {key!r} in {origin}: {first['msg']}"
@@ -27,6 +36,13 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
     return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {repr(first['input'])[:_LONGEST_SHOWN]}"
+
+
+def _other_mechanism(mechanism: str, setting: str, own: Sequence[str]) -> str:
+    """Say that ``mechanism`` has no such ``setting``, and which it means, or which are its ``own``."""
+    nearest = get_close_matches(setting, own, n=1)
+    known = f"did you mean 'mechanism.{nearest[0]}'?" if nearest else f"it has: {', '.join(sorted(own))}"
+    return f"{mechanism} has no setting {setting!r}; {known}"
 
 
 def _suggest(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:

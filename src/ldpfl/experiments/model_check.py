@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from ldpfl.errors import LdpflError
-from ldpfl.experiments.build import build, choose_device, model_of
+from ldpfl.experiments.build import as_usual, build, choose_device, model_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
@@ -42,6 +42,7 @@ class Checked:
         return not self.problem
 
 
+@as_usual()
 def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> Checked:
     """Find out whether the model of ``config`` can be trained on its data; no sample of them goes through it.
 

@@ -30,11 +30,11 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
             "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
         }
     )
-    told = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
-    told |= {"clients.once": config.clients.once}
-    told |= {"training.patience": training.patience > 0 and has_stopped(last.history, training.patience)}
-    told |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
-    fixed = [name for name, depends in told.items() if depends]
+    depending = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
+    depending |= {"clients.once": config.clients.once}
+    depending |= {"training.patience": training.patience > 0 and has_stopped(last.history, training.patience)}
+    depending |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
+    fixed = [name for name, depends in depending.items() if depends]
     if fixed:
         raise ConfigError(f"{', '.join(fixed)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
     return changed

@@ -79,7 +79,7 @@ class Reproduction(_Strict):
         chosen = self.desk if size == "desk" else self.paper
         if chosen is None:
             other = "paper" if size == "desk" else "desk"
-            raise ConfigError(f"{name} is not made at the size {size!r}: take --size {other}")
+            raise ConfigError(f"{name} is not made at the size {size!r}: choose the size {other}")
         return chosen
 
     def reported(self, variant: str, point: Point) -> float | None:

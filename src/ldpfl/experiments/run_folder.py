@@ -149,7 +149,7 @@ class RunFolder:
                 raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
             return
         if self.path.exists() and (not self.path.is_dir() or any(not _is_ours(entry.name) for entry in self.path.iterdir())):
-            advice = "give --resume to go on with it, or another --out" if self.config_path.exists() else "give another --out"
+            advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 
     @contextmanager

@@ -13,7 +13,7 @@ from ldpfl.cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, LdpflError, WriteError
 from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
-from ldpfl.experiments.build import MUCH_CLAMPED, build
+from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
 from ldpfl.experiments.figures import stopped_after, summarise
@@ -53,6 +53,7 @@ class Runner:
     preparing: Progress = quietly
     given: Given = NOTHING
 
+    @as_usual()
     def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
         """Run ``config`` without a file; its baseline, if that is wanted, is trained anew.
 
@@ -70,6 +71,7 @@ class Runner:
         figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
         return Finished(config, federation, last, figures)
 
+    @as_usual()
     def run(
         self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True, more_rounds: bool = False
     ) -> Finished:
@@ -127,6 +129,7 @@ class Runner:
             self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
         return last
 
+    @as_usual()
     def baseline(self, config: RunConfig) -> RunFolder:
         """Return the finished folder of the same training without noise; run once, then cached, and shared by equal baselines.
 
@@ -146,7 +149,9 @@ class Runner:
 
     def _data(self, config: RunConfig) -> Dataset:
         if config.data.at_nodes:
-            raise ConfigError("data.name = 'node' is for clients on Flower, each with a table of its own: a simulation needs --data")
+            raise ConfigError(
+                "data.name = 'node' is for clients on Flower, each with its own table: a simulation needs rows, given as data"
+            )
         return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.given)
 
     def _build(self, config: RunConfig, task: Dataset) -> tuple[Federation, Checkpoint]:

@@ -87,7 +87,7 @@ def load_sweep(name: str) -> SweepConfig:
         try:
             text = read_text(Path(name))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"sweep file {name} cannot be read: {error}") from error
+            raise ConfigError(f"sweep file {name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     else:
         paths = sweep_files()
         if name not in paths:

@@ -102,7 +102,7 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
     """
     path, text = out / SWEEP, json.dumps({**sweep.model_dump(), _OVERRIDES: list(overrides)}, indent=1)
     if RunFolder(out).config_path.exists():
-        raise ConfigError(f"{out} holds a run: give another --out")
+        raise ConfigError(f"{out} holds a run: choose another folder")
     if secret:  # before anything stands in it: the seeds that the noise on somebody's own rows follows from
         make_folder(out, 0o700)
         out.chmod(0o700)
@@ -110,7 +110,7 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
         make_folder(out)
         write_text(path, text)
     elif path.read_bytes() != text.encode():
-        raise ConfigError(f"{out} holds another sweep, or this one with other settings: give another --out")
+        raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
 
 
 def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
@@ -162,7 +162,7 @@ def _as_written(config: RunConfig) -> str:
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
     for name, ours in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
         if versions.get(name) != ours:
-            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: give another --out")
+            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: choose another folder")
 
 
 def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:

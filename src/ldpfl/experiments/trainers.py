@@ -17,6 +17,7 @@ from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
+from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.local_optimiser import LocalOptimiser
@@ -55,7 +56,7 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
         PrivacyError: what it makes of a sample depends on others.
     """
     trial = replace(local, data=_made_up(local.data, data))
-    model, where = config.model.name, config.data.path or config.data.name
+    model, where = config.model.name, "these data" if config.data.name == GIVEN else config.data.path or config.data.name
     before = _kept(local.module)
     try:
         inputs, targets = trial.batch(torch.arange(2))

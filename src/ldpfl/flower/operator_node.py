@@ -33,7 +33,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp, ProtocolError
-from ldpfl.file_owners import check_own
+from ldpfl.file_owners import require_own
 from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.privacy.budget import Budget
@@ -199,7 +199,7 @@ def _connecting() -> Connect:
 
 def _trusted(authority: Path) -> Path:
     """Return a certificate authority's file; whoever could change it could be the relay."""
-    return check_own(authority, "the relay's certificate authority", ConfigError, secret=False)
+    return require_own(authority, "the relay's certificate authority", ConfigError, secret=False)
 
 
 def read_token(path: Path) -> str:
@@ -208,7 +208,7 @@ def read_token(path: Path) -> str:
     Raises:
         ConfigError: there is none, or other users can read it.
     """
-    own = check_own(path, "the relay's token", ConfigError, secret=True)
+    own = require_own(path, "the relay's token", ConfigError, secret=True)
     try:
         token = own.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

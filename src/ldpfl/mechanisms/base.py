@@ -176,10 +176,6 @@ class Mechanism(ABC):
         """Return the mechanism of this round; the same one, unless its noise follows a schedule."""
         return self
 
-    def for_clients(self, facts: Mapping[str, Tensor]) -> Mechanism:
-        """Return the mechanism for clients that know ``facts``, by name a row a client; the same one, unless it uses them."""
-        return self
-
     @property
     def terms(self) -> object:
         """What client and server must agree on beside the ranges: a dataclass of plain values."""

@@ -53,7 +53,7 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     growth = Fraction(Decimal(epsilon).exp(context).next_minus(context))
     lo = ceil((1 << BITS) / (1 + growth))
     if 2 * lo >= 1 << BITS:
-        raise ConfigError(f"epsilon {epsilon} is too small to tell + from - with {BITS} random bits")
+        raise ConfigError(f"epsilon {epsilon:g} is too small to tell + from - with {BITS} random bits: at least 1e-09 is needed")
     return lo, (1 << BITS) - lo
 
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, first_line
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.ranges import LayerRanges
@@ -48,7 +48,14 @@ _BUILT_IN: Mapping[str, str] = {
 
 def names(*, alone: bool = False) -> tuple[str, ...]:
     """Return the names of all mechanisms; ``alone``: of those that :func:`create` can build without a training."""
-    return tuple(name for name in _places() if not alone or not settings_of(name).needs_training)
+    return tuple(name for name in _places() if not alone or _stands_alone(name))
+
+
+def _stands_alone(name: str) -> bool:
+    try:
+        return not settings_of(name).needs_training
+    except ConfigError:  # what cannot be loaded is refused where it is asked for, and stops no other
+        return False
 
 
 @lru_cache(maxsize=256)
@@ -62,14 +69,18 @@ def settings_of(name: str) -> type[MechanismSettings]:
     if name not in places:
         raise ConfigError(f"unknown mechanism {name!r}: {did_you_mean(name, places)}")
     module, _, attribute = places[name].partition(":")
+    of = f"mechanism {name!r} of {version_of(name)}"
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"mechanism {name!r} cannot be loaded from {places[name]}: {error}") from error
+    except Exception as error:  # somebody else's code, which may fail in any way
+        raise ConfigError(f"{of} cannot be loaded from {places[name]}: {type(error).__name__}: {first_line(error)}") from error
     if not (isinstance(found, type) and issubclass(found, MechanismSettings)):
-        raise ConfigError(f"mechanism {name!r}: {places[name]} is no MechanismSettings")
-    if found.model_fields["name"].default != name:
-        raise ConfigError(f"mechanism {name!r}: {places[name]} is of {found.model_fields['name'].default!r}")
+        raise ConfigError(f"{of}: {places[name]} is no MechanismSettings")
+    said = found.model_fields["name"]
+    if said.is_required():
+        raise ConfigError(f'{of}: {places[name]} does not say of which mechanism it is: give it name: Literal["{name}"] = "{name}"')
+    if said.default != name:
+        raise ConfigError(f"{of}: {places[name]} is of {said.default!r}")
     return found
 
 
@@ -100,10 +111,13 @@ def read_settings(value: Any) -> MechanismSettings:
     """Return the settings that a config's section ``[mechanism]`` holds, as those of the mechanism that it names; for pydantic.
 
     Raises:
-        ValidationError: the name is unknown, or a setting is none of this mechanism's, or out of range.
+        ValidationError: it is no section, the name is unknown, or a setting is none of this mechanism's, or out of range.
     """
-    if isinstance(value, MechanismSettings) or not isinstance(value, Mapping):
-        return value  # pydantic refuses it next, if it is none
+    if isinstance(value, MechanismSettings):
+        return value
+    if not isinstance(value, Mapping):
+        said = value if isinstance(value, str) and value in _places() else "duchi"
+        raise PydanticCustomError("no_section", "input should be a section: its name is set by mechanism.name={said}", {"said": said})
     name = value.get("name", "duchi")
     try:
         kind = settings_of(str(name))

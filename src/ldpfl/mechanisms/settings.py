@@ -118,7 +118,10 @@ class EpsilonSettings(MechanismSettings):
         """Return the mechanism that spends ``epsilon`` on each unit."""
 
     def build(self, facts: Facts) -> Mechanism:
-        mechanism = self.at(self.epsilon)
+        try:
+            mechanism = self.at(self.epsilon)
+        except ConfigError as error:
+            raise ConfigError(f"mechanism {self.name!r}, {error}") from None
         if self.budget == "unit":
             return mechanism
         units = mechanism.release(facts.ranges).units

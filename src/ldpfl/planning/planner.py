@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import ceil, exp, floor, isfinite, log, nan, tanh
-from typing import Any
+from math import ceil, exp, floor, inf, log, nan, tanh
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
 from scipy.optimize import brentq
 
 from ldpfl import mechanisms
@@ -22,8 +25,13 @@ from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Channel, Release
 from ldpfl.privacy.guarantee import Statement, json_number
 from ldpfl.privacy.statement import DELTA, account_groups, check_delta
-from ldpfl.quantities import cohort_size
+from ldpfl.quantities import Positive, cohort_size
 from ldpfl.ranges import LayerRanges
+from ldpfl.shown import Shown
+from ldpfl.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    import pandas
 
 MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
 LARGEST_EPSILON = 50.0
@@ -38,7 +46,16 @@ _RARE = 1e-6
 """Probability with which some round of a run may have fewer clients than is planned for."""
 
 
-@dataclass(frozen=True)
+def _plain(value: Any) -> Any:
+    """Return a number of numpy's as one of Python's, which alone a strict check takes."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+_Whole = Annotated[int, BeforeValidator(_plain)]
+_Number = Annotated[Positive, BeforeValidator(_plain)]
+
+
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Setting:
     """A federation to plan.
 
@@ -55,20 +72,37 @@ class Setting:
         channel: what stands between clients and server.
         colluding: clients that tell the adversary what they sent.
         layers: parameter tensors of the model, of about the same size; needed where what a client sends depends on them.
+
+    Raises:
+        ConfigError: one is missing or unknown, of another kind, or out of range.
     """
 
-    epsilon: float
-    clients: int
-    weights: int
-    rounds: int
-    delta: float = DELTA
+    epsilon: _Number
+    clients: _Whole
+    weights: _Whole
+    rounds: _Whole
+    delta: Annotated[float, BeforeValidator(_plain)] = DELTA
     mechanism: str = "duchi"
-    participation: float = 1.0
-    self_sampling: bool = False
-    radius: float = 0.075
+    participation: Annotated[_Number, Field(le=1)] = 1.0
+    self_sampling: Annotated[bool, BeforeValidator(_plain)] = False
+    radius: _Number = 0.075
     channel: Channel = "ideal-shuffler"
-    colluding: int = 0
-    layers: int | None = None
+    colluding: _Whole = 0
+    layers: _Whole | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: Any, checked: Callable[[Any], Setting]) -> Setting:
+        try:
+            return checked(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place, value = (first["loc"] or ("setting",))[-1], first["input"]
+            name = dict(enumerate(cls.__dataclass_fields__)).get(place, place) if isinstance(place, int) else place
+            if name == "channel":
+                raise ConfigError(f"unknown channel {value!r}: {did_you_mean(str(value), get_args(Channel))}") from None
+            got = "" if first["type"] == "missing" else f", got {value!r}"
+            raise ConfigError(f"plan, {name}: {first['msg'].lower()}{got}") from None
 
     def __post_init__(self) -> None:
         if min(self.clients, self.weights, self.rounds) < 1:
@@ -76,10 +110,6 @@ class Setting:
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
             raise ConfigError(f"planned are at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
         check_delta(self.delta)
-        if not 0 < self.participation <= 1:
-            raise ConfigError(f"participation must lie in (0, 1], got {self.participation:g}")
-        if not (isfinite(self.radius) and self.radius > 0):
-            raise ConfigError(f"radius must be positive and finite, got {self.radius:g}")
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(f"colluding must lie between 0 and {self.cohort - 1} of those that take part, got {self.colluding}")
         if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MOST_LAYERS):
@@ -99,9 +129,9 @@ class Setting:
         return cohort_size(self.participation, self.clients)
 
     @cached_property
-    def reports(self) -> int:
-        """Units that a client reports in a round: for most mechanisms that send bits, one a weight."""
-        return self.build().release(self.ranges()).units
+    def release(self) -> Release:
+        """What one client's report of a round is, which is what is accounted: ``epsilon`` means what the mechanism makes of it."""
+        return self.build().release(self.ranges())
 
     def ranges(self) -> LayerRanges:
         """As many layers as are said, else one."""
@@ -121,7 +151,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """What a setting would guarantee and cost.
 
     Attributes:
@@ -140,7 +170,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
         inputs = {name: getattr(self.setting, name) for name in _INPUTS}
-        if self.setting.mechanism == "none":
+        if not self.setting.release.protected:
             inputs["epsilon"] = None
         return {
             **inputs,
@@ -151,6 +181,13 @@ class Plan:
             "bytes_per_client_run": self.bytes_per_client * self.setting.rounds,
             **(self.solution.to_dict() if self.solution else {}),
         }
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one row, of the setting, its cost and each epsilon by name: several plans are compared by ``pandas.concat``."""
+        import pandas
+
+        figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}
+        return pandas.DataFrame([{name: inf if value == "infinity" else value for name, value in figures.items()}])
 
 
 _INPUTS = (
@@ -164,8 +201,7 @@ def plan(setting: Setting) -> Plan:
     Raises:
         ConfigError: a figure is out of range.
     """
-    mechanism, ranges = setting.build(), setting.ranges()
-    release = mechanism.release(ranges)
+    mechanism, ranges, release = setting.build(), setting.ranges(), setting.release
     cohort = _cohort_of(setting, release)
     group = RoundGroup(
         release=release,
@@ -237,8 +273,8 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
     Raises:
         ConfigError: the target is not positive, the mechanism does not send bits, or no shuffled number exists.
     """
-    if not (isfinite(target) and target > 0):
-        raise ConfigError(f"the target must be positive and finite, got {target:g}")
+    if not isinstance(target, Real) or isinstance(target, bool) or not 0 < target < inf:
+        raise ConfigError(f"the target must be positive and finite, got {target!r}")
     check_central(setting)
     found = Solution(target)
     if clients:
@@ -256,11 +292,9 @@ def reach(target: float, *, epsilon: float | None, clients: int | None, **others
     """
     if epsilon is None and clients is None:
         raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
-    participation, colluding = others.get("participation", 1.0), others.get("colluding", 0)
-    if not 0 < participation <= 1:
-        raise ConfigError(f"participation must lie in (0, 1], got {participation:g}")
-    fewest = ceil((colluding + 1) / participation)
-    setting = Setting(1.0 if epsilon is None else epsilon, fewest if clients is None else clients, **others)
+    setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
+    if clients is None:
+        setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))  # the fewest
     found = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
     if clients is None:
         if found.clients is None:
@@ -274,16 +308,16 @@ def reach(target: float, *, epsilon: float | None, clients: int | None, **others
 
 
 def check_central(setting: Setting) -> None:
-    """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn."""
+    """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn: :func:`_rounds` says of what."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
-    release = setting.build().release(setting.ranges())
+    release = setting.release
     if isinstance(release, BinaryRelease) and release.sampled > 1:
         raise ConfigError(
             f"a central epsilon is solved for or drawn for bits about known coordinates, and {setting.mechanism} draws them: "
             "without a target, ldpfl plan says what holds for a number of clients"
         )
-    if not isinstance(release, BinaryRelease):
+    if type(release) is not BinaryRelease:  # what derives from it may be released in another way
         raise ConfigError(f"a central epsilon is solved for or drawn for one-bit reports, and {setting.mechanism} does not send such")
 
 
@@ -301,8 +335,13 @@ def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
     """
     check_central(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
-    rounds = ShuffledRounds(setting.epsilon, cohort, setting.reports, setting.rounds)
+    rounds = _rounds(setting, cohort)
     return _attained(rounds, setting.delta) if setting.participation == 1 else nan, _certified(rounds, setting.delta)
+
+
+def _rounds(setting: Setting, cohort: int) -> ShuffledRounds:
+    """Return what is accounted of rounds in which ``cohort`` clients hide each other."""
+    return ShuffledRounds(setting.release.parameter, cohort, setting.release.units, setting.rounds)
 
 
 def _certified(rounds: ShuffledRounds, delta: float) -> float:
@@ -316,7 +355,7 @@ def _attained(rounds: ShuffledRounds, delta: float) -> float:
 
 def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, float], float], precise: float) -> int | None:
     def epsilon_among(cohort: float) -> float:
-        return value(ShuffledRounds(setting.epsilon, max(1, ceil(cohort)), setting.reports, setting.rounds), setting.delta)
+        return value(_rounds(setting, max(1, ceil(cohort))), setting.delta)
 
     cohort = smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
     # The fewest of which as many take part, rounded up as a round does.
@@ -325,20 +364,25 @@ def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, f
 
 def _epsilon(setting: Setting, target: float) -> float | None:
     def epsilon_at(inverse: float) -> float:
-        return _certified(ShuffledRounds(1 / inverse, setting.cohort - setting.colluding, setting.reports, setting.rounds), setting.delta)
+        other = replace(setting, epsilon=1 / inverse)
+        check_central(other)
+        return _certified(_rounds(other, setting.cohort - setting.colluding), setting.delta)
 
+    if "epsilon" not in mechanisms.settings_of(setting.mechanism).model_fields:
+        raise ConfigError(f"{setting.mechanism} has no epsilon that could be solved for: without a target, ldpfl plan says what holds")
     # For a small budget mu is close to budget * sqrt(reports / clients).
-    mu, reports = gaussian_mu(target, setting.delta), setting.reports * setting.rounds
+    mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
     inverse = smallest(epsilon_at, guess, target, 1 / LARGEST_EPSILON, 1e6, _PRECISE)
     return None if inverse is None else 1 / inverse
 
 
 def _normal_cohort(setting: Setting, target: float) -> float:
-    """Return the crowd that the central limit theorem would ask for: where the search begins."""
+    """Return the cohort that the central limit theorem would ask for: where the search begins."""
     mu = gaussian_mu(target, setting.delta)
-    spread = sigmoid(setting.epsilon) * sigmoid(-setting.epsilon)
-    return float(setting.reports * setting.rounds * tanh(setting.epsilon / 2) ** 2 / (mu**2 * spread))
+    epsilon, units = setting.release.parameter, setting.release.units
+    spread = sigmoid(epsilon) * sigmoid(-epsilon)
+    return float(units * setting.rounds * tanh(epsilon / 2) ** 2 / (mu**2 * spread))
 
 
 def smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:

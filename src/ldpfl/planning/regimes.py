@@ -22,6 +22,7 @@ from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import DELTA, account_groups, check_delta
 from ldpfl.ranges import LayerRanges
+from ldpfl.shown import Shown
 
 Regime = Literal["shuffled", "local", "records", "records-summed"]
 """``shuffled``: signs of each client's gradient, counted. ``local``: one report a client. ``records``: each client's own noise for each of
@@ -33,7 +34,7 @@ _SMALL = 0.1
 
 
 @dataclass(frozen=True)
-class RegimePlan:
+class RegimePlan(Shown):
     """What a regime takes to keep a target.
 
     Attributes:
@@ -184,8 +185,8 @@ class _Asked:
     def answered(self, strength: float) -> RegimePlan:
         """Return the plan for a mechanism of this strength."""
         mechanism = self.mechanism(strength)
-        heard = self.clients // self.rounds if self.once else self.clients
-        noise = float(mechanism.noise_std(self.ranges, heard)[0]) * sqrt(self.weights)
+        reporting = self.clients // self.rounds if self.once else self.clients
+        noise = float(mechanism.noise_std(self.ranges, reporting)[0]) * sqrt(self.weights)
         units = self.clients * self.records if self.of_records else self.clients
         return RegimePlan(
             regime=self.regime,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,8 +18,6 @@ from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.report.plots import plot_protection
 from ldpfl.report.privacy import plan_lines, plan_title, regime_lines, regime_title
 from ldpfl.report.rendering import held, inline, rendered
-
-Asked = TypeVar("Asked", Setting, "_AskedRegime")
 
 
 @dataclass(frozen=True)
@@ -57,20 +55,17 @@ def plan_page(path: Path) -> str:
 
 def _of_setting(found: dict[str, Any]) -> str:
     # Of a plan in which nothing is protected there is no epsilon.
-    made = plan(_read(Setting, {**found, "epsilon": 1.0 if found["epsilon"] is None else found["epsilon"]}))
+    asked = {field.name: found[field.name] for field in fields(Setting)}
+    made = plan(Setting(**{**asked, "epsilon": 1.0 if asked["epsilon"] is None else asked["epsilon"]}))
     figures = made.to_dict()
     return _rendered(plan_title(figures), plan_lines(figures), made.statement)
 
 
 def _of_regime(found: dict[str, Any]) -> str:
-    made = plan_regime(**asdict(_read(_AskedRegime, found)))
+    asked = TypeAdapter(_AskedRegime).validate_python({field.name: found[field.name] for field in fields(_AskedRegime)})
+    made = plan_regime(**asdict(asked))
     figures = made.to_dict()
     return _rendered(regime_title(figures), regime_lines(figures), made.statement)
-
-
-def _read(kind: type[Asked], found: dict[str, Any]) -> Asked:
-    """Return what was asked for, of the kind that it is."""
-    return TypeAdapter(kind).validate_python({field.name: found[field.name] for field in fields(kind)})
 
 
 def _rendered(title: str, lines: Iterable[tuple[str, str]], statement: Statement) -> str:

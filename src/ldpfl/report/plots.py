@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ldpfl.errors import ConfigError
 from ldpfl.files import replace_atomically, write_text
 from ldpfl.number_format import number as figure
-from ldpfl.privacy.guarantee import FAIR, GOOD, Worth
+from ldpfl.privacy.guarantee import FAIR, GOOD, IN_SHORT, Worth
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -87,7 +87,7 @@ def plot_spent(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
 
 def plot_protection(axes: Axes, statement: Statement) -> None:
     """Draw on one logarithmic scale what a whole run may tell: what holds, and what a paper claims in its place."""
-    marks = [(row.epsilon, f"{_TRUSTING[row.trust_model]}: {figure(row.epsilon)}", True) for row in _over_the_run(statement)]
+    marks = [(row.epsilon, f"{IN_SHORT[row.trust_model]}: {figure(row.epsilon)}", True) for row in _over_the_run(statement)]
     claim = next((row for row in statement.rows if row.status == "claimed"), None)
     if claim is not None:
         marks.append((claim.epsilon, f"the paper's claim: {figure(claim.epsilon)}", False))
@@ -135,8 +135,6 @@ def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -
 
 ZONES: Mapping[Worth, str] = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
 """Behind what protects, what protects a little, and what does not."""
-
-_TRUSTING = {"local": "trusting nobody", "shuffled": "behind a shuffler", "summed": "of a sum"}
 
 
 def _over_the_run(statement: Statement) -> list[Guarantee]:

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR
 from math import ceil, floor, isfinite
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -16,12 +16,11 @@ from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
-from ldpfl.privacy.guarantee import IF_TRUSTED
+from ldpfl.privacy.guarantee import IF_TRUSTED, TRUSTED
 
 if TYPE_CHECKING:
     from ldpfl.verifying.verdicts import Verdict
 
-TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
 CLAIM = "paper's claim"
 """Status of what a paper says and what does not hold."""
 
@@ -41,10 +40,20 @@ def print_guarantees(console: Console, privacy: dict[str, Any], target: float | 
     if privacy.get("verdict"):
         console.print(Text(privacy["verdict"], style="bold"), soft_wrap=True)
     console.print(guarantee_table(privacy))
-    for note in privacy["notes"]:
-        console.print(Text(note), soft_wrap=True)
-    for warning in privacy["warnings"]:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    for line in _beside(privacy):
+        console.print(line, soft_wrap=True)
+
+
+def guarantees(privacy: dict[str, Any]) -> Group:
+    """Return the same as one thing to be shown, wrapped as wide as the table."""
+    verdict = [Text(privacy["verdict"], style="bold")] if privacy["verdict"] else []
+    return Group(*verdict, guarantee_table(privacy), *_beside(privacy))
+
+
+def _beside(privacy: dict[str, Any]) -> Iterator[Text]:
+    """Yield what has to be said beside the table of guarantees."""
+    yield from (Text(note) for note in privacy["notes"])
+    yield from (Text(f"warning: {warning}", style="yellow") for warning in privacy["warnings"])
 
 
 def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
@@ -28,14 +29,17 @@ class _SecondsLeft(ProgressColumn):
 
 
 class ProgressDisplay:
-    """A bar for each phase of a run: round, score, time left. Where output is no terminal, a line a round, or nothing."""
+    """A bar for each phase of a run: round, score, time left. Where none can be drawn, a line a round, or nothing."""
 
     def __init__(self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None) -> None:
         """``check`` is called with every step, and may raise to end the run. No warning is printed twice."""
         self._console = console
         self._check = check
         self._said = set[str]()
-        self._lines = lines and not console.is_terminal
+        can_draw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+        self._draws = can_draw and not console.quiet
+        # Who looks at a notebook waits for something to be seen; the output of a script may be read by another.
+        self._lines = (lines or console.is_jupyter) and not self._draws
         self._progress = self._bars()
         self._rounds = 0
         self._label, self._metric = "", ""
@@ -50,7 +54,7 @@ class ProgressDisplay:
             TextColumn("{task.fields[score]}"),
             _SecondsLeft(),
             console=self._console,
-            disable=not (self._console.is_terminal or self._console.is_jupyter),
+            disable=not self._draws,
         )
 
     def next_run(self, title: str) -> None:

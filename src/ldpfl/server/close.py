@@ -151,7 +151,7 @@ def advance(
 
 
 def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
-    """Return what ``rule`` makes of the weights that were heard; a layer of which none was keeps its range.
+    """Return what ``rule`` makes of the weights that were reported; a layer of which none was keeps its range.
 
     All layers do where the rule leaves what ranges can be: noise that feeds on itself must not end a run whose reports are charged.
     """

@@ -20,6 +20,8 @@ from ldpfl.privacy.accountants.gaussian import (
     gaussian_sigma,
     ladp_constant,
 )
+from ldpfl.privacy.accountants.local import GaussianAccountant
+from ldpfl.privacy.events import GaussianRelease
 from oracles import gaussian_mironov_epsilon, gaussian_rdp_epsilon
 
 
@@ -161,3 +163,10 @@ def test_an_impossible_budget_has_no_constant(epsilon: float, delta: float) -> N
     with pytest.raises(ConfigError, match="must") as refusal:
         ladp_constant(epsilon, delta)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_units_of_a_sampled_release_add_up_as_those_of_another_do() -> None:
+    """Four vectors under one coin are one of twice the mu."""
+    four, one = (GaussianRelease("noise", mu, units=units, rate=0.1) for mu, units in ((0.5, 4), (1.0, 1)))
+    assert GaussianAccountant({four: 3}).epsilon(1e-5) == pytest.approx(GaussianAccountant({one: 3}).epsilon(1e-5), rel=1e-12)

@@ -23,10 +23,21 @@ def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
     return parse_config(recipes[name].read_text(encoding="utf-8"), *overrides, origin=f"recipe {name}")
 
 
-def recipe_or_file(name: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the config of the recipe ``name``, or of the file if ``name`` ends in .toml; ``name`` is the user's own, never a server's.
+def recipe_or_file(name: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the config of the recipe ``name``, or of the file if it is a path or ends in .toml; it is the user's own, never a server's.
 
     Raises:
         ConfigError: there is no such recipe or file, or an override does not fit.
     """
-    return read_config(Path(name), overrides) if name.endswith(".toml") else load_recipe(name, overrides)
+    recipes, path = recipe_files(), Path(name)
+    if name in recipes:
+        return load_recipe(str(name), overrides)
+    if path.is_dir():
+        raise ConfigError(f"{name} is a folder: expected the name of a recipe, or a config file (*.toml)")
+    if path.suffix == ".toml" or isinstance(name, Path):
+        if path.as_posix() in recipes and not path.exists():
+            raise ConfigError(f"config file {name} cannot be read: there is none; the recipe of this name is a text, {path.as_posix()!r}")
+        return read_config(path, overrides)
+    if path.is_file():
+        raise ConfigError(f"{name} is no config by its name: configs are TOML files (*.toml)")
+    return load_recipe(name, overrides)

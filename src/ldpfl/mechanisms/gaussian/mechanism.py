@@ -32,7 +32,7 @@ _MOST_STEPS = 2.0**31
 
 _CLAIM = (
     "LaDP-FL, Theorem 3 and its comparison: each round is (epsilon, delta)-DP, layers without noise and noise that follows private "
-    "weights included; the first are infinitely dear, the second are outside the theorem"
+    "weights included; the first cost infinitely much, the second are outside the theorem"
 )
 
 
@@ -86,6 +86,7 @@ class Gaussian(VectorMechanism):
         return replace(self, public=public)
 
     def for_clients(self, facts: Mapping[str, Tensor]) -> Gaussian:
+        """Return the mechanism for clients that know ``facts``, by name a row a client; only a simulation knows them."""
         return replace(self, clients=facts)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NoisyReports:

@@ -67,15 +67,15 @@ class Sensitivity:
 
     def __post_init__(self) -> None:
         if self.mode == "update_clip":
-            self._require("norm", self.norm)
+            self._check_given("norm", self.norm)
         elif self.mode not in ("theorem", "per_batch", "per_dataset"):
             raise ConfigError(f"unknown sensitivity mode {self.mode!r}: expected theorem, per_batch, per_dataset or update_clip")
         elif self.steps is None:
             raise ConfigError(f"sensitivity mode {self.mode!r} needs steps: learning rate, epochs, batch size and gradient norm")
         elif self.mode == "per_dataset":
-            self._require("samples", self.samples)
+            self._check_given("samples", self.samples)
 
-    def _require(self, name: str, value: float | None) -> None:
+    def _check_given(self, name: str, value: float | None) -> None:
         if value is None:
             raise ConfigError(f"sensitivity mode {self.mode!r} needs {name}")
         require_positive(name, value)

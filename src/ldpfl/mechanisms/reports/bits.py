@@ -66,14 +66,14 @@ class BitReports:
 
     def counted(self) -> BitReports:
         """Return what mixing keeps of these reports: how many set each bit."""
-        return CountedBits(count_ones([self]).numpy(), self.clients)
+        return BitCounts(count_ones([self]).numpy(), self.clients)
 
     def unpack(self, row: int) -> NDArray[np.uint8]:
         """Return the (d,) bits of one row."""
         return np.unpackbits(self.packed[row], count=self.dimension, bitorder="little")
 
 
-class CountedBits(BitReports):
+class BitCounts(BitReports):
     """Bit reports of which nothing but the counts is left, and no order of their own.
 
     Args:
@@ -95,7 +95,7 @@ class CountedBits(BitReports):
         return packed_size(self.dimension)
 
 
-class ShuffledBits(CountedBits):
+class ShuffledBits(BitCounts):
     """Bit reports of which nothing but the counts is left: each column's bits stand in a uniformly random arrangement.
 
     It follows from the counts and chance alone, so it is drawn when somebody looks at ``packed`` for the first time; a mean
@@ -134,7 +134,7 @@ def count_ones(reports: Sequence[BitReports]) -> Tensor:
     partial = np.zeros(dimension, dtype=np.uint8)
     pending = 0
     for batch in reports:
-        if isinstance(batch, CountedBits):
+        if isinstance(batch, BitCounts):
             total += batch.ones
             continue
         for row in range(batch.clients):

@@ -1,0 +1,73 @@
+"""What a caller hands over: refused in one line where it is not of the kind that a function of the front door takes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from numbers import Integral, Real
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from ldpfl.errors import ConfigError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have ``function`` look its arguments over by their annotations before it begins; numbers of NumPy become Python's.
+
+    It raises a :class:`ConfigError` of what is of another kind. Of containers and functions only the kind is looked at.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                given.arguments[name] = tuple(_looked_over(function, parameter, one) for one in value)
+            elif parameter.kind is not parameter.VAR_KEYWORD:
+                given.arguments[name] = _looked_over(function, parameter, value)
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, value: Any) -> Any:
+    where = f"{function.__name__}: {parameter.name}"
+    plain = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
+    try:
+        kind = eval(parameter.annotation, function.__globals__)
+    except NameError:  # imported for type checkers alone, because it is slow to: who takes the value says what it is not
+        kind = Any
+    if isinstance(plain, str | Path) and "\0" in str(plain):
+        raise ConfigError(f"{where} has a null character")
+    if _fits(plain, kind):
+        return plain
+    if isinstance(plain, type):
+        raise ConfigError(f"{where} is the class {plain.__name__}: give one of it, {plain.__name__}(...)")
+    # Of what may hold somebody's data, such as a data frame in the wrong place, only the kind is named.
+    found = repr(plain)[:_LONGEST_SHOWN] if isinstance(plain, str | Path | Real | None) else f"a {type(plain).__name__}"
+    expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
+    raise ConfigError(f"{where} is {found}, expected {expected}")
+
+
+_LONGEST_SHOWN = 80
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if kind is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if origin is Literal:  # who takes such a word says which there are
+        return isinstance(value, str)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return value is None if kind in (None, type(None)) else isinstance(value, origin or kind)
