@@ -117,7 +117,7 @@ Homes = Mapping[str, str]
 def exported(tree: ast.Module) -> Homes:
     """Return what a package exports when it is first used; nothing of one that does not call ``lazy.exports``."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy.exports":
+        if isinstance(node, ast.Call) and dotted(node.func) == ["lazy", "exports"]:
             homes: Homes = ast.literal_eval(node.args[1])
             return homes
     return {}
@@ -149,11 +149,20 @@ def named(node: ast.AST, package: str, roots: Set[str | None], lazily: Mapping[s
             base = resolve_name("." * level + (said or ""), package)
             found = {alias.name for alias in aliases}
             return {base, *(f"{base}.{name}" for name in (lazily.get(base, {}) if "*" in found else found))}
-        case ast.Attribute() if (parts := ast.unparse(node).split("."))[0] in roots:
+        case ast.Attribute() if (parts := dotted(node)) and parts[0] in roots:
             return {".".join(["ldpfl", *parts[1:]])}
-        case ast.Call(args=[ast.Constant(value=str(said)), *_]) if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+        case ast.Call(args=[ast.Constant(value=str(said)), *_]) if dotted(node.func)[-1:] in (["import_module"], ["__import__"]):
             return {resolve_name(said, package)}
     return set()
+
+
+def dotted(node: ast.AST) -> list[str]:
+    """Return the parts of ``a.b.c``; none of what is no chain of names."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    return [node.id, *parts] if isinstance(node, ast.Name) else []
 
 
 LAZY = {"ldpfl": {"plan": "ldpfl.api", "mechanisms": "ldpfl.mechanisms"}}
