@@ -54,8 +54,8 @@ def federation_of(name: str, options: argparse.Namespace, task: data.Dataset) ->
         "training.batch_size": options.batch_size,
         "training.clip_norm": 1.0,
         "mechanism.name": name,
-        "mechanism.epsilon": 0.9,
         "mechanism.perturbed": "update",
+        **({} if name == "none" else {"mechanism.epsilon": 0.9}),
     }
     overrides = [f"{key}={value}" for key, value in settings.items()]
     federation, start = build(parse_config("", overrides, origin="benchmark"), task, torch.device("cpu"))

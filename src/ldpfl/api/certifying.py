@@ -1,4 +1,7 @@
-"""Certificates of runs: what a run guarantees, for others to check, and the check."""
+"""Certificates of runs: what a run guarantees, for others to check, and the check.
+
+``privacy.certified_lines`` makes their lines, and ``verifying`` has their form, their signature and the check.
+"""
 
 from __future__ import annotations
 

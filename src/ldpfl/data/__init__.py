@@ -1,4 +1,4 @@
-"""Data from the Hugging Face layout, and their division over clients."""
+"""Data sets that come in the Hugging Face layout, tables and images of one's own, and how samples are divided over clients."""
 
 from ldpfl.data.loading import load, names
 from ldpfl.data.partition import CURIOUS_CLIENT, Isolation, partition

@@ -1,4 +1,7 @@
-"""The recipes and sweeps that come with the package, as TOML files: their names, texts and descriptions, without reading more of them."""
+"""The recipes and sweeps that come with the package, as TOML files: their names, texts and descriptions, without reading more of them.
+
+``recipes`` makes a config of one, or of a file; ``sweep_config`` a sweep.
+"""
 
 from __future__ import annotations
 

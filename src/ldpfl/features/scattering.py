@@ -4,7 +4,7 @@ An image is convolved with Morlet wavelets of two scales and eight directions, t
 each result is averaged over neighbourhoods of 4 x 4 pixels: 81 maps a channel.
 
 Source: Bruna and Mallat 2013; filters, padding and their constants as in Andreux et al. 2020 (Kymatio), which
-``tests/features/test_scattering.py`` compares with.
+``tests/features/test_features.py`` compares with.
 """
 
 from __future__ import annotations

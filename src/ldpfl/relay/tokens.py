@@ -1,4 +1,4 @@
-"""Bearer tokens of clients and aggregators: 256 random bits, of which the store keeps only a hash."""
+"""Bearer tokens of clients and aggregators: 256 random bits, of which the store keeps only a hash. Which role may do what, ``app`` says."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a person looks at: terminal tables and progress, and plots."""
+"""What a person looks at: tables and progress in a terminal, plots, pages, and what TensorBoard shows."""

@@ -1,4 +1,7 @@
-"""Local training of a round's cohort, in chunks of clients: what they would put into the mechanism, un-noised."""
+"""Local training of a round's cohort, in chunks of clients: what they would put into the mechanism, un-noised.
+
+How many are trained at once is found by ``chunking``; how, is in ``local_training``, and for gradients of records in ``gradients``.
+"""
 
 from __future__ import annotations
 

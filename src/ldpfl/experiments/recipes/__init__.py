@@ -1,4 +1,4 @@
-"""The shipped configs: one TOML file a recipe, named by its path."""
+"""The shipped configs, one TOML file a recipe, named by its path; and how a config is made of one, or of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a noise schedule is: how much Gaussian noise goes on each layer of each client's update, round by round."""
+"""What a noise schedule is: how much Gaussian noise goes on each layer of each client's update, round by round.
+
+They are in ``fixed``, ``history`` and ``ladp``; ``mechanism`` draws the noise and adds it.
+"""
 
 from __future__ import annotations
 

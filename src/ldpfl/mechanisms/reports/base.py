@@ -13,7 +13,10 @@ stream, which yields two 32-bit values a word, gives the same bits whatever the 
 
 
 class Reports(Protocol):
-    """The reports of ``clients`` clients about ``dimension`` weights."""
+    """The reports of ``clients`` clients about ``dimension`` weights; each form is a file beside this one.
+
+    ``bytes_per_client`` is the length of what is there; a mechanism's ``payload_bits`` says it beforehand.
+    """
 
     @property
     def clients(self) -> int: ...
