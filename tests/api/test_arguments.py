@@ -78,7 +78,7 @@ def test_a_section_leaves_what_it_does_not_name_and_may_choose_the_mechanism() -
             "configure has no argument 'clients': it is a section of settings, so give a dict of them, such as {'count': ...}",
         ),
         ({"clients.cuont": 5}, "unknown setting 'clients.cuont' in recipe quickstart: did you mean 'clients.count'?"),
-        ({"settings": [("clients.count", 5)]}, "settings are a dict of keys and values, or texts such as 'clients.count=5', got ("),
+        ({"settings": [("clients.count", 5)]}, "settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind tuple"),
         ({"settings": ["clients"]}, "setting 'clients' is not of the form key=value"),
         ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a value, not a section"),
     ],
@@ -104,9 +104,9 @@ ROWS = pd.DataFrame({"secret": [123456]})
     ("call", "said"),
     [
         (lambda: any_of.configure(None), "configure: what is None, expected str | Path | RunConfig"),
-        (lambda: any_of.configure({}), "configure: what is a dict, expected str | Path | RunConfig"),
+        (lambda: any_of.configure({}), "configure: what is of the kind dict, expected str | Path | RunConfig"),
         (lambda: any_of.run(5), "run: what is 5, expected str | Path | RunConfig | None"),
-        (lambda: any_of.run(ROWS), "run: what is a DataFrame, expected str | Path | RunConfig | None"),
+        (lambda: any_of.run(ROWS), "run: what is of the kind DataFrame, expected str | Path | RunConfig | None"),
         (lambda: any_of.run(device=5), "run: device is 5, expected str | device | None"),
         (lambda: any_of.run(settings=5), "run: settings is 5, expected Mapping[str, Any] | Sequence[str] | None"),
         (lambda: any_of.run(folder=5), "run: folder is 5, expected str | Path | None"),
@@ -150,7 +150,7 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
     for what, said in (
         (Path("quickstart"), "config file quickstart cannot be read: there is none; the recipe of this name is a text, 'quickstart'"),
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
-        ("run.yaml", "run.yaml is no config by its name: configs are TOML files (*.toml)"),
+        ("run.yaml", "run.yaml is a file, and configs are files of TOML whose names say so: *.toml"),
         ("none.toml", "config file none.toml cannot be read: No such file or directory"),
     ):
         with pytest.raises(ConfigError) as refused:

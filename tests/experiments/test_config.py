@@ -265,3 +265,10 @@ def test_columns_of_any_name_can_be_set(name: str) -> None:
     config = parse_config("", [written], origin="test")
     assert config.data.bounds == {name: [0.0, 1.0]}
     assert parse_config(config.to_toml(), origin="again") == config
+
+
+@pytest.mark.parametrize("setting", ["clients.count=5\nmechanism.epsilon=0.5", "clients.count=5\n[mechanism]\nepsilon=0.5"])
+def test_a_setting_that_another_one_follows_is_refused(setting: str) -> None:
+    """It would be lost, and a budget may be what is lost."""
+    with pytest.raises(ConfigError, match="with semicolons between them"):
+        parse_config("", [setting], origin="test")

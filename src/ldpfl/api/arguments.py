@@ -26,7 +26,10 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        given = signature.bind(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:  # as Python says it of a function that is called wrongly
+            raise TypeError(f"{function.__name__}() {error}") from None
         for name, value in given.arguments.items():
             parameter = signature.parameters[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
@@ -52,7 +55,7 @@ def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, 
     if isinstance(plain, type):
         raise ConfigError(f"{where} is the class {plain.__name__}: give one of it, {plain.__name__}(...)")
     # Of what may hold somebody's data, such as a data frame in the wrong place, only the kind is named.
-    found = repr(plain)[:_LONGEST_SHOWN] if isinstance(plain, str | Path | Real | None) else f"a {type(plain).__name__}"
+    found = repr(plain)[:_LONGEST_SHOWN] if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
     expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
     raise ConfigError(f"{where} is {found}, expected {expected}")
 

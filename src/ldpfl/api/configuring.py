@@ -94,7 +94,9 @@ def listed(settings: Settings) -> list[str]:
         return [f"{key}={toml_value(value)}" for key, value in _by_section(settings).items()]
     texts = [settings] if isinstance(settings, str) else list(settings or ())
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise ConfigError(f"settings are a dict of keys and values, or texts such as 'clients.count=5', got {wrong[0]!r}")
+        raise ConfigError(
+            f"settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind {type(wrong[0]).__name__}"
+        )
     return texts
 
 

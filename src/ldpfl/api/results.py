@@ -143,7 +143,7 @@ class RunResult(Shown):
         return pandas.json_normalize(rows).set_index("round")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``result.json`` of a run's folder holds."""
+        """Return what ``result.json`` of a run's folder holds, its figures of privacy computed from the ledger."""
         return as_released(copy.deepcopy(dict(self._figures)), self.ledger, self.config.privacy.delta)
 
     def __rich__(self) -> Group:

@@ -58,7 +58,7 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in names:
+        if args and not args[0].startswith("-") and args[0] not in names and not ctx.resilient_parsing:
             raise click.UsageError(f"no such command {args[0]!r}: {did_you_mean(args[0], names)}", ctx)
         return super().resolve_command(ctx, args)
 

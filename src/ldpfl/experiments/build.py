@@ -63,7 +63,10 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 @contextmanager
 def as_usual() -> Iterator[None]:
-    """Let PyTorch be as it is when it is imported, whatever a caller has set: it takes gradients, and makes numbers in float32."""
+    """Let PyTorch take gradients, and make numbers in float32, whatever a caller has set.
+
+    The default type is the process's: of several threads that run under another one, the last to end may leave float32 behind.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

@@ -340,11 +340,18 @@ def _quoted(text: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """Read ``text`` as a TOML value, and as a plain string where it is none."""
+    """Read ``text`` as a TOML value, and as a plain string where it is none.
+
+    Raises:
+        ConfigError: something follows the value, which would be lost: another setting, most likely.
+    """
     try:
-        return from_toml(f"value = {text}")["value"]
+        tree = from_toml(f"value = {text}")
     except ValueError:
         return text
+    if len(tree) > 1:
+        raise ConfigError(f"more than a value in one setting: {text[:80]!r}; give settings one by one, or with semicolons between them")
+    return tree["value"]
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

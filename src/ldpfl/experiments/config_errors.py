@@ -25,7 +25,7 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     parts = {part for key in known for part in key.split(".")}
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in first["loc"])[:_LONGEST_SHOWN]
         if key.startswith("mechanism."):
             own = [name.removeprefix("mechanism.") for name in known if name.startswith("mechanism.")]
             return f"unknown setting {key!r} in {origin}: {_other_mechanism(mechanism, key.removeprefix('mechanism.'), own)}"

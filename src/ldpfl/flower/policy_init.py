@@ -34,6 +34,9 @@ from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
 from ldpfl.tasks import without_answer
 
+_ASKED_BY = ("transport", "linked", "min-clients", "reply-s")
+"""Settings of an app by which it is known what its clients are asked for, whatever its ServerApp is."""
+
 _DIGITS = 3
 _LARGEST = 10**9
 """Weights of a model that is made to see what it asks for."""
@@ -73,7 +76,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 "the config that it uses, with --config"
             )
         if config is not None:  # of a ServerApp that may have settings of its own
-            return _offer(read_config(config), RunSettings.read({key: settings[key] for key in RunSettings.names() if key in settings}))
+            return _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
         known = RunSettings.read(settings)
         return _offer(load_recipe(known.recipe, known.change_list), known)
     if config is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.shipped import DEFAULT
@@ -24,7 +24,7 @@ class RunSettings(BaseModel):
     """What the ready ServerApp is told; a client reads none of it.
 
     Attributes:
-        recipe, changes: a recipe's name, and under ``set`` changes to it, ``key=value``, separated by semicolons or lines.
+        recipe, changes: a recipe's name, and under ``set`` changes to it, ``key=value``, separated by semicolons.
         out: folder on the server for checkpoints and results, which a later run of the same config goes on with; empty for none.
         nodes: that a round needs; 0 for all clients.
         wait_s, timeout_s: seconds to wait for them, and for their replies.
@@ -40,13 +40,13 @@ class RunSettings(BaseModel):
     changes: str = ""
     out: str = ""
     nodes: NonNegativeInt = 0
-    wait_s: FiniteFloat = 300.0
-    timeout_s: FiniteFloat = 3600.0
+    wait_s: NotNegative = 300.0
+    timeout_s: NotNegative = 3600.0
     device: str = "cpu"
     transport: Literal["direct", "relay"] = "direct"
     linked: PositiveInt = 1
     min_clients: PositiveInt = 2
-    window_s: FiniteFloat = 60.0
+    window_s: NotNegative = 60.0
     reply_s: NotNegative = 0.0
 
     @classmethod
@@ -67,7 +67,7 @@ class RunSettings(BaseModel):
             ConfigError: one is unknown, or has no such value.
         """
         try:
-            return cls.model_validate(dict(settings))
+            return cls.model_validate(dict(settings), by_alias=True, by_name=False)
         except ValidationError as error:
             raise ConfigError(_explained(error)) from None
 

@@ -51,7 +51,13 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-_Whole = Annotated[int, BeforeValidator(_plain)]
+def _whole(value: Any) -> Any:
+    """Return the same, and 1e6 as a whole number."""
+    plain = _plain(value)
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+
+
+_Whole = Annotated[int, BeforeValidator(_whole)]
 _Number = Annotated[Positive, BeforeValidator(_plain)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.events import Channel, GaussianRelease, Release, RoundEvent, Sampling
+from ldpfl.privacy.events import Channel, GaussianRelease, PureRelease, Release, RoundEvent, Sampling
 from ldpfl.privacy.ledger import Ledger
 
 
@@ -48,7 +48,16 @@ class RoundGroup:
 
 def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
     """Return the rounds that a statement charges: those of the client that took part most often, grouped by likeness."""
-    return _groups(ledger.events, colluding) if ledger.events else []
+    return _groups(_said_of_all(ledger.events), colluding) if ledger.events else []
+
+
+def _said_of_all(events: Sequence[RoundEvent]) -> Sequence[RoundEvent]:
+    """Return ``events`` with what is stated of a release only where all that are like it state it: older versions did not say it."""
+    unsigned = {event.release for event in events if isinstance(event.release, PureRelease) and not event.release.signed}
+    if not unsigned:
+        return events
+    plain = [replace(event.release, signed=False) if isinstance(event.release, PureRelease) else event.release for event in events]
+    return [replace(event, release=own) if own in unsigned else event for event, own in zip(events, plain, strict=True)]
 
 
 def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:

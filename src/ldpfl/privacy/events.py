@@ -117,7 +117,7 @@ class PureRelease(_ByUnit):
     unit: Unit
     claim: str = field(default="", compare=False)
     blanket: float | None = None
-    signed: bool = field(default=False, compare=False)  # not of runs from before it was said
+    signed: bool = False
 
 
 def usable_blanket(epsilon: float, share: float) -> float | None:

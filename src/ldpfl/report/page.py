@@ -43,8 +43,9 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0) -> str:
         DataError: a file is damaged.
     """
     runs = [_run(RunFolder(folder)) for folder in folders]
+    names = [run["name"] for run in runs]
     for run, folder in zip(runs, folders, strict=True):
-        run["label"] = run["name"] if sum(other["name"] == run["name"] for other in runs) == 1 else f"{run['name']} in {folder.name}"
+        run["label"] = run["name"] if names.count(run["name"]) == 1 else f"{run['name']} in {folder.resolve().name}"
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
     return rendered("runs.html", title=title, runs=runs, refresh_s=refresh_s if any(run["progress"] for run in runs) else 0)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ldpfl.errors import DataError
+from ldpfl.errors import ConfigError, DataError
 from ldpfl.files import from_json, read_text
 from ldpfl.planning.planner import Setting, plan
 from ldpfl.planning.regimes import plan_regime
@@ -40,8 +40,7 @@ def plan_page(path: Path) -> str:
     """Return the page of a plan in the file that ``ldpfl plan --json`` wrote; what is planned is computed anew from what was asked.
 
     Raises:
-        ConfigError: a figure is out of range.
-        DataError: the file is no plan.
+        DataError: the file is no plan, or a figure in it is out of range.
     """
     try:
         found: Any = from_json(read_text(path))
@@ -49,6 +48,8 @@ def plan_page(path: Path) -> str:
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(f"{path} is no plan: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ConfigError as error:
+        raise DataError(f"{path} is no plan that can be made: {error}") from error
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(f"{path} is no plan, as ldpfl plan --json writes it: {type(error).__name__}") from error
 

@@ -22,6 +22,8 @@ from ldpfl.privacy.accountants.shuffled import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, PureRelease, RoundEvent
+from ldpfl.privacy.ledger import Ledger
+from ldpfl.privacy.statement import account
 
 Record = tuple[int, ...]
 Law = dict[Record, float]
@@ -310,3 +312,19 @@ def test_nothing_is_said_to_be_attained_by_a_blanket_alone() -> None:
     found, right = alone.bounds(delta), exp(epsilon) / (1 + exp(epsilon))
     assert found.attained is None
     assert found.adaptive > log((right - 2 * delta) / (1 - right))  # what two of its inputs cost, of which half the columns differ
+
+
+def test_what_was_not_said_of_a_round_is_not_said_of_a_run() -> None:
+    """A run that began before it was said: then nothing is said to be attained, in whatever order, and whatever was accounted before."""
+    silent = PureRelease("laplace", 0.5, 2, "weight", blanket=exp(-0.25))
+    signed = replace(silent, signed=True)
+
+    def attained(*releases: PureRelease) -> float | None:
+        events = (RoundEvent(number, release, 40, 40, number) for number, release in enumerate(releases, start=1))
+        found = account(Ledger(tuple(events)), 1e-6).find("hidden", "run")
+        assert found is not None
+        return found.lower
+
+    assert attained(signed, signed) is not None
+    assert attained(silent, silent) is attained(signed, silent) is attained(silent, signed) is None
+    assert attained(signed, signed) is not None

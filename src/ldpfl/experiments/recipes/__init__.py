@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
@@ -32,12 +32,20 @@ def recipe_or_file(name: str | Path, overrides: Iterable[str] = ()) -> RunConfig
     recipes, path = recipe_files(), Path(name)
     if name in recipes:
         return load_recipe(str(name), overrides)
-    if path.is_dir():
+    if _is(Path.is_dir, path):
         raise ConfigError(f"{name} is a folder: expected the name of a recipe, or a config file (*.toml)")
     if path.suffix == ".toml" or isinstance(name, Path):
-        if path.as_posix() in recipes and not path.exists():
+        if path.as_posix() in recipes and not _is(Path.exists, path):
             raise ConfigError(f"config file {name} cannot be read: there is none; the recipe of this name is a text, {path.as_posix()!r}")
         return read_config(path, overrides)
-    if path.is_file():
-        raise ConfigError(f"{name} is no config by its name: configs are TOML files (*.toml)")
+    if _is(Path.is_file, path):
+        raise ConfigError(f"{name} is a file, and configs are files of TOML whose names say so: *.toml")
     return load_recipe(name, overrides)
+
+
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """Whether there is such a thing; not where nobody may look, or the name is too long for one."""
+    try:
+        return kind(path)
+    except OSError:
+        return False
