@@ -78,7 +78,10 @@ def test_a_section_leaves_what_it_does_not_name_and_may_choose_the_mechanism() -
             "configure has no argument 'clients': it is a section of settings, so give a dict of them, such as {'count': ...}",
         ),
         ({"clients.cuont": 5}, "unknown setting 'clients.cuont' in recipe quickstart: did you mean 'clients.count'?"),
-        ({"settings": [("clients.count", 5)]}, "settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind tuple"),
+        (
+            {"settings": [("clients.count", 5)]},
+            "settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind tuple",
+        ),
         ({"settings": ["clients"]}, "setting 'clients' is not of the form key=value"),
         ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a value, not a section"),
     ],

@@ -443,9 +443,9 @@ def leaving_processes(message: Message, context: Context) -> Message:
 @pytest.mark.parametrize("train", [dying, killing_its_parent, stopping_its_parent, exiting_at_once, endless, shift])
 @pytest.mark.thorough_for("exiting_at_once", "endless")
 def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -> None:
-    began = time.monotonic()
-    reply = ask(app_of(train), instruction(terms_of(reply_s=1.0)))
-    assert time.monotonic() - began >= 1.0
+    began, reply_s = time.monotonic(), 3.0 if train is shift else 1.0  # in which a busy machine comes to train, too
+    reply = ask(app_of(train), instruction(terms_of(reply_s=reply_s)))
+    assert time.monotonic() - began >= reply_s
     expected = ask(app_of(shift if train is shift else staying), instruction(terms_of(reply_s=0.0)))
     assert reply.content == expected.content
 
@@ -467,9 +467,9 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
             patched.setattr("ldpfl.flower.apart.threading.Thread", NoThread)
         else:
             patched.setattr("ldpfl.flower.apart.start", no_process)
-        began = time.monotonic()
-        reply = ask(app_of(), instruction(terms_of(reply_s=1.0)))
-        assert time.monotonic() - began >= 1.0
+        began, reply_s = time.monotonic(), 3.0 if what == "no thread" else 1.0
+        reply = ask(app_of(), instruction(terms_of(reply_s=reply_s)))
+        assert time.monotonic() - began >= reply_s
     assert reply.content == ask(app_of(shift if what == "no thread" else staying)).content
 
 
@@ -506,7 +506,7 @@ def test_at_the_time_of_the_reply_nothing_of_the_app_runs_or_is_taken_down(tmp_p
         while True:
             pass
 
-    ask(app_of(train), instruction(terms_of(reply_s=2.0)))
+    ask(app_of(train), instruction(terms_of(reply_s=4.0)))
     numbers = [int((tmp_path / name).read_text(encoding="ascii")) for name in ("pid", "child")]
     assert [psutil.Process(number).status() for number in numbers] == [psutil.STATUS_STOPPED] * 2
     for _ in range(1000):
@@ -532,7 +532,7 @@ def test_exceptions_that_nobody_catches_are_logged_without_their_text(tmp_path: 
         Freed()
         return shift(message, context)
 
-    ask(app_of(train), instruction(terms_of(reply_s=1.0)))
+    ask(app_of(train), instruction(terms_of(reply_s=4.0)))  # in which a busy machine comes to train, too
     shown = capfd.readouterr().err
     assert "PATIENT" not in shown
     assert shown.count("not caught: ValueError at test_client_app.py") == 2
@@ -582,7 +582,7 @@ def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.Mon
         monkeypatch.setattr(SeededStreams, "int32", lambda *_: torch.zeros(1))
         return shift(message, context)
 
-    assert ask(app_of(spoiling), instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
+    assert ask(app_of(spoiling), instruction(terms_of(reply_s=4.0))).content == ask(app_of(shift)).content
 
 
 @pytest.mark.slow
@@ -593,7 +593,7 @@ def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(t
     assert ask(app, instruction(terms_of(reply_s=1.0))).content == ask(app_of(staying)).content
     assert "app_of_a_user" not in sys.modules
     path = LdpClientApp("flower_parts:shift", node=lambda context: OpenNode(), source=simulator_bits)
-    assert ask(path, instruction(terms_of(reply_s=2.0))).content == ask(app_of(shift)).content
+    assert ask(path, instruction(terms_of(reply_s=4.0))).content == ask(app_of(shift)).content
 
 
 @pytest.mark.slow
@@ -607,7 +607,7 @@ def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
 
     grid = InProcessGrid(app_of(train), 1)
     for _ in range(2):
-        list(grid.send_and_receive([instruction(terms_of(reply_s=1.0))]))
+        list(grid.send_and_receive([instruction(terms_of(reply_s=4.0))]))
     (context,) = grid._contexts.values()
     assert unpacked(context.state).metric_records["memory"]["rounds"] == 1
 
