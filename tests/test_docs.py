@@ -158,6 +158,7 @@ def readme(pattern: str) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_readme_s_guarantees_are_those_of_its_first_command() -> None:
     config = load_recipe("quickstart")
     statement = account(planned_ledger(config), config.privacy.delta)

@@ -96,6 +96,7 @@ def test_the_system_s_random_bits_serve_where_no_seed_is_given() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_seed_makes_an_audit_reproducible() -> None:
     first, again, other = (audit_mechanism(Duchi(1.0), trials=1000, seed=seed) for seed in (3, 3, 4))
     assert first == again

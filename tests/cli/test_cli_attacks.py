@@ -125,6 +125,7 @@ def test_an_interrupted_attack_is_gone_on_with(run: Path, tiny_data: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_without_protection_is_attacked_once(ldpfl: CommandLine, config_file: Path, tiny_data: Path, tmp_path: Path) -> None:
     run = made(tmp_path / "open", config_file, tiny_data, "mechanism.name=none", "data.private_label=4")
     result = json.loads(ldpfl("attack", "gan", run, *QUICK, "--data-dir", tiny_data, "--json").out)
@@ -146,6 +147,7 @@ def test_the_unprotected_model_is_the_runs_own_without_noise(run: Path, config_f
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_label_that_the_client_holds_is_warned_of(ldpfl: CommandLine, run: Path, tiny_data: Path) -> None:
     outcome = ldpfl("attack", "gan", run, *QUICK, "--label", "5", "--data-dir", tiny_data, "--out", "out")
     assert outcome.code == 0

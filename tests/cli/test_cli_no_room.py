@@ -187,6 +187,7 @@ def test_without_a_cache_a_run_has_its_baseline_and_a_warning(ldpfl: CommandLine
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_without_a_cache_warns_once(ldpfl: CommandLine, tiny_data: Path, cache: Path) -> None:
     Path("sweep.toml").write_text(SHORT, encoding="utf-8")
     unusable(cache)

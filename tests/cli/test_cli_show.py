@@ -260,6 +260,7 @@ def test_the_command_for_a_simulation_names_the_device_where_another_would_be_ta
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_is_shown_with_the_command_that_goes_on(ldpfl: CommandLine, tiny_data: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "my sweep"
     file.write_text(SHORT, encoding="utf-8")

@@ -1216,6 +1216,7 @@ def test_a_delta_that_lets_a_record_be_published_is_told_of(table: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_clamping_costs_is_told_from_what_noise_costs(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """A layer of ones around which nobody put a range."""
     usual = {"mechanism.name": "duchi", "privacy.target_epsilon": "off", "mechanism.epsilon": 8.0, "ranges.radius": 0.001}

@@ -17,6 +17,7 @@ CLIENTS = 5
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_whoever_knows_all_other_reports_reads_the_last_one_in_the_new_model(tmp_path: Path) -> None:
     """Four clients that tell what they sent, or a relay that made four of five uploads itself, need the public models only."""
     with Relay(tmp_path) as relay:

@@ -105,6 +105,7 @@ def test_visible_participation_shrinks_the_crowd() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_secret_participation_is_worth_something() -> None:
     setting = replace(ONE, clients=10, participation=0.3)
     visible, self_sampling = figures(setting), figures(replace(setting, self_sampling=True))

@@ -177,6 +177,7 @@ def test_the_published_run_of_500_rounds_at_four() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_more_clients_never_cost_more() -> None:
     found = [composed_clone_epsilon(1.0, clients, 20, 1e-5, any_report(1.0)) for clients in (10, 1000)]
     assert found == sorted(found, reverse=True)
