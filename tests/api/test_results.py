@@ -28,6 +28,7 @@ from ldpfl.planning.planner import Setting, plan
 from ldpfl.planning.regimes import plan_regime
 from ldpfl.privacy import Ledger, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
+from ldpfl.privacy.statement import account
 from ldpfl.shown import Shown
 
 SMALL = {"model.name": "logistic-regression", "data.name": "mnist", "shuffling.channel": "direct"}
@@ -180,4 +181,4 @@ def test_a_sweep_draws_its_noise_where_there_is_a_schedule() -> None:
 def test_what_left_as_it_is_is_said_of_a_result(finished: ldpfl.RunResult) -> None:
     """A file that claims an epsilon a weight does not hide it."""
     nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are"), 5, 5, 1),))
-    assert as_released(finished.to_dict(), nothing, 1e-5)["epsilon_per_unit"] is None
+    assert as_released(finished.to_dict(), nothing, account(nothing, 1e-5))["epsilon_per_unit"] is None

@@ -133,7 +133,8 @@ class RunResult(Shown):
 
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
-        return _drawn(lambda path: draw_score_curve(path, self.to_dict()))
+        figures = {**self._figures, **of_unit(self.ledger, self.config.privacy.delta)}
+        return _drawn(lambda path: draw_score_curve(path, figures))
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return a row a round: score, clients, bytes, seconds, and by layer radius, noise and clipping."""
@@ -144,16 +145,16 @@ class RunResult(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``result.json`` of a run's folder holds, its figures of privacy computed from the ledger."""
-        return as_released(copy.deepcopy(dict(self._figures)), self.ledger, self.config.privacy.delta)
+        return as_released(copy.deepcopy(dict(self._figures)), self.ledger, self.privacy)
 
     def __rich__(self) -> Group:
         caveats = (Text(f"note: {caveat}", style="yellow") for caveat in self._figures["caveats"])
         return Group(result_table(self.to_dict()), self.privacy, *caveats)
 
 
-def as_released(figures: dict[str, Any], ledger: Ledger, delta: float) -> dict[str, Any]:
-    """Return the ``figures`` of a run with what its ``ledger`` says of privacy: what a file says beside it may be wrong."""
-    return {**figures, **of_unit(ledger, delta), "privacy": account(ledger, delta).to_dict()}
+def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
+    """Return the ``figures`` of a run with what its ``ledger`` says of ``privacy``: what a file says beside it may be wrong."""
+    return {**figures, **of_unit(ledger, privacy.delta), "privacy": privacy.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
+from ldpfl.privacy.statement import account
 from ldpfl.report.console import layer_table, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
@@ -218,7 +219,8 @@ def show(
     run_folder = RunFolder(folder)
     config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is not None:
-        result = as_released(result, run_folder.ledger(), config.privacy.delta)
+        ledger = run_folder.ledger()
+        result = as_released(result, ledger, account(ledger, config.privacy.delta))
         print(_json(result)) if as_json else _print_result(run_folder, result)
         if kind.on_flower and not as_json:
             print(f"kind: {kind}")

@@ -53,11 +53,12 @@ def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
 
 def _said_of_all(events: Sequence[RoundEvent]) -> Sequence[RoundEvent]:
     """Return ``events`` with what is stated of a release only where all that are like it state it: older versions did not say it."""
-    unsigned = {event.release for event in events if isinstance(event.release, PureRelease) and not event.release.signed}
-    if not unsigned:
-        return events
-    plain = [replace(event.release, signed=False) if isinstance(event.release, PureRelease) else event.release for event in events]
-    return [replace(event, release=own) if own in unsigned else event for event, own in zip(events, plain, strict=True)]
+    released = {event.release for event in events}
+    silent: dict[Release, Release] = {}
+    for release in released:
+        if isinstance(release, PureRelease) and release.signed and (plain := replace(release, signed=False)) in released:
+            silent[release] = plain
+    return [replace(event, release=silent.get(event.release, event.release)) for event in events] if silent else events
 
 
 def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
