@@ -17,13 +17,24 @@ from ldpfl.files import make_folder, replace_atomically
 
 CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
 
+_NOWHERE = Path(os.devnull, "ldpfl")
+
 Warn = Callable[[str], None]
 
 
 def cache_dir() -> Path:
-    """Return the user's cache folder for ldpfl; the environment variable ``LDPFL_CACHE_DIR`` overrides it."""
+    """Return the user's cache folder for ldpfl; the environment variable ``LDPFL_CACHE_DIR`` overrides it.
+
+    Of a user without a home it is one that cannot be made, and so nothing is kept: what lies in a folder for all may be of others.
+    """
     override = os.environ.get(CACHE_DIR_VARIABLE)
-    return Path(override) if override else user_cache_path("ldpfl", appauthor=False)
+    if override:
+        return Path(override)
+    try:
+        found = user_cache_path("ldpfl", appauthor=False)
+    except RuntimeError:  # there is no home; other versions of the library say "~"
+        return _NOWHERE
+    return found if found.is_absolute() else _NOWHERE
 
 
 def without_cache(error: WriteError) -> str:

@@ -24,7 +24,9 @@ The command line prints it and exits with code 2. What the relay answers, with i
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -44,9 +46,23 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+def is_text(text: str) -> bool:
+    """Tell whether ``text`` can be written down: Python keeps bytes of a file's name that it cannot read as surrogates, which cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of what somebody else's code says went wrong; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def in_short(error: BaseException) -> str:
+    """Return what a line may say of ``error``: the text of ours; of any other, which may repeat private values, its kind and its place."""
+    if isinstance(error, LdpflError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"unexpected {type(error).__name__}{place}"
 
 
 class ConfigError(LdpflError):

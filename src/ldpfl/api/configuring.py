@@ -74,7 +74,12 @@ def named_data(data: str | Path) -> dict[str, Any]:
     path = Path(data)
     by_name = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or str(data).startswith((".", "/", "~"))
     is_path = isinstance(data, Path) or by_name or path.exists()
-    return {"data.path": str(path.expanduser().resolve())} if is_path else {"data.name": data}
+    if not is_path:
+        return {"data.name": data}
+    try:
+        return {"data.path": str(path.expanduser().resolve())}
+    except RuntimeError:  # of a user that there is not, or who has no home
+        raise ConfigError(f"data is {str(data)!r}, and whose home ~ stands for is not known: give the whole path") from None
 
 
 def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:

@@ -43,7 +43,7 @@ def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: s
         raise ConfigError(f"the model of this run is code, which would be run: if that is yours, name it as the model: {config.model.name}")
     tokens = encoder.data.vocabulary if encoder.data.text else None
     described = Description((encoder.width,), encoder.outputs, tokens)
-    module = model_of(config, described, config.seed, None, encoder.targets)
+    module = model_of(config, described, 0, None, encoder.targets)  # whose weights are replaced
     try:
         check_regular(kept.model_path)
         module.load_state_dict(load_file(kept.model_path))

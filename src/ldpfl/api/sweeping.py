@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +14,7 @@ from ldpfl.api.arguments import checked
 from ldpfl.api.configuring import Settings, listed, new_seed
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import run_ahead
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
@@ -83,8 +84,13 @@ def _sweep(
                 display.next_run(f"{number}/{of}: {cell}")
 
         rows, curves = run_sweep(config, overrides, runner, out, title, ahead)
-    draw_sweep(out / SCORE_PLOT, config, rows)
-    draw_noise(out / NOISE_PLOT, config, curves)
+        for name, draw in ((SCORE_PLOT, partial(draw_sweep, rows=rows)), (NOISE_PLOT, partial(draw_noise, curves=curves))):
+            try:
+                draw(out / name, config)
+            except WriteError:
+                raise
+            except Exception as error:  # the rows are worth more than a picture of them
+                display.warn(f"no {name}: {in_short(error)}")
     return SweepResult(config, tuple(rows), tuple(curves), out)
 
 

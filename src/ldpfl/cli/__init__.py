@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import click
@@ -13,7 +11,8 @@ import typer
 
 from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
-from ldpfl.errors import LdpflError
+from ldpfl.errors import LdpflError, in_short
+from ldpfl.report.terminal import print_anything
 
 # Typer's own tracebacks print local variables, and with them private data.
 app = typer.Typer(
@@ -29,6 +28,7 @@ DEBUG_VARIABLE = "LDPFL_DEBUG"
 
 def main() -> None:
     """Run the command line; a mistake is one line on stderr and exit code 2, an interrupt exit code 130."""
+    print_anything()
     try:
         sys.exit(app(standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:
@@ -45,10 +45,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        # An unforeseen message could repeat private values: say only what kind it is and where it arose.
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        _stop(f"unexpected {type(error).__name__} at {place}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
+        _stop(f"{in_short(error)}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
 
 
 def _named(context: click.Context | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from ldpfl.api.configuring import configured
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.data.tables import reads_as_number
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
@@ -71,8 +71,8 @@ def overrides_of(
         raise ConfigError("--target and --client name columns of your own data: give them with --data")
     own = {"data.target": target, "data.client": client, "task.name": task, "model.name": model}
     return [
-        *([f"{key}={json.dumps(value)}" for key, value in api.named_data(data).items()] if data is not None else []),
-        *(f"{key}={json.dumps(value)}" for key, value in own.items() if value is not None),
+        *([f"{key}={toml_value(value)}" for key, value in api.named_data(data).items()] if data is not None else []),
+        *(f"{key}={toml_value(value)}" for key, value in own.items() if value is not None),
         *(changes or []),
         *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
     ]

@@ -21,7 +21,7 @@ from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
-from ldpfl.errors import ConfigError, LdpflError, WriteError, printable
+from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -100,7 +100,8 @@ def run(
             }
             trained = api.run(config, settings=() if config else overrides, progress=display, **options)
             if written:
-                written.guaranteed(_guaranteed(trained.privacy), len(trained.history))
+                with _said(errors, "no guarantee for TensorBoard"):
+                    written.guaranteed(_guaranteed(trained.privacy), len(trained.history))
             result = trained.to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
@@ -133,14 +134,20 @@ def _watched(folder: Path, errors: Console) -> Iterator[None]:
 
 
 def _write_report(folder: Path, errors: Console) -> None:
-    """Write the run's page beside its figures; a run whose page cannot be written has come to its end all the same."""
+    """Write the run's page beside its figures."""
     from ldpfl.report.page import page
 
+    with _said(errors, "no report.html"), errors.status("writing report.html ..."):
+        write_text(folder / "report.html", page([folder]))
+
+
+@contextmanager
+def _said(errors: Console, lack: str) -> Iterator[None]:
+    """Print what fails in the block, and that there is a ``lack``: a run has come to its end all the same."""
     try:
-        with errors.status("writing report.html ..."):
-            write_text(folder / "report.html", page([folder]))
-    except LdpflError as error:
-        errors.print(Text(f"no report.html: {error}"), soft_wrap=True)
+        yield
+    except Exception as error:
+        errors.print(Text(f"{lack}: {in_short(error)}"), soft_wrap=True)
 
 
 def _json(result: dict[str, Any]) -> str:

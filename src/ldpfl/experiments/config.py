@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 
 from ldpfl.data.settings import DataConfig
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import ConfigError, is_text, printable
 from ldpfl.experiments.config_errors import explained
 from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
@@ -309,6 +309,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     key = key.strip()
     if not separator or not key:
         raise ConfigError(f"setting {override!r} is not of the form key=value")
+    if not is_text(override):
+        raise ConfigError(
+            f"setting {key[:_LONGEST_KEY]!r} has bytes that are no text, in {text.strip()[:_LONGEST_KEY]!r}: rename the file or the column; "
+            "where that is a name in UTF-8, and the locale knows none, set PYTHONUTF8=1"
+        )
     parts = key.split(".")
     node = tree
     for part in parts[:-1]:
@@ -317,6 +322,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"setting {key!r}: {part!r} is a value, not a section")
         node = child
     node[parts[-1]] = _value(text.strip())
+
+
+_LONGEST_KEY = 80
 
 
 def toml_value(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from math import fsum
+from math import fsum, inf
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 import ldpfl
 from ldpfl.data import Dataset
+from ldpfl.errors import in_short
 from ldpfl.experiments.config import RunConfig
 from ldpfl.files import finite
 from ldpfl.privacy import Ledger
@@ -30,20 +31,24 @@ def summarise(
 
     None stands for a figure that is not a finite number.
     """
-    history = last.history
+    history, scores, privacy = last.history, dict[str, float](), _privacy(config, federation, last)
+    try:
+        scores = measured(federation.task, last.state.model, federation.evaluation, every=True)
+    except Exception as error:  # a metric may be somebody's own: what was trained must not be lost by it
+        privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     figures = {
         "name": config.name,
         "seed": config.seed,
         "seed_is_secret": config.data.brought,
         "metric": federation.task.task.metric,
         "score": history[-1].score,
-        "scores": measured(federation.task, last.state.model, federation.evaluation, every=True),
+        "scores": scores,
         "score_per_round": [metrics.score for metrics in history],
         "noise_free_score": baseline[-1] if baseline else None,
         "noise_free_score_per_round": baseline,
         "clamped_score": clamped,
         "evaluated_on": config.data.evaluate_on,
-        **_privacy(config, federation, last),
+        **privacy,
         "clients": config.clients.count,
         "clients_per_round": last_trained(last).clients,
         "stopped_after": stopped_after(federation, last),
@@ -117,11 +122,18 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
 
 
 def of_unit(ledger: Ledger, delta: float) -> dict[str, Any]:
-    """Return what one unit of the last round costs, pure where it is and else at the run's ``delta``; None where nothing is protected."""
+    """Return what one unit of the last round costs, pure where it is and else at the run's ``delta``; None where nothing is protected.
+
+    Infinite where it cannot be computed.
+    """
     if not ledger.events:
         return {"epsilon_per_unit": None, "unit": "weight"}
     release = ledger.events[-1].release
-    return {"epsilon_per_unit": json_number(unit_epsilon(release, delta)) if release.protected else None, "unit": release.unit}
+    try:
+        epsilon = unit_epsilon(release, delta) if release.protected else None
+    except Exception:  # the statement says that and why it is not known; what was trained must not be lost by it
+        epsilon = inf
+    return {"epsilon_per_unit": json_number(epsilon), "unit": release.unit}
 
 
 def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
         LdpflError: the data cannot be read, or the model cannot even be made.
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
-    module = model_of(config, described(config, given), config.seed, given.module)
+    module = model_of(config, described(config, given), config.seed % 2**63, given.module)  # as far as PyTorch takes a seed
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()
     still = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,6 +141,10 @@ class RunFolder:
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Do what :meth:`open` checks, and touch nothing."""
+        try:
+            os.fsencode(self.path).decode()
+        except UnicodeError:  # what reads models opens no such file
+            raise ConfigError(f"output folder {self.path} has a name that is no UTF-8 text: choose another folder") from None
         if resume and self.config_path.exists():
             found = self.kind()
             if kind is not None and kind.on_flower != found.on_flower and (found.on_flower or self.checkpoint_path.exists()):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ldpfl.cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.data import Dataset
-from ldpfl.errors import ConfigError, LdpflError, WriteError
+from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
 from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
 from ldpfl.experiments.config import RunConfig
@@ -22,6 +22,10 @@ from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
+
+
+Value = TypeVar("Value")
+_Scores = Callable[[RunConfig, Dataset], list[float]]
 
 
 class Observer(Protocol):
@@ -63,12 +67,7 @@ class Runner:
         task = self._data(config)
         federation, start = self._build(config, task)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
-        reference = None
-        if baseline and config.mechanism.protects:
-            other, begin = self._build(noise_free(config), task)
-            without = self._rounds(other, begin, config.training.rounds, _nowhere, _BASELINE)
-            reference = [metrics.score for metrics in without.history]
-        figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
+        figures = self._figures(config, federation, task, last, self._trained_anew if baseline else None)
         return Finished(config, federation, last, figures)
 
     @as_usual()
@@ -101,6 +100,8 @@ class Runner:
             folder.open(config, resume=resume, kind=Kind.SIMULATION)
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
+                if not folder.curve_path.exists():  # as after a crash while it was drawn
+                    self._draw(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures)
             reached = folder.checkpoint_or(start)
             if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
@@ -108,11 +109,35 @@ class Runner:
                     f"{folder.path} measured its columns in another way than its config now says: a second time is not charged"
                 )
             last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
-            reference = self._baseline_or_none(config, task) if wants_baseline else None
-            figures = summarise(config, federation, task, last, reference, self._clamped_score(config, task, last, reference))
-            self.draw_curve(folder.curve_path, figures)
+            figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None)
             folder.save_result(last, federation.task, figures, federation.encoder)
+            self._draw(folder, figures)
         return Finished(config, federation, last, figures)
+
+    def _figures(
+        self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None
+    ) -> dict[str, Any]:
+        """Return the figures of a run whose rounds are over; what of them fails must not cost the run its result.
+
+        Args:
+            scores: what gives the noise-free baseline's score after each round, if that is wanted.
+        """
+        reference = clamped = None
+        if scores is not None and config.mechanism.protects:
+            reference = self._or_none("no noise-free baseline to compare with", lambda: scores(config, task))
+            clamped = self._or_none("no score without noise and clamped", lambda: self._clamped_score(config, task, last, reference))
+        return summarise(config, federation, task, last, reference, clamped)
+
+    def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
+        self._or_none(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
+
+    def _or_none(self, lack: str, make: Callable[[], Value]) -> Value | None:
+        """Return what ``make`` does; None where it fails, and then it is said that there is a ``lack``."""
+        try:
+            return make()
+        except Exception as error:  # what the rounds came to is worth more
+            self.observer.warn(f"{lack}: {in_short(error)}")
+            return None
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
@@ -157,15 +182,13 @@ class Runner:
     def _build(self, config: RunConfig, task: Dataset) -> tuple[Federation, Checkpoint]:
         return build(config, task, self.device, self.given.module, self.observer.warn)
 
-    def _baseline_or_none(self, config: RunConfig, task: Dataset) -> list[float] | None:
-        """Return the baseline's score after each round. A baseline that fails must not cost the finished run its result."""
-        try:
-            return self._baseline_scores(baseline_of(config, task, self._build))
-        except LdpflError as error:
-            self.observer.warn(f"no noise-free baseline to compare with: {error}")
-            return None
+    def _trained_anew(self, config: RunConfig, task: Dataset) -> list[float]:
+        federation, start = self._build(noise_free(config), task)
+        last = self._rounds(federation, start, config.training.rounds, _nowhere, _BASELINE)
+        return [metrics.score for metrics in last.history]
 
-    def _baseline_scores(self, baseline: Baseline) -> list[float]:
+    def _baseline_scores(self, config: RunConfig, task: Dataset) -> list[float]:
+        baseline = baseline_of(config, task, self._build)
         if not baseline.config.data.brought:  # nothing that is made of a user's own data without noise is kept
             try:
                 return list(self._cached(baseline)["score_per_round"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.planned_ledger import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
@@ -130,8 +129,8 @@ def _config(
     settle: bool,
 ) -> RunConfig:
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
-    at = [f"{key}={json.dumps(value)}" for key, value in point]
-    named = [f"seed={seed}", 'description=""', f'name="{sweep.name}"']
+    at = [f"{key}={toml_value(value)}" for key, value in point]
+    named = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
     config = load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
     return settled(config) if settle else config
 

@@ -9,9 +9,10 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, in_short
 from ldpfl.number_format import number
-from ldpfl.privacy.accountants.behind_shuffler import CountedBits, ShuffledAccountant
+from ldpfl.privacy.accountants.base import Accountant
+from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits, ShuffledAccountant
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
@@ -59,7 +60,12 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     if not groups:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
-    return _known(tuple(groups), tuple(group.release.claimed for group in groups), delta)
+    try:
+        return _known(tuple(groups), tuple(group.release.claimed for group in groups), delta)
+    except ConfigError:
+        raise
+    except Exception as error:  # what was trained must not be lost by it: then no line is known
+        return Statement(delta, (), (), (f"no figure of privacy: {_not_computed(error)}; take it that nothing is protected",))
 
 
 @lru_cache(maxsize=64)
@@ -81,13 +87,12 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
     costliest = _costliest(groups)
-    rows += _unit_rows(costliest, delta)
     notes: list[str] = []
+    rows += _unit_rows(costliest, delta, notes)
     scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in costliest]), ("run", [groups]))
     for scope, parts in scopes:
-        found, reasons = _whole_rows(parts, delta, scope, whole)
-        rows += found
-        notes += [reason for reason in reasons if reason not in notes]
+        rows += _whole_rows(parts, delta, scope, whole, notes)
+    notes = list(dict.fromkeys(notes))
     clients = max(group.population for group in groups)
     warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
     if whole is _RECORD:
@@ -105,7 +110,10 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
-    found = added_epsilon(spent.rounds, delta)
+    try:
+        found = added_epsilon(spent.rounds, delta)
+    except Exception as error:  # beside what is proved, which stands
+        return [f"no epsilon of one record added or removed: {_not_computed(error)}"]
     return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
 
 
@@ -164,7 +172,39 @@ def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
 
 
-def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
+def _not_computed(error: Exception) -> str:
+    return f"not computed, because: {in_short(error)}"
+
+
+def _epsilon(spent: Accountant, delta: float, notes: list[str]) -> float:
+    """Return an epsilon at ``delta``; where it cannot be computed the pure one, which is never less, or infinity. ``notes`` then say so."""
+    try:
+        if (found := spent.epsilon(delta)) >= 0:
+            return found
+        why = "not computed: no number came out"
+    except Exception as error:  # whatever an accountant meets, what was trained must not be lost by it
+        why = _not_computed(error)
+    if delta <= 0:
+        notes.append(f"no epsilon without a delta: {why}")
+        return inf
+    notes.append(f"no epsilon at delta {delta:g} but the one without a delta: {why}")
+    return _epsilon(spent, 0.0, notes)
+
+
+def _bounds(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
+    """Return what is known behind a shuffler or a sum; None where it cannot be computed, as ``notes`` then say: what holds locally holds."""
+    try:
+        found = shuffled.bounds(delta)
+        if found.fixed >= 0 and found.adaptive >= 0 and (found.attained is None or found.attained >= 0):
+            return found
+        why = "not computed: no number came out"
+    except Exception as error:  # as for what holds locally
+        why = _not_computed(error)
+    notes.append(f"no {_hidden_by(shuffled.groups)} number: {why}; the local figures hold")
+    return None
+
+
+def _unit_rows(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> list[Guarantee]:
     """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
     if any(group.release.by_round for group in rounds):
         return []
@@ -179,22 +219,27 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float) -> list[Guarantee]:
     rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
     if all(CountedBits.supports([group]) for group in rounds):
         units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
-        ones = [CountedBits([unit], accountant([(unit.release, 1)])).bounds(delta) for unit in units]
-        worst_one = max(ones, key=lambda bounds: bounds.adaptive)
+        ones = [_bounds(CountedBits([unit], accountant([(unit.release, 1)])), delta, notes) for unit in units]
+        known = [bounds for bounds in ones if bounds is not None]
+        if len(known) < len(ones):  # the costliest may be one that is not known
+            return rows
+        worst_one = max(known, key=lambda bounds: bounds.adaptive)
         hidden, lower = _shuffler(rounds), worst_one.attained
         trusted = _hidden_by(rounds)
         rows.append(Guarantee(worst_one.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
     return rows
 
 
-def _whole_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _Whole) -> tuple[list[Guarantee], list[str]]:
-    """Return the costliest of ``parts`` under each trust model, and why a line is missing."""
-    rows = _largest([_local_rows(part, delta, scope, whole) for part in parts])
+def _whole_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _Whole, notes: list[str]) -> list[Guarantee]:
+    """Return the costliest of ``parts`` under each trust model; ``notes`` say why a line is missing."""
+    rows = _largest([_local_rows(part, delta, scope, whole, notes) for part in parts])
     shuffled = [behind_shuffler(part) for part in parts]
     reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
     if reasons:
-        return rows, reasons
-    return rows + _largest([_shuffled_rows(found, delta, scope, whole) for found in shuffled if found]), []
+        notes += reasons
+        return rows
+    hidden = [_shuffled_rows(found, delta, scope, whole, notes) for found in shuffled if found]
+    return rows + _largest(hidden) if all(hidden) else rows  # the costliest may be one that is not known
 
 
 def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
@@ -207,7 +252,7 @@ def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
     return list(best.values())
 
 
-def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _Whole) -> list[Guarantee]:
+def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _Whole, notes: list[str]) -> list[Guarantee]:
     """Return what all that a client sends costs against a server that sees who sent it: pure, and for ``delta``."""
     common: dict[str, Any] = {
         "unit": whole.unit,
@@ -221,7 +266,7 @@ def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole:
     if reasons:
         return [Guarantee(inf, level, assumptions=reasons, **common) for level in (0.0, delta)]
     spent = accountant((group.release, group.rounds) for group in groups)
-    return [Guarantee(spent.epsilon(level), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
+    return [Guarantee(_epsilon(spent, level, notes), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
 
 
 def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
@@ -231,9 +276,11 @@ def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))
 
 
-def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _Whole) -> list[Guarantee]:
-    """Return what all that a client sends costs against a server behind an ideal shuffler."""
-    groups, bounds = shuffled.groups, shuffled.bounds(delta)
+def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _Whole, notes: list[str]) -> list[Guarantee]:
+    """Return what all that a client sends costs against a server behind an ideal shuffler; nothing where that cannot be computed."""
+    groups, bounds = shuffled.groups, _bounds(shuffled, delta, notes)
+    if bounds is None:
+        return []
     common: dict[str, Any] = {
         "unit": whole.unit,
         "units_per_round": 1,

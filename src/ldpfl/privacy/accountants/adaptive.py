@@ -55,7 +55,7 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
     if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
         return pure
     t = np.array([order])
-    return min(pure, float((composed.divergence(t) + _price(t, delta))[0]) * _UP) if composed.releases else 0.0
+    return min(pure, max(0.0, float((composed.divergence(t) + _price(t, delta))[0])) * _UP) if composed.releases else 0.0
 
 
 def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:
@@ -77,7 +77,7 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
         missed += records * clone_outside(clients, share)
     if missed >= delta:
         return inf
-    return (divergence + float(_price(np.array([order]), delta - missed)[0])) * _UP
+    return max(0.0, divergence + float(_price(np.array([order]), delta - missed)[0])) * _UP
 
 
 def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> float:

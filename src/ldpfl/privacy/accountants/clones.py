@@ -48,7 +48,7 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: fl
     first, second = (np.logaddexp(one + with_report, other + without) for one, other in ((log_p1, log_p0), (log_p0, log_p1)))
     # What a window of the binomial leaves out is below 1e-30, and no loss exceeds epsilon0.
     inside = float(np.logaddexp.reduce(first + order * np.minimum(first - second, epsilon0)))
-    return min(order * epsilon0, float(np.logaddexp(inside, log(_OUTSIDE) + order * epsilon0)))
+    return min(order * epsilon0, max(0.0, float(np.logaddexp(inside, log(_OUTSIDE) + order * epsilon0))))
 
 
 def clone_outside(clients: int, coin_share: float) -> float:
@@ -128,8 +128,10 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
     p1, p0 = sigmoid(epsilon0), sigmoid(-epsilon0)
     deltas = np.zeros_like(epsilons)
     for index, epsilon in enumerate(epsilons.tolist()):
+        if epsilon >= epsilon0:
+            continue
         most = p1 - exp(epsilon) * p0  # no delta is larger
-        if epsilon >= epsilon0 or most <= 0:
+        if most <= 0:
             continue
         # The likelihood ratio of a rises with a / (C - a + 1); beyond this it exceeds e^epsilon.
         border = (exp(epsilon) * p1 - p0) / most

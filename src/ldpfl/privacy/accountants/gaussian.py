@@ -21,6 +21,9 @@ _HUGE = 1e6
 _TINY = 1e-5
 """Below this mu the slope gives more digits of a difference than its two terms do."""
 
+_STEPS = 5000
+"""Of a search for mu, which may have to halve an interval down to 1e-300."""
+
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """delta(``epsilon``) of mu-GDP: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) (Balle, Wang 2018, Theorem 8)."""
@@ -59,7 +62,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14))
+    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14, maxiter=_STEPS))
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from math import ceil, exp, expm1, inf, log
+from math import ceil, exp, expm1, inf, isnan, log
 
 import numpy as np
 from scipy import fft
@@ -28,6 +28,9 @@ _ROUNDING = 1e-15
 
 _VANISHES = -75.0
 """Logarithm of a Fourier coefficient that is nothing beside the rounding of the others, however many there are."""
+
+_MOST_TOO_MUCH = 100.0
+"""Logarithm of what a law may have in all: rounding adds to one of tiny losses, each time that it is released."""
 
 _FLAT = 600.0
 """Losses may lie so far apart without their exponentials leaving the floating-point numbers."""
@@ -63,8 +66,10 @@ class GridLosses:
 
         tail, error = 1e-6 * delta, times * _ROUNDING
         masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller ones overflow in what follows
+        if error > 0.1 * delta or times * log(max(float(masses.sum()), 1.0)) > _MOST_TOO_MUCH:
+            return None
         low, high = common.compute_self_convolve_bounds(masses, times, tail)
-        if high - low >= _LONGEST or error > 0.1 * delta:
+        if high - low >= _LONGEST:
             return None
         infinite = -np.expm1(times * np.log1p(-self.infinite)) + tail + error
         return GridLosses(self.step, self.first * times + low, _self_convolved(masses, times, low, high), float(infinite))
@@ -117,6 +122,11 @@ class PrivacyCurve:
     times: int
     fewest: float = 1e-18
 
+    def at(self, epsilon: float) -> float:
+        """Return delta at ``epsilon``; 1, which always holds, where rounding leaves no number."""
+        found = self.delta(epsilon)
+        return 1.0 if isnan(found) else found
+
 
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
     """Return a certified epsilon for ``delta`` of all releases, adaptive; infinite where it is too long to compute.
@@ -128,11 +138,11 @@ def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 
         return _at(next(curve for curve in curves if curve.times), delta)
     step = max((_top(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
     if step == 0:
-        return 0.0 if all(curve.delta(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
+        return 0.0 if all(curve.at(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
     losses = []
     for curve in curves:
         last = points if curve.limit == inf else min(points, ceil(curve.limit / step))
-        losses.append(from_curve(np.array([curve.delta(index * step) for index in range(last + 1)]), step))
+        losses.append(from_curve(np.array([curve.at(index * step) for index in range(last + 1)]), step))
     if len(curves) == 1:
         return losses[0].composed_epsilon(total, delta)
     composed = [loss.composed(curve.times, delta) for loss, curve in zip(losses, curves, strict=True)]
@@ -151,20 +161,20 @@ def _at(curve: PrivacyCurve, delta: float) -> float:
         return curve.limit
     found = _crossing(curve, delta, 1e-6)
     step = max(1e-6 * found, 1e-12)
-    while found < curve.limit and curve.delta(found) > delta:
+    while found < curve.limit and curve.at(found) > delta:
         found, step = found + step, 2 * step
     return min(found, curve.limit)
 
 
 def _crossing(curve: PrivacyCurve, delta: float, precision: float) -> float:
-    if curve.delta(0.0) <= delta:
+    if curve.at(0.0) <= delta:
         return 0.0
     high = min(curve.limit, 1e-6)
-    while high < curve.limit and curve.delta(high) > delta:
+    while high < curve.limit and curve.at(high) > delta:
         high = min(curve.limit, 4 * high)
-    if curve.delta(high) > delta:
+    if curve.at(high) > delta:
         return high
-    return float(brentq(lambda epsilon: curve.delta(epsilon) - delta, 0.0, high, xtol=precision * high, rtol=precision))
+    return float(brentq(lambda epsilon: curve.at(epsilon) - delta, 0.0, high, xtol=precision * high, rtol=precision))
 
 
 def largest_log_moment(losses: Array, rows: Array, order: Array) -> Array:
@@ -187,8 +197,9 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     upper = np.cumsum(masses[::-1])
     relevant = upper > delta
     if not relevant.any():
-        return 0.0
-    return max(0.0, float(np.max(np.log(upper[relevant] - delta) - _log_lower(losses[::-1], masses[::-1])[relevant])))
+        return 0.0 if np.isfinite(upper[-1]) else inf  # what is not a number is larger than nothing
+    found = float(np.max(np.log(upper[relevant] - delta) - _log_lower(losses[::-1], masses[::-1])[relevant]))
+    return inf if isnan(found) else max(0.0, found)
 
 
 def _log_lower(losses: Array, masses: Array) -> Array:
@@ -236,7 +247,8 @@ def from_curve(deltas: Array, step: float) -> GridLosses:
     convex hull over e^epsilon, which the true curve cannot exceed. Losses of -x carry e^-x times the mass of x, as
     they do for a pair that may be swapped; beyond the last point everything counts as infinite.
     """
-    curve = _convex_hull(np.minimum(np.minimum.accumulate(deltas), 1.0), step)
+    # 1 holds where rounding left no number.
+    curve = _convex_hull(np.minimum(np.minimum.accumulate(np.nan_to_num(deltas, nan=1.0, posinf=1.0)), 1.0), step)
     fall = np.append(curve[:-1] - curve[1:], 0.0)  # fall[i] between i and i + 1
     positive = np.maximum((fall[:-1] - exp(-step) * fall[1:]) / -np.expm1(-step), 0.0)  # mass at i = 1..n-1
     mirrored = positive * np.exp(-step * np.arange(1, positive.size + 1))

@@ -47,7 +47,7 @@ def best_order(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_fa
     for _ in range(4):
         order = 10**exponents
         bounds = (log_moment(order) + log_factor(order) - log(delta)) / order
-        index = int(np.argmin(bounds))
+        index = int(np.argmin(np.where(np.isnan(bounds), inf, bounds)))
         if bounds[index] < best:
             best, at = float(bounds[index]), exponents[index]
         exponents, width = np.linspace(at - width, at + width, 11), width / 5

@@ -206,7 +206,7 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
     orders = order * np.logspace(-3, 0.5, 71)
     logs = reports * losses.log_moment(orders) + _sharp_factor([losses], [reports], orders)
     curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
-    curve = np.minimum(curve, _normal_curve(losses, reports, epsilons))
+    curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))
     composed = losses.dominating().composed(reports, 1e4 * negligible)
     if composed is not None:
         curve = np.minimum(curve, curve_of(composed.losses, composed.masses, epsilons) + composed.infinite + 1e-15)
@@ -229,7 +229,7 @@ def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Arra
     furthest = np.maximum(low - above / low, high - above / high)
     # Far above the mean of the loss the second term overflows; leaving it out only raises the bound.
     second = np.where(furthest > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(np.maximum(furthest, -20.0) / sqrt(2)) / 2, 0.0)
-    error = _BERRY_ESSEEN * reports * float(third.max()) / low**3
+    error = _BERRY_ESSEEN * reports * float(third.max()) / low / low / low  # low**3 may be 0 where low is not
     return np.asarray(first - second + error + reports * losses.outside)
 
 

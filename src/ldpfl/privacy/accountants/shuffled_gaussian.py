@@ -90,7 +90,7 @@ def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: flo
     """
     kinds = _merged([kind for kind in kinds if kind.times > 0]) if kinds else []
     others = sum(kind.times * (kind.clients - 1) for kind in kinds)
-    if not kinds or delta <= 0 or others == 0:
+    if not kinds or delta <= 0 or others == 0 or local == 0:
         return local
     for guess in _GUESSES:  # replacing reports is paid for up to some epsilon: the smaller that is, the more they may have in common
         most = min(guess, local)
@@ -160,7 +160,8 @@ def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
     chances = _between(ends)
     means = _between(ends - radius) - exp(epsilon) * _between(ends + radius)
     width = np.diff(gains)
-    above = np.clip((means - chances * gains[:-1]) / width, 0.0, chances)
+    # Ends that rounding makes equal have the same share at either.
+    above = np.clip(np.divide(means - chances * gains[:-1], width, out=np.zeros_like(width), where=width > 0), 0.0, chances)
     weights = np.zeros_like(gains)
     weights[:-1] += chances - above
     weights[1:] += above
