@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import ClassVar
 
@@ -49,6 +50,18 @@ def printable(text: str) -> str:
 def is_text(text: str) -> bool:
     """Tell whether ``text`` can be written down: Python keeps bytes of a file's name that it cannot read as surrogates, which cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def shown(value: object) -> str:
+    """Return what a message may show of ``value``: a short text, a number; of all else, which may hold somebody's data, what it is."""
+    if value is None or isinstance(value, str | Path | Real):
+        text = repr(value)
+        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    of = f" of {len(value)}" if isinstance(value, list | tuple | dict) else ""
+    return f"a {type(value).__name__}{of}"
+
+
+_LONGEST_SHOWN = 80
 
 
 def first_line(error: BaseException) -> str:

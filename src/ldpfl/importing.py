@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, in_short
 
 GIVEN = "given"
 """Name of data, or of a model, that a caller hands over; nothing but its caller can run such a config again."""
@@ -39,7 +39,9 @@ def called(what: str, path: str, *arguments: Any, **options: Any) -> Any:
             module = _of_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
             return getattr(module, attribute)(*arguments, **options)
     except Exception as error:  # it is the user's code: anything may come out of it
-        raise ConfigError(f"{what} {path!r} cannot be built: {type(error).__name__}: {error}") from error
+        # What reads somebody's data may repeat them in what it says went wrong.
+        said = in_short(error) if what == "data" else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{what} {path!r} cannot be built: {said}") from error
 
 
 def _of_file(path: Path) -> ModuleType:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -55,12 +55,9 @@ def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, 
     if isinstance(plain, type):
         raise ConfigError(f"{where} is the class {plain.__name__}: give one of it, {plain.__name__}(...)")
     # Of what may hold somebody's data, such as a data frame in the wrong place, only the kind is named.
-    found = repr(plain)[:_LONGEST_SHOWN] if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
+    found = shown(plain) if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
     expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
     raise ConfigError(f"{where} is {found}, expected {expected}")
-
-
-_LONGEST_SHOWN = 80
 
 
 def _fits(value: Any, kind: Any) -> bool:

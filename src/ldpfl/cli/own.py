@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +25,9 @@ from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
 from ldpfl.report.terminal import terminal
 
+if TYPE_CHECKING:
+    import pandas
+
 UNFIT = 3
 """Exit code for a model that cannot be trained as it is."""
 
@@ -41,13 +44,29 @@ def predict(
     model: Annotated[str | None, typer.Option(help="The run's model, where that is code of yours (package.module:Class).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="printed")] = None,
 ) -> None:
-    """Say what a finished run's model makes of new rows of a table: a line each, as CSV."""
-    text = api.predict(run, rows, model=model).to_csv(index=False)
+    """Say what a finished run's model makes of new rows of a table: a line each, as CSV.
+
+    A word that a spreadsheet would take for a formula, such as =A1, has an apostrophe before it; numbers stay as they are.
+    """
+    text = without_formulas(api.predict(run, rows, model=model)).to_csv(index=False)
     if out is None:
         print(text, end="")
         return
     write_text(out, text)
     terminal().print(Text(f"{out}: {text.count(chr(10)) - 1:,} rows"), soft_wrap=True)
+
+
+def without_formulas(found: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a table in which no name of a column, and no word, is a formula to a spreadsheet that opens it."""
+    words = found.map(lambda cell: _no_formula(cell) if isinstance(cell, str) else cell)
+    return words.rename(columns=_no_formula)
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not reads_as_number(text) else text
+
+
+_BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def overrides_of(

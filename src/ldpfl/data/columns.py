@@ -177,14 +177,16 @@ def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]
 def _listed(table: Table, name: str, words: Sequence[str], known: Mapping[str, int]) -> list[int | None]:
     for row, word in enumerate(words):
         if word and word not in known:
-            raise DataError(f"{table.where(row)}: {word[:40]!r} is not among data.categories.{name}, which are {', '.join(known)}")
+            raise DataError(
+                f"{table.where(row)}: what stands in the column {name!r} is not among data.categories.{name}, which are {', '.join(known)}"
+            )
     return [known[word] if word else None for word in words]
 
 
 @lru_cache(maxsize=1 << 16)
 def _place(word: str, places: int) -> int:
     """Return where a word is hashed to: the same on every machine, and nothing that depends on other words."""
-    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:8]) % places
+    return int.from_bytes(hashlib.sha256(word.encode(errors="surrogatepass")).digest()[:8]) % places
 
 
 def texts_of(table: Table, config: DataConfig, targets: Targets) -> Tensor:
@@ -213,6 +215,6 @@ def bytes_of(texts: NDArray[np.object_], length: int) -> Tensor:
     """Return texts as tokens (N, ``length`` + 1): 0, then each byte and 1, then 0 to the end."""
     found = torch.zeros(len(texts), length + 1, dtype=torch.int64)
     for row, text in enumerate(texts):
-        own = torch.tensor(list(text.encode()[:length]), dtype=torch.int64)
+        own = torch.tensor(list(text.encode(errors="surrogatepass")[:length]), dtype=torch.int64)
         found[row, 1 : 1 + len(own)] = own + 1
     return found

@@ -83,7 +83,7 @@ def image_shape(name: str) -> tuple[tuple[int, int, int], int]:
 
 def _source(name: str) -> _Source:
     if name not in _SOURCES:
-        raise ConfigError(f"unknown data set {name!r}: {did_you_mean(name, names())}")
+        raise ConfigError(f"unknown data set {name!r}, and no file or folder here has that name: {did_you_mean(name, names())}")
     return _SOURCES[name]
 
 

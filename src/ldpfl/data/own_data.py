@@ -21,7 +21,7 @@ from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
-from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.errors import ConfigError, DataError, in_short
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import Targets
 
@@ -84,23 +84,40 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
         _check_unused(config, "images", _OF_TABLES)
         return _of_images(given, config)
-    _check_unused(config, "data that were handed over as tensors", (*_OF_TABLES, *_OF_FILES))
+    of_others = (*_OF_TABLES, *_OF_FILES)
     if isinstance(given, Dataset):
+        _check_unused(config, "an ldpfl.data.Dataset", of_others)
         return given
     if isinstance(given, torch.utils.data.Dataset):
         if _is_sorted_by_class(given):
             raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
+        _check_unused(config, "a PyTorch data set", of_others)
         return _of_pairs(given, targets)
-    if isinstance(given, Sequence) and len(given) == 2:
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
         inputs, told = given
+        _check_unused(config, "a pair of inputs and targets", of_others)
         own = (
             {name: _numbers(part, "inputs") for name, part in inputs.items()} if isinstance(inputs, Mapping) else _numbers(inputs, "inputs")
         )
         return _of_tensors(own, _numbers(told, "targets"), targets)
     raise ConfigError(
-        f"data of the type {type(given).__name__} cannot be used: give a data frame, a pair of inputs and targets, a PyTorch data set of "
-        "such pairs, or an ldpfl.data.Dataset"
+        f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
+        f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_instead(given)}"
     )
+
+
+def _kind_of(given: object) -> str:
+    """Return what ``given`` is, in words, without anything that it holds."""
+    kind, of = type(given), f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]} {kind.__name__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{of}"
+
+
+def _instead(given: object) -> str:
+    """Return how ``given`` becomes something that can be used, where that is known."""
+    if hasattr(given, "to_pandas"):
+        return "; data.to_pandas() is a data frame"
+    return "; a table of columns is pandas.DataFrame(data)" if isinstance(given, Mapping | list) or hasattr(given, "__array__") else ""
 
 
 def _is_sorted_by_class(given: Any) -> bool:
@@ -113,9 +130,9 @@ def _numbers(values: object, what: str) -> Tensor:
     """Return numbers as a tensor; they may come as an array, a list, or a data frame's columns."""
     try:
         found = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError):
         advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
-        raise DataError(f"{what} are no numbers of one shape ({first_line(error)}): {advice}") from None
+        raise DataError(f"{what} are no numbers of one shape ({_kind_of(values)}): {advice}") from None
     if found.dim() == 0 or found.is_complex():
         raise DataError(f"{what} are {'complex' if found.is_complex() else 'one number'}: give a real number or more for each sample")
     return found
@@ -164,7 +181,7 @@ def _of_pairs(given: Any, targets: Targets) -> Dataset:
             inputs = _stacked(first)
         told = _stacked([pair[1] for pair in pairs])
     except Exception as error:  # it is the user's code: anything may come out of it
-        raise DataError(f"the data set gives no pairs of an input and a target of one shape: {type(error).__name__}: {error}") from error
+        raise DataError(f"the data set gives no pairs of an input and a target of one shape: {in_short(error)}") from error
     return _of_tensors(inputs, told, targets)
 
 
@@ -177,7 +194,8 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
         raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
     for name, part in by_name(inputs).items():
         if len(part) != len(told) or not len(told):
-            raise DataError(f"{len(part)} inputs{name and ' '}{name} and {len(told)} targets are no samples")
+            which = f"inputs {name!r} have" if name else "inputs have"
+            raise DataError(f"{which} {len(part):,} rows, and targets {len(told):,}: give one target for each row, and one row at least")
     inputs, told = each(_typed, inputs), told.detach()
     tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
     notes = (_COUNTED,) if targets in ("class", "tokens") or tokens else ()
@@ -188,7 +206,7 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
             raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
         told = told.long()
         if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < MOST_CLASSES):
-            raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, got {int(told.min())} to {int(told.max())}")
+            raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
     else:
         told = told.float()
     if targets == "classes" and not bool(((told == 0) | (told == 1)).all()):

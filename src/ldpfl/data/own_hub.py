@@ -12,6 +12,7 @@ from ldpfl.data.loading import quiet
 from ldpfl.data.own_images import IMAGES, Pictures, image_column, pictures
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
+from ldpfl.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import pandas
@@ -55,11 +56,24 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
     except LdpflError:
         raise
     except Exception as error:  # the library raises many kinds
-        where = "be read" if of_ones_own else "be had from the hub"
-        raise DataError(f"data set {origin!r} cannot {where}: {first_line(error)}") from error
+        why = first_line(error)
+        if of_ones_own:
+            raise DataError(f"data set {origin!r} cannot be read: {why}") from error
+        said = f"data {origin!r} are no file or folder here{_nearest(Path(origin))}, and not to be had from the hub: {why}"
+        raise DataError(said) from error
     if "train" not in loaded:
         raise DataError(f"data set {origin!r} has no split train: it has {', '.join(loaded)}")
     return {split: loaded[split] for split in ("train", "test") if split in loaded}
+
+
+def _nearest(path: Path) -> str:
+    """Return what beside a file that there is not has the nearest name, as a question."""
+    try:
+        beside = [str(entry) for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return ""
+    found = did_you_mean(str(path), beside) if beside else ""
+    return f" ({found})" if found.startswith("did") else ""
 
 
 def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.data.targets import MOST_CLASSES
-from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.errors import ConfigError, DataError
 from ldpfl.suggestions import did_you_mean
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -104,7 +105,7 @@ def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
 def _identity(path: Path, root: Path) -> int:
     own = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
     name = "/".join([*own.parts[:-2], own.name])
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
 
 
 def image_column(split: Any) -> str | None:
@@ -115,6 +116,8 @@ def image_column(split: Any) -> str | None:
 
 def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> str:
     names = [name for name in split.column_names if name != image]
+    if not names and config.path:
+        raise DataError(f"the images of {origin!r} have no class: put those of each class into a folder of its own, of two classes or more")
     named = config.target if isinstance(config.target, str) else ""
     label = named or next((name for name in names if "label" in name), "")
     if label not in names:
@@ -125,18 +128,32 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
 
 def _pixels(split: Any, image: str, origin: str) -> Tensor:
     """Return all images as (N, 3, H, W) bytes."""
-    try:
-        found = [picture.mode for picture in split[image]]
-        odd = next((mode for mode in found if mode not in _EIGHT_BITS), None)
-        arrays = [np.asarray(picture.convert("RGB")) for picture in split[image]] if odd is None else []
-    except Exception as error:  # Pillow and the library raise many kinds
-        raise DataError(f"an image of {origin!r} cannot be decoded: {first_line(error)}") from error
-    if odd is not None:
-        raise DataError(f"an image of {origin!r} has values of more than 8 bits (mode {odd}): bring all to 8 bits, by the same rule")
-    shapes = {array.shape for array in arrays}
-    if len(shapes) != 1:
-        raise DataError(f"images of {origin!r} have different sizes, such as {sorted(shapes)[:2]}: bring them to one")
+    arrays: list[NDArray[np.uint8]] = []
+    for place in range(len(split)):
+        try:
+            picture = split[place][image]
+            mode, array = picture.mode, np.asarray(picture.convert("RGB"))
+        except Exception as error:  # Pillow and the library raise many kinds
+            why = type(error).__name__
+            raise DataError(f"{_place(split, image, place, origin)} cannot be decoded ({why}): mend it, or take it out") from error
+        if mode not in _EIGHT_BITS:
+            more = f"has values of more than 8 bits (mode {mode}): bring all to 8 bits, by the same rule"
+            raise DataError(f"{_place(split, image, place, origin)} {more}")
+        arrays.append(array)
+        if array.shape != arrays[0].shape:
+            (height, width), (high, wide) = array.shape[:2], arrays[0].shape[:2]
+            first = _place(split, image, 0, origin)
+            sizes = f"has {width} x {height} pixels, and {first} has {wide} x {high}: bring all to one size"
+            raise DataError(f"{_place(split, image, place, origin)} {sizes}")
     return torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
+
+
+def _place(split: Any, image: str, place: int, origin: str) -> str:
+    """Return where an image is: its file, or the row of a Parquet file that has it."""
+    import datasets
+
+    path = split.cast_column(image, datasets.Image(decode=False))[place][image]["path"]
+    return f"the image {path}" if path else f"the image in row {place + 1:,} of {origin!r}"
 
 
 def _labels(split: Any, label: str, origin: str) -> list[Any]:
@@ -149,7 +166,8 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
     if not isinstance(feature, datasets.ClassLabel):
         return told
     if any(one is None or not 0 <= one < len(feature.names) for one in told):
-        raise DataError(f"an image of {origin!r} has no class: leave such images out")
+        row = next(row for row, one in enumerate(told, start=1) if one is None or not 0 <= one < len(feature.names))
+        raise DataError(f"the image in row {row:,} of {origin!r} has no class: leave such images out")
     return [feature.int2str(one) for one in told]
 
 
@@ -157,16 +175,16 @@ def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[lis
     """Return classes as numbers, and which word each stands for; a data set of the hub has numbers, or words."""
     odd = next((one for one in told if not isinstance(one, str | int)), "")
     if odd != "":
-        raise DataError(f"an image of {origin!r} has the class {str(odd)[:40]!r}: each has one, a word or a whole number")
+        raise DataError(f"an image of {origin!r} has a class of the kind {type(odd).__name__}: each has one, a word or a whole number")
     if not classes and all(isinstance(one, int) for one in told):
         if not 0 <= min(told) <= max(told) < MOST_CLASSES:
-            raise DataError(f"classes of {origin!r} are whole numbers from 0 to {MOST_CLASSES - 1}, got {min(told)} to {max(told)}")
+            raise DataError(f"classes of {origin!r} are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
         return told, ()
     words = [str(one) for one in told]
     places: Mapping[str, int] = {word: place for place, word in enumerate(classes or sorted(set(words)))}
     odd = next((word for word in words if word not in places), None)
     if odd is not None:
-        raise DataError(f"the class {odd[:40]!r} of {origin!r} is not among {', '.join(list(places)[:10])}")
+        raise DataError(f"a class of {origin!r} is not among {', '.join(list(places)[:10])}")
     return [places[word] for word in words], tuple(places)
 
 
@@ -180,5 +198,6 @@ def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str
         raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
     owners = list(split[config.client])
     if any(owner is None or str(owner) == "" for owner in owners):
-        raise DataError(f"an image has nothing in {config.client!r}, and it must be somebody's")
+        row = next(row for row, owner in enumerate(owners, start=1) if owner is None or str(owner) == "")
+        raise DataError(f"the image in row {row:,} has no client: {config.client!r} is empty there; say whose it is, or leave it out")
     return tuple(map(str, owners))

@@ -84,7 +84,7 @@ class DataConfig(BaseModel):
         if self.text and not self.target:
             return (self.text,)
         if not self.target:
-            raise ConfigError("data.target has to name the column that is to be predicted")
+            raise ConfigError("data.target (--target) has to name the column that is to be predicted")
         return (self.target,) if isinstance(self.target, str) else tuple(self.target)
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.data.folders import check_one_split, visible_files
-from ldpfl.errors import DataError
+from ldpfl.errors import DataError, shown
 from ldpfl.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Table:
             DataError: there is none of this name.
         """
         if name not in self.columns:
-            raise DataError(f"{setting} names no column {name!r}: {did_you_mean(name, self.columns)}")
+            raise DataError(f"{setting} names no column {shown(name)}: {did_you_mean(name, self.columns)}")
         return self.columns[name]
 
     def numbers(self, name: str, *, strict: bool = True) -> NDArray[np.float64]:
@@ -82,13 +82,11 @@ class Table:
             if not strict:
                 return np.nan
             remedy = f"mend it, or name what may stand there in data.categories.{name}"
-            raise DataError(
-                f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number, as others there are; {remedy}"
-            ) from None
+            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no number, as others there are; {remedy}") from None
         if not np.isfinite(value) and not strict:
             return np.nan
         if not np.isfinite(value):
-            raise DataError(f"{self.where(row)}: {text[:40]!r} in the column {name!r} is no number that can be used")
+            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is infinite or NaN, and a finite number is expected")
         return value
 
     def is_numeric(self, name: str) -> bool:
@@ -252,8 +250,8 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
         raise DataError(f"there is no row in {origin}, only columns")
     digest = hashlib.sha256()
     for name, column in table.columns.items():
-        digest.update(name.encode())
-        digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode())
+        digest.update(name.encode(errors="surrogatepass"))
+        digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode(errors="surrogatepass"))
     return Table(table.columns, table.where, digest.hexdigest())
 
 
@@ -278,7 +276,7 @@ def _plain(series: Any, name: str, where: Callable[[int], str], *, strict: bool)
             return np.where(np.isinf(numbers), np.nan, numbers)
         infinite = np.flatnonzero(np.isinf(numbers))
         if infinite.size:
-            raise DataError(f"{where(int(infinite[0]))}: {numbers[infinite[0]]} in the column {name!r} is no number that can be used")
+            raise DataError(f"{where(int(infinite[0]))}: what stands in the column {name!r} is infinite, and a finite number is expected")
         return np.asarray(numbers)
     return np.array(list(_texts(series, where, strict=strict)), dtype=object)
 

@@ -74,7 +74,7 @@ def _label(table: Table, name: str) -> Tensor:
     values = table.numbers(name)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if wrong.size:
-        raise DataError(f"{table.where(int(wrong[0]))}: the label {name!r} must be 0 or 1")
+        raise DataError(f"{table.where(int(wrong[0]))}: the label in the column {name!r} must be 0 or 1")
     return torch.from_numpy(values.astype(np.float32))
 
 
@@ -89,7 +89,8 @@ def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> 
     for table, own in zip(tables, words, strict=True):
         for row, word in enumerate(own):
             if word not in numbers:
-                raise DataError(f"{table.where(row)}: the class {word[:40]!r} of {name!r} is not among {', '.join(known[:10])}")
+                those = f"data.classes, which are {', '.join(known[:10])}" if config.classes else "those of the rows that are trained on"
+                raise DataError(f"{table.where(row)}: the class in the column {name!r} is not among {those}")
         found.append(torch.tensor([numbers[word] for word in own]))
     notes = () if config.classes else (_CLASSES_SEEN.format(name=name, some=", ".join(known[:5])),)
     return Told(found, len(known), notes, tuple(known))
@@ -106,7 +107,7 @@ def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
     if len(known) > MOST_CLASSES or (len(known) > _MOST_NUMBERS and table.is_numeric(name)):
         raise DataError(f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression'")
     if len(known) == 1:
-        raise DataError(f"the target {name!r} is {known[0]!r} in every row: there is nothing to tell apart")
+        raise DataError(f"the target {name!r} is the same in every row: there is nothing to tell apart")
     return known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import floor, inf, log10
@@ -14,6 +15,7 @@ from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.experiments.planned_ledger import planned_ledger, start_of
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.number_format import number
 from ldpfl.planning.planner import smallest
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
@@ -55,11 +57,40 @@ def _searched(config: RunConfig, given: Given) -> float:
     target = config.privacy.target_epsilon
     assert target != "off"  # noqa: S101  # for mypy
     guaranteed = _guaranteed(config, given)
-    guess = _guess(guaranteed, target, config.privacy.delta)
-    inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
+    try:
+        guess = _guess(guaranteed, target, config.privacy.delta)
+        inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
+    except _OutOfRange as error:
+        raise ConfigError(_out_of_reach(config, guaranteed, str(error))) from error
     if inverse is None:
-        raise ConfigError(f"no noise of this mechanism brings the run to epsilon {target:g}: more clients or fewer rounds may")
+        raise ConfigError(_out_of_reach(config, guaranteed, ""))
     return _rounded_down(1 / inverse)
+
+
+class _OutOfRange(ConfigError):
+    """A mechanism takes no such noise."""
+
+
+def _out_of_reach(config: RunConfig, guaranteed: Callable[[float], float], why: str) -> str:
+    """Return the message that no noise keeps the target, with what some does; ``why`` is what the mechanism says of more noise or less."""
+    target, mechanism = config.privacy.target_epsilon, config.mechanism.name
+    reachable = {strength: found for strength in _ends(guaranteed) if (found := guaranteed(strength)) < inf}
+    limits = f": {mechanism} reaches about {number(min(reachable.values()))} to {number(max(reachable.values()))} here" if reachable else ""
+    advice = "set another target_epsilon; more clients or fewer rounds lower what is reached"
+    return f"target_epsilon = {target:g} is out of reach{limits}{f' ({why})' if why else ''}; {advice}"
+
+
+def _ends(guaranteed: Callable[[float], float]) -> list[float]:
+    """Return the weakest and the strongest power of ten that the mechanism takes."""
+    powers = [10.0**power for power in range(round(log10(_WEAKEST)), round(log10(_STRONGEST)) + 1)]
+    taken = []
+    for order in (powers, powers[::-1]):
+        for strength in order:
+            with suppress(_OutOfRange):
+                guaranteed(strength)
+                taken.append(strength)
+                break
+    return taken
 
 
 def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
@@ -67,7 +98,11 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def guaranteed(strength: float) -> float:
-        mechanism = mechanism_of(config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)}), ranges)
+        settings = config.mechanism.at_strength(strength)
+        try:
+            mechanism = mechanism_of(config.model_copy(update={"mechanism": settings}), ranges)
+        except ConfigError as error:
+            raise _OutOfRange(str(error)) from error
         changed = Ledger()
         for event in ledger.events:
             bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))

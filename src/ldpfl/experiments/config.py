@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 
 from ldpfl.data.settings import DataConfig
-from ldpfl.errors import ConfigError, is_text, printable
+from ldpfl.errors import ConfigError, is_text, printable, shown
 from ldpfl.experiments.config_errors import explained
 from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
@@ -308,10 +308,10 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise ConfigError(f"setting {override!r} is not of the form key=value")
+        raise ConfigError(f"setting {shown(override)} is not of the form key=value")
     if not is_text(override):
         raise ConfigError(
-            f"setting {key[:_LONGEST_KEY]!r} has bytes that are no text, in {text.strip()[:_LONGEST_KEY]!r}: rename the file or the column; "
+            f"setting {shown(key)} has bytes that are no text, in {shown(text.strip())}: rename the file or the column; "
             "where that is a name in UTF-8, and the locale knows none, set PYTHONUTF8=1"
         )
     parts = key.split(".")
@@ -322,9 +322,6 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"setting {key!r}: {part!r} is a value, not a section")
         node = child
     node[parts[-1]] = _value(text.strip())
-
-
-_LONGEST_KEY = 80
 
 
 def toml_value(value: Any) -> str:
@@ -339,6 +336,8 @@ def toml_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, Integral):
         return str(int(value))
+    if hasattr(value, "shape") or (hasattr(value, "__getitem__") and not isinstance(value, str)):
+        raise ConfigError(f"a setting is a number, a text, or a list of such, and {shown(value)} was given: data go to the argument data")
     return repr(float(value)) if isinstance(value, Real) else _quoted(str(value))
 
 

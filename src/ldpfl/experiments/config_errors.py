@@ -7,10 +7,11 @@ from difflib import get_close_matches
 
 from pydantic import ValidationError
 
+from ldpfl.errors import shown
 from ldpfl.suggestions import did_you_mean
 
 _LONGEST_SHOWN = 200
-"""Characters of a refused value: a server may have sent it, and this ends in a node's log."""
+"""Characters of a refused key: a server may have sent it, and this ends in a node's log."""
 
 
 def explained(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str], mechanism: str) -> str:
@@ -33,9 +34,10 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     if first["type"] == "unknown_mechanism":
         return f"setting {key!r} in {origin}: {first['msg']}"
     # A setting of several kinds, a number or a word, gives an error for each kind.
-    expected = [other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))]]
+    same = (other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))])
+    expected = list(dict.fromkeys(same))
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
-    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {repr(first['input'])[:_LONGEST_SHOWN]}"
+    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}"
 
 
 def _other_mechanism(mechanism: str, setting: str, own: Sequence[str]) -> str:

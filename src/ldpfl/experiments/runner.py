@@ -23,7 +23,6 @@ from ldpfl.files import writing
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 
-
 Value = TypeVar("Value")
 _Scores = Callable[[RunConfig, Dataset], list[float]]
 

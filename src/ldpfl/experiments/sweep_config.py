@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.planned_ledger import check_fit
@@ -97,7 +97,7 @@ def load_sweep(name: str) -> SweepConfig:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"sweep {name}, {place}: {first['msg']}, got {first['input']!r}") from None
+        raise ConfigError(f"sweep {name}, {place}: {first['msg']}, got {shown(first['input'])}") from None
     except ValueError as error:
         raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
 

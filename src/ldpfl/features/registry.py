@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, shown
 from ldpfl.features.base import FeatureMap
 from ldpfl.features.efficientnet import EfficientNetLite0
 from ldpfl.features.leaves import LeafFeatures
@@ -55,7 +55,9 @@ def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
             raise ConfigError(f"features {name!r} have no option {option!r}: {did_you_mean(option, has)}")
     for field in fields(made):  # type: ignore[arg-type]
         if field.name in options and type(options[field.name]) is not type(field.default):
-            raise ConfigError(f"features {name!r}, {field.name}: expected a {type(field.default).__name__}, got {options[field.name]!r}")
+            raise ConfigError(
+                f"features {name!r}, {field.name}: expected a {type(field.default).__name__}, got {shown(options[field.name])}"
+            )
     return made(**options)
 
 

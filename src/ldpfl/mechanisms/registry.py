@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ldpfl.errors import ConfigError, first_line
+from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.ranges import LayerRanges
@@ -147,7 +147,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
         setting = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
-        raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
     mechanism = settings.build(Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))  # which have no part in it
     _check_name(name, mechanism.name)
     return mechanism

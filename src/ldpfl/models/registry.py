@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, shown
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.models import dense, images, texts
 from ldpfl.models.images import InputShape
@@ -97,7 +97,7 @@ def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any]
             raise ConfigError(f"model {name!r} has no option {key!r}" + (f": {did_you_mean(key, known)}" if known else ""))
         most = _MOST_PARTS if key in ("depth", "heads") else _WIDEST
         if type(value) is not int or not 1 <= value <= most:
-            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {most:,}, got {value!r}")
+            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {most:,}, got {shown(value)}")
     return build(*arguments, **options)
 
 

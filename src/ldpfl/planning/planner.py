@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from scipy.optimize import brentq
 
 from ldpfl import mechanisms
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, shown
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
@@ -106,8 +106,8 @@ class Setting:
             place, value = (first["loc"] or ("setting",))[-1], first["input"]
             name = dict(enumerate(cls.__dataclass_fields__)).get(place, place) if isinstance(place, int) else place
             if name == "channel":
-                raise ConfigError(f"unknown channel {value!r}: {did_you_mean(str(value), get_args(Channel))}") from None
-            got = "" if first["type"] == "missing" else f", got {value!r}"
+                raise ConfigError(f"unknown channel {shown(value)}: {did_you_mean(str(value), get_args(Channel))}") from None
+            got = "" if first["type"] == "missing" else f", got {shown(value)}"
             raise ConfigError(f"plan, {name}: {first['msg'].lower()}{got}") from None
 
     def __post_init__(self) -> None:
@@ -280,7 +280,7 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
         ConfigError: the target is not positive, the mechanism does not send bits, or no shuffled number exists.
     """
     if not isinstance(target, Real) or isinstance(target, bool) or not 0 < target < inf:
-        raise ConfigError(f"the target must be positive and finite, got {target!r}")
+        raise ConfigError(f"the target must be positive and finite, got {shown(target)}")
     check_central(setting)
     found = Solution(target)
     if clients:

@@ -192,7 +192,7 @@ def _epsilon(spent: Accountant, delta: float, notes: list[str]) -> float:
 
 
 def _bounds(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
-    """Return what is known behind a shuffler or a sum; None where it cannot be computed, as ``notes`` then say: what holds locally holds."""
+    """Return what is known behind a shuffler or a sum; None where it cannot be computed, as ``notes`` then say."""
     try:
         found = shuffled.bounds(delta)
         if found.fixed >= 0 and found.adaptive >= 0 and (found.attained is None or found.attained >= 0):

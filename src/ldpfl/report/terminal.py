@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-_SHOWN_AS = {"±": "+-", "…": "...", "–": "-", "δ": "delta", "ε": "epsilon", "é": "e", "×": "x", "•": "*"}
+_SHOWN_AS = {"±": "+-", "…": "...", "δ": "delta", "ε": "epsilon", "é": "e", "•": "*"}
 """What we write ourselves, and the libraries that draw for us, beside ASCII."""
 
 _SPINNERS = range(0x2800, 0x2900)

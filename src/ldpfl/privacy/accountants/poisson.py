@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import exp, inf, log, log1p, sqrt
+from math import exp, expm1, inf, log, log1p, sqrt
 
 from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -27,6 +27,13 @@ from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 
 _LARGEST_MU = 10.0
 """Beyond it nothing is protected, and dp-accounting takes gigabytes to say so."""
+
+_MOST_ROUNDS = 10**6
+_LARGEST_SUM_OF_MU = 1000.0
+"""What the central limit theorem makes of all rounds."""
+
+_SMALLEST_MU = 1e-12
+"""Below it dp-accounting overflows; more always costs more."""
 
 _OVERFLOWS = 700.0
 
@@ -51,7 +58,7 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
         return whole
     curves = [PrivacyCurve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
-    two = _in_two_steps(tuple(rounds), delta) if max(mu for mu, _, _ in rounds) <= _LARGEST_MU else inf
+    two = inf if _takes_long(rounds) else _in_two_steps(tuple(rounds), delta)
     return min(whole, composed_curves(curves, delta), two)
 
 
@@ -77,15 +84,23 @@ def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
 
     Where nothing is protected anyway it is that of records which are there for certain, which is no smaller.
     """
-    if all(rate == 1 for _, rate, _ in rounds) or max(mu for mu, _, _ in rounds) > _LARGEST_MU:
-        return gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
-    return float(_added_or_removed(tuple(rounds)).get_epsilon(delta))
+    whole = gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
+    if delta <= 0 or all(rate == 1 for _, rate, _ in rounds) or _takes_long(rounds):
+        return whole
+    return min(whole, float(_added_or_removed(tuple(rounds)).get_epsilon(delta)))
+
+
+def _takes_long(rounds: Sequence[Sampled]) -> bool:
+    """Tell whether dp-accounting needs minutes, or gigabytes, for ``rounds``: very many, or such that protect nothing."""
+    if max(mu for mu, _, _ in rounds) > _LARGEST_MU or sum(count for _, _, count in rounds) > _MOST_ROUNDS:
+        return True
+    return sum(count * rate**2 * expm1(mu**2 / 4) for mu, rate, count in rounds) > _LARGEST_SUM_OF_MU**2
 
 
 @lru_cache(maxsize=16)
 def _added_or_removed(rounds: tuple[Sampled, ...]) -> PLDAccountant:
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     for mu, rate, count in rounds:
-        event = GaussianDpEvent(2 / mu)
+        event = GaussianDpEvent(2 / max(mu, _SMALLEST_MU))
         accountant.compose(SelfComposedDpEvent(event if rate == 1 else PoissonSampledDpEvent(rate, event), count))
     return accountant
