@@ -25,9 +25,13 @@ from ldpfl import ParameterLayout, models
 from ldpfl.cli import main
 from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments import RunConfig, Runner, read_config
+from ldpfl.experiments import figures as figures_module
+from ldpfl.experiments import runner as runner_module
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
+from ldpfl.privacy import statement as statement_module
+from ldpfl.privacy.statement import account
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, VectorizedTrainer
@@ -462,3 +466,41 @@ def test_a_baseline_that_fails_does_not_cost_the_run_its_result(tiny_data: Path,
     assert watch.warnings == ["no noise-free baseline to compare with: training went to NaN"]
     assert watch.labels == ["private", "noise-free baseline"]  # and it is not tried again without a cache
     assert RunFolder(tmp_path / "run").result() == result
+
+
+def fails(*given: Any, **named: Any) -> Any:
+    raise ZeroDivisionError("secret-4711")
+
+
+@pytest.mark.slow
+def test_what_fails_after_the_last_round_costs_no_run_its_result(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, folder = Watch(), RunFolder(tmp_path / "run")
+    with monkeypatch.context() as broken:
+        broken.setattr(figures_module, "measured", fails)
+        broken.setattr(figures_module, "unit_epsilon", fails)
+        broken.setattr(statement_module, "account_groups", fails)
+        broken.setattr(runner_module, "baseline_of", fails)
+        found = runner(tiny_data, watch, curve=fails).run(config_of("mechanism.epsilon=2.5"), folder).figures
+    said = [*watch.warnings, *found["caveats"], *found["privacy"]["warnings"]]
+    for lack in ("no noise-free baseline", "no curve.svg", "no scores of the final model", "no figure of privacy"):
+        assert any(line.startswith(lack) and "unexpected ZeroDivisionError at" in line for line in said), lack
+    assert "secret-4711" not in " ".join(said)
+    # Nothing looks better than it is.
+    assert found["epsilon_per_unit"] == "infinity"
+    assert found["privacy"]["guarantees"] == []
+    assert found["privacy"]["verdict"] == ""
+    assert (found["score"], found["scores"]) == (found["score_per_round"][-1], {})
+    assert folder.model_path.exists()
+    assert folder.result() == found
+    # Later, the curve is drawn, and the ledger accounted.
+    runner(tiny_data, curve=written_curve).run(config_of("mechanism.epsilon=2.5"), folder, resume=True, baseline=False)
+    assert folder.curve_path.exists()
+    assert account(folder.ledger()).best is not None
+
+
+def test_without_a_folder_a_baseline_that_fails_leaves_the_result(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "noise_free", fails)
+    watch = Watch()
+    found = runner(tiny_data, watch).in_memory(config_of(), baseline=True).figures
+    assert found["noise_free_score"] is None
+    assert any("no noise-free baseline to compare with: unexpected ZeroDivisionError" in line for line in watch.warnings)

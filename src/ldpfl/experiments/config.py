@@ -336,9 +336,11 @@ def toml_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, Integral):
         return str(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))
     if hasattr(value, "shape") or (hasattr(value, "__getitem__") and not isinstance(value, str)):
         raise ConfigError(f"a setting is a number, a text, or a list of such, and {shown(value)} was given: data go to the argument data")
-    return repr(float(value)) if isinstance(value, Real) else _quoted(str(value))
+    return _quoted(str(value))
 
 
 def _quoted(text: str) -> str:
