@@ -148,7 +148,7 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows(200), target="age")
     with pytest.raises(DataError, match="row 2: the target 'ill' has no value"):
         made(rows().assign(ill=[0, None, *[1] * 18]))
-    with pytest.raises(DataError, match="row 3: the label 'ill' must be 0 or 1"):
+    with pytest.raises(DataError, match="row 3: the label in the column 'ill' must be 0 or 1"):
         made(rows().assign(ill=[0, 1, 2, *[1] * 17]), "classes", target=["ill", "age"])
     with pytest.raises(ConfigError, match="two columns or more"):
         made(rows(), "classes")

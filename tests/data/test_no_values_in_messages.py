@@ -132,13 +132,13 @@ def test_an_image_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     folder = folder_of_images(tmp_path / "images")
     odd = folder / "b" / "3.png"
     Image.new("RGB", (9, 8)).save(odd)
-    with pytest.raises(DataError, match="b/3.png has 9 x 8 pixels, and the image .*a/0.png has 8 x 8"):
+    with pytest.raises(DataError, match=r"b/3\.png has 9 x 8 pixels, and the image .*a/0\.png has 8 x 8"):
         check(folder)
     Image.new("I;16", (8, 8)).save(odd)
-    with pytest.raises(DataError, match="b/3.png has values of more than 8 bits"):
+    with pytest.raises(DataError, match=r"b/3\.png has values of more than 8 bits"):
         check(folder)
     odd.write_bytes(b"no image")
-    with pytest.raises(DataError, match="the image .*b/3.png cannot be decoded .*: mend it, or take it out"):
+    with pytest.raises(DataError, match=r"the image .*b/3\.png cannot be decoded .*: mend it, or take it out"):
         check(folder)
 
 

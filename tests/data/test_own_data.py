@@ -212,7 +212,7 @@ def test_tensors_and_torch_data_sets_are_data() -> None:
     assert given.accuracy > 0.5
     for wrong, said in (
         (object(), "a pandas data frame"),
-        ((inputs, targets[:-1]), "no samples"),
+        ((inputs, targets[:-1]), "inputs have 100 rows, and targets 99"),
         ((inputs / 0, targets), "NaN or infinity"),
         ((-torch.ones(100, 3).long(), targets), "tokens are whole numbers from 0 on"),
     ):
@@ -769,7 +769,7 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
         assert said in ldpfl.refused(*short, setting), setting
     for given in ((pixels, np.arange(60) % 2), [(pixels[place], place % 2) for place in range(60)]):
         brought = given if isinstance(given, tuple) else Pairs(given)
-        with pytest.raises(ConfigError, match=r"data\.test_path says nothing of a pair of inputs and targets"):
+        with pytest.raises(ConfigError, match=r"data\.test_path says nothing of an? (pair|PyTorch data set|ldpfl.data.Dataset)"):
             api.run(data=brought, settings=own, **settings)
 
 

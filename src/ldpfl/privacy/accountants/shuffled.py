@@ -108,10 +108,11 @@ class ShuffledLosses:
         for _ in range(4):
             powers.append(powers[-1] * apart)
         raw = (np.concatenate(powers) @ self.masses.T).reshape(5, order.size, -1)
-        one, two, three, four = raw[1:] / raw[0]
+        with np.errstate(invalid="ignore"):  # what has no weight left is no number, and no bound is made of it
+            one, two, three, four = raw[1:] / raw[0]
         variance = np.maximum(two - one**2, 0.0)
         fourth = np.maximum(four - 4 * one * three + 6 * one**2 * two - 3 * one**4, variance**2)
-        return pivot + one, variance, np.sqrt(variance * fourth)
+        return pivot + one, variance, np.sqrt(variance) * np.sqrt(fourth)  # whose product may be 0 where neither is
 
     def dominating(self) -> GridLosses:
         """Return one loss distribution whose delta is at every epsilon the largest of the rows': a dominating pair.

@@ -224,12 +224,13 @@ def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Arra
     low, high = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
     if low == 0:
         return np.ones_like(epsilons)
-    above = reports * float(mean.max()) - epsilons
-    first = np.maximum(ndtr(above / low), ndtr(above / high))
-    furthest = np.maximum(low - above / low, high - above / high)
-    # Far above the mean of the loss the second term overflows; leaving it out only raises the bound.
-    second = np.where(furthest > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(np.maximum(furthest, -20.0) / sqrt(2)) / 2, 0.0)
-    error = _BERRY_ESSEEN * reports * float(third.max()) / low / low / low  # low**3 may be 0 where low is not
+    with np.errstate(over="ignore", invalid="ignore"):  # next to no deviation, of which the theorem says nothing
+        above = reports * float(mean.max()) - epsilons
+        first = np.maximum(ndtr(above / low), ndtr(above / high))
+        furthest = np.maximum(low - above / low, high - above / high)
+        # Far above the mean of the loss the second term overflows; leaving it out only raises the bound.
+        second = np.where(furthest > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(np.maximum(furthest, -20.0) / sqrt(2)) / 2, 0.0)
+        error = _BERRY_ESSEEN * reports * float(third.max()) / low / low / low  # low**3 may be 0 where low is not
     return np.asarray(first - second + error + reports * losses.outside)
 
 
