@@ -35,7 +35,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, encoding: str, *arguments: str) -> 
             main()
         for stream in streams:
             stream.flush()
-    out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams)  # type: ignore[attr-defined]
+    out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams)
     return ending.value.code, out, err
 
 
@@ -63,7 +63,7 @@ def test_what_we_write_ourselves_is_spelled_as_people_do(monkeypatch: pytest.Mon
     print_anything()
     print("91.20 ± 0.30 … é \N{BRAILLE PATTERN DOTS-1}", EMOJI)
     stream.flush()
-    assert stream.buffer.getvalue() == b"91.20 +- 0.30 ... e * \\U0001f600\n"  # type: ignore[attr-defined]
+    assert stream.buffer.getvalue() == b"91.20 +- 0.30 ... e * \\U0001f600\n"
 
 
 @pytest.mark.slow

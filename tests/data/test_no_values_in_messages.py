@@ -53,7 +53,7 @@ def rows(cell: str) -> str:
     return "age,out\n" + "".join(f"{place % 7},{'ab'[place % 2]}\n" for place in range(40)) + f"{cell},a\n"
 
 
-REFUSED: dict[str, Callable[[], None]] = {
+REFUSED: dict[str, Callable[[], object]] = {
     "a word among numbers": lambda: check(frame(age=["1"] * 39 + [WORD]), target="out"),
     "a word among numbers of a file": lambda: from_csv(rows(WORD), target="out"),
     "infinity": lambda: from_csv(rows("inf"), target="out"),
@@ -83,7 +83,7 @@ REFUSED: dict[str, Callable[[], None]] = {
     "an epsilon": lambda: ldpfl.check(epsilon=[WORD] * 1000),
     "a plan": lambda: ldpfl.plan(epsilon=np.full(1000, NUMBER), clients=1, weights=1, rounds=1),
     "a model": lambda: check(frame(), target="out", model=frame(x=WORD)),
-    "a folder": lambda: ldpfl.run(folder=frame(x=WORD)),  # type: ignore[arg-type]
+    "a folder": lambda: ldpfl.run(folder=frame(x=WORD)),
 }
 
 
