@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 STAGES = 4
 """Histograms that are taken of each column, one after another."""
 
-_POWERS = 2.0 ** np.arange(-20, 41)
+_POWERS = 2.0 ** np.arange(-30, 65)
 """Ends of the bins of the first histogram, on either side of 0; the bin in the middle holds what is nearly 0."""
 _BINS = 16
 """Bins of each later histogram."""

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl.data.columns import drawn_inputs
-from ldpfl.data.encoder import Encoder
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.layout import ParameterLayout
@@ -37,8 +36,8 @@ _DRAWN = 64
 _OF_USUAL = 0.85
 _PRIOR = 0.05
 """Variance that a weight is expected to have, of an input of variance 1."""
-_ELSEWHERE = 1.0
-"""Clipping norm where data are no table."""
+_CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
+"""Clipping norm and learning rate where the data are no table, or the model does not take its rows: a trial says why."""
 
 _FROM_ZERO = ("logistic-regression", "linear")
 """Models that are convex, so that they may begin at 0."""
@@ -61,11 +60,10 @@ class TableStart:
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
     """Return the clipping norm for ``module`` on ``data``."""
-    if not _is_table(data):
-        return _ELSEWHERE
-    targets = targets_of(config)
-    norm = _OF_USUAL * _largest_residual(targets, data.outputs) * sqrt(_squared_jacobian(module, data.encoder, data.outputs))
-    return float(f"{norm:.3g}")
+    squared = _squared_jacobian(module, data)
+    if squared is None:
+        return _CLIP_ELSEWHERE
+    return float(f"{_OF_USUAL * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
 
 
 def start_on_table(
@@ -85,8 +83,11 @@ def start_on_table(
         shares: of the classes, as they were measured, or empty.
     """
     training = config.training
-    if "auto" not in (training.server_learning_rate, training.server_weight_decay) or not _is_table(data):
+    if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return TableStart(weights, config)
+    squared = _squared_jacobian(module, data)
+    if squared is None:
+        return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
     shares = list(shares) or list(config.data.class_shares) or _uniform(targets, data.outputs)
     curvature = _output_curvature(targets, shares)
@@ -94,16 +95,17 @@ def start_on_table(
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise_std(ranges, clients)[0]) * clip / sqrt(training.rounds)
     pull = noise**2 / (_PRIOR * curvature)
-    trace = curvature * _squared_jacobian(module, data.encoder, data.outputs)
-    rate = (1 - training.server_momentum**2) / (trace + pull)
-    chosen = {"server_learning_rate": rate * clip, "server_weight_decay": pull / clip}  # reports are in units of the clipping norm
-    kept = {name: getattr(training, name) if getattr(training, name) != "auto" else value for name, value in chosen.items()}
-    begun = _begun(config, layout, weights, targets, shares)
-    return TableStart(begun, config.model_copy(update={"training": training.model_copy(update=kept)}))
+    rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
+    # Reports are in units of the clipping norm.
+    return TableStart(_begun(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
 
 
-def _is_table(data: Description) -> bool:
-    return data.encoder is not None and not data.encoder.data.text
+def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
+    """Return ``config`` with these numbers where it says ``auto``."""
+    training = config.training
+    chosen = {"server_learning_rate": rate, "server_weight_decay": decay}
+    update = {name: value for name, value in chosen.items() if getattr(training, name) == "auto"}
+    return config.model_copy(update={"training": training.model_copy(update=update)})
 
 
 def _begun(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
@@ -136,16 +138,21 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     return 2.0
 
 
-def _squared_jacobian(module: nn.Module, encoder: Encoder | None, outputs: int) -> float:
-    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v of outputs that tells two of them apart."""
-    assert encoder is not None  # noqa: S101  # for mypy
-    rows = drawn_inputs(encoder.data, _DRAWN, torch.Generator().manual_seed(0))
-    direction = torch.zeros(outputs)
-    direction[: 2 if outputs > 1 else 1] = torch.tensor([1.0, -1.0])[: 2 if outputs > 1 else 1]
-    direction /= direction.norm()
+def _squared_jacobian(module: nn.Module, data: Description) -> float | None:
+    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v of outputs that tells two of them apart.
+
+    None where the data are no table, or the model does not take its rows.
+    """
+    if data.encoder is None or data.encoder.data.text:
+        return None
+    direction = torch.zeros(data.outputs)
+    direction[:2] = torch.tensor([1.0, -1.0])[: data.outputs]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     total = 0.0
-    for row in rows:
-        output = (module(row[None]).reshape(-1) * direction).sum()
-        total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
+    try:
+        for row in drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0)):
+            output = (module(row[None]).reshape(-1) * direction / direction.norm()).sum()
+            total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
+    except Exception:  # of a user's own module, on rows that are nobody's: the trial before the run says what is wrong
+        return None
     return total / _DRAWN
