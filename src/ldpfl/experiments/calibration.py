@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import floor, inf, log10
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import measuring_mechanism, mechanism_of, model_of
+from ldpfl.experiments.build import as_usual, measuring_mechanism, mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.experiments.planned_ledger import planned_ledger, start_of
@@ -40,7 +40,8 @@ def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
     if getattr(config.mechanism, "clip_norm", None) == "auto":
         data = described(config, given)
-        norm = clip_norm_for(config, data, model_of(config, data, 0, given.module))
+        with as_usual():
+            norm = clip_norm_for(config, data, model_of(config, data, 0, given.module))
         config = config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
     if config.privacy.target_epsilon == "off":
         return config

@@ -81,7 +81,7 @@ class Measuring:
         bins = [own.size - 1 for own in edges]
         if self.mechanism is None:
             return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, _counted(places, bins), strict=True)]
-        # Replacing a record moves a count of each column down and another one up: by sqrt(2 c) points in all, and 2 C is allowed.
+        # Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
         point = floor(STEPS * sqrt(2 / len(bins)))
         point -= len(bins) * point**2 > 2 * STEPS**2
         ranges, layout = _ranges(sum(bins)), b"".join(own.tobytes() for own in edges)
