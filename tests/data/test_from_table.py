@@ -15,6 +15,8 @@ from ldpfl import ConfigError, DataError
 from ldpfl.data import Dataset
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import held_out
+from ldpfl.data.samples import Unscaled
+from ldpfl.data.scaling import by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.tasks import NO_TOKEN, Targets
@@ -40,11 +42,13 @@ def made(frame: pd.DataFrame, targets: Targets = "class", test: pd.DataFrame | N
 def test_numbers_keep_their_scale_until_it_is_known() -> None:
     frame = rows()
     own = made(frame, columns=["age"], test=frame)
-    assert own.unscaled == (0,)
+    assert own.unscaled == (Unscaled("age", 0), Unscaled("ill, the target", classes=2))
     np.testing.assert_array_equal(own.train.tensor[:, 0], frame["age"])
     bounded = made(frame, columns=["age"], test=frame, bounds={"age": [20.0, 70.0]})
-    assert bounded.is_scaled
-    np.testing.assert_allclose(bounded.train.tensor[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
+    assert bounded.unscaled[0] == Unscaled("age", 0, (20.0, 70.0))
+    np.testing.assert_allclose(by_bounds(bounded).train.tensor[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
+    with pytest.raises(DataError, match=r"the column 'age' has no data\.bounds"):
+        by_bounds(own)
 
 
 def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
@@ -65,7 +69,7 @@ def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
 def test_a_gap_becomes_the_middle(missing: str, width: int) -> None:
     frame = rows()
     frame.loc[3, "age"] = np.nan
-    inputs = made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing).train.tensor
+    inputs = by_bounds(made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing)).train.tensor
     assert inputs.shape == (20, width)
     assert inputs[3].tolist() == [0.0, 1.0][:width]
     with pytest.raises(DataError, match="row 4: the column 'age' has no value"):
@@ -97,13 +101,13 @@ def test_targets_of_each_task() -> None:
     frame = rows()
     classes = made(frame, test=frame)
     assert (classes.outputs, classes.train.targets.dtype) == (2, torch.int64)
-    assert "numbers, measured: age; words, hashed: ward, clinic" in classes.notes[0]
+    assert "numbers: age; words, hashed: ward, clinic" in classes.notes[0]
     assert "taken from the data" in classes.notes[1]
     assert made(frame, test=frame, classes=["1", "0"]).train.targets.tolist() == [1 - place % 2 for place in range(20)]
     assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:1]
-    number = made(frame, "number", test=frame, target="age", bounds={"age": [0.0, 100.0]})
-    assert (number.outputs, number.unit, number.target_unscaled) == (1, 50.0, False)
-    assert made(frame, "number", test=frame, target="age").target_unscaled
+    number = made(frame, "number", test=frame, columns=["ward"], target="age", bounds={"age": [0.0, 100.0]})
+    assert (number.outputs, number.unscaled) == (1, (Unscaled("age, the target", bounds=(0.0, 100.0)),))
+    assert by_bounds(number).unit == 50.0
     labels = made(frame.assign(well=1 - frame["ill"]), "classes", test=None, target=["ill", "well"])
     assert labels.train.targets.sum(dim=1).tolist() == [1.0] * 16
     text = made(frame.assign(note="a b"), "tokens", target="", text="note", length=4)

@@ -699,7 +699,7 @@ def test_columns_say_of_what_kind_they_are(table: Path) -> None:
     frame["code"] = [f"{place % 7}" for place in range(len(frame))]
     usual: dict[str, Any] = {"data": frame, "target": "outcome", "client": "hospital", "baseline": False, "progress": False, "rounds": 1}
     assert any("words, hashed: ward, code" in note for note in api.run(**usual, words=["code"]).to_dict()["caveats"])
-    assert any("numbers, measured: age, marker, code" in note for note in api.run(**usual).to_dict()["caveats"])
+    assert any("numbers: age, marker, code" in note for note in api.run(**usual).to_dict()["caveats"])
     with pytest.raises(ConfigError, match=r"data\.numbers and data\.words both name 'code'"):
         api.run(**usual, words=["code"], numbers=["code"])
     with pytest.raises(DataError, match="what stands in the column 'ward' is no number"):
@@ -947,7 +947,11 @@ def test_two_models_of_one_seed_have_no_noise_in_common(channel: str) -> None:
         "privacy.target_epsilon": "off",
         "mechanism.noise_multiplier": 100.0,
         "data.bounds": {"age": [0, 100]},
+        "data.scaling": "bounds",
         "training.rounds": 1,
+        "training.server_learning_rate": 0.3,
+        "training.server_weight_decay": 0.0,
+        "mechanism.clip_norm": 1.0,
     }
     settings["shuffling.channel"] = channel
 

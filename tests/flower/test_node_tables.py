@@ -94,7 +94,12 @@ def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, m
     folder = deployed(tables, monkeypatch, data__test_path=str(tables / "test.csv"))
     together = pd.concat([pd.read_csv(tables / f"{node}.csv").assign(hospital=node) for node in range(CLIENTS)])
     together.to_csv(tables / "together.csv", index=False)
-    own = {"data.path": str(tables / "together.csv"), "data.test_path": str(tables / "test.csv"), "data.client": "hospital"}
+    own = {
+        "data.scaling": "bounds",
+        "data.path": str(tables / "together.csv"),
+        "data.test_path": str(tables / "test.csv"),
+        "data.client": "hospital",
+    }
     # As these nodes draw; what a simulation on own data draws follows from what it hides as well.
     plain = lambda self, state, clients, values, mechanism: SeededStreams.for_clients(self.seed, state.round + 1, clients.tolist())  # noqa: E731
     monkeypatch.setattr(Federation, "streams", plain)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.samples import Unscaled
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text, is_absent
 from ldpfl.errors import ConfigError, DataError
@@ -29,11 +30,10 @@ _LONG_WORD = 100
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Columns (N, F) of a table, the numbers and names of those that are still on their own scale, and what became of which."""
+    """Columns (N, F) of a table, those of them that are numbers on a scale of their own, and what each column was taken as."""
 
     values: NDArray[np.float32]
-    unscaled: tuple[int, ...]
-    names: tuple[str, ...]
+    unscaled: tuple[Unscaled, ...]
     said: str
 
 
@@ -109,7 +109,7 @@ _MOST_DIGITS = 309
 def features_of(table: Table, config: DataConfig) -> Features:
     """Return the inputs of ``table``; which columns there are, and of what kind each is, ``config`` says."""
     parts: list[NDArray[np.float32]] = []
-    unscaled: dict[int, str] = {}
+    unscaled: list[Unscaled] = []
     kinds: dict[str, list[str]] = {}
     width = 0
     for name in config.columns:
@@ -118,25 +118,24 @@ def features_of(table: Table, config: DataConfig) -> Features:
         if name in config.words or name in config.categories:
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:
-            values = table.numbers(name)
             bounds = bounds_of(config, name)
-            kind = "numbers, measured" if bounds is None else "numbers, by data.bounds"
-            if bounds is None:
-                unscaled[width] = name
-            part = _number_columns(table, name, values if bounds is None else within(values, bounds), config, centered=bounds is not None)
+            kind = "numbers" if bounds is None else "numbers, by data.bounds"
+            unscaled.append(Unscaled(name, width, bounds))
+            part = _number_columns(table, name, config)
         parts.append(part)
         kinds.setdefault(kind, []).append(name)
         width += part.shape[1]
     said = "; ".join(f"{kind}: {', '.join(own)}" for kind, own in sorted(kinds.items()))
-    return Features(np.concatenate(parts, axis=1), tuple(unscaled), tuple(unscaled.values()), f"columns were taken as {said}")
+    return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {said}")
 
 
-def _number_columns(table: Table, name: str, values: NDArray[np.float64], config: DataConfig, *, centered: bool) -> NDArray[np.float32]:
+def _number_columns(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
+    """Return a column (N, 1) as it stands, gaps too, or (N, 2) with what tells of its gaps."""
+    values = table.numbers(name)
     absent = np.isnan(values)
     if config.missing == "refuse" and absent.any():
         raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the column {name!r} has no value, and data.missing is 'refuse'")
-    own = np.where(absent, 0.0, values) if centered else values  # what is measured first keeps its gaps until it is scaled
-    columns = [own, absent.astype(np.float64)] if config.missing == "indicator" else [own]
+    columns = [values, absent.astype(np.float64)] if config.missing == "indicator" else [values]
     return np.stack(columns, axis=1).astype(np.float32)
 
 
@@ -152,13 +151,6 @@ def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
     if not 0 < high - low < inf:
         raise ConfigError(f"data.bounds.{name} are the least and the largest value, got {low:g} and {high:g}")
     return low, high
-
-
-def within(values: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
-    """Return what lies within ``bounds`` in [-1, 1], and what lies beyond at its ends."""
-    low, high = bounds
-    scaled: NDArray[np.float64] = np.clip((values - low) / (high - low) * 2 - 1, -1, 1)
-    return scaled
 
 
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
@@ -218,3 +210,20 @@ def bytes_of(texts: NDArray[np.object_], length: int) -> Tensor:
         own = torch.tensor(list(text.encode(errors="surrogatepass")[:length]), dtype=torch.int64)
         found[row, 1 : 1 + len(own)] = own + 1
     return found
+
+
+def drawn_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> Tensor:
+    """Return drawn ``rows`` (N, F) that are nobody's, as :func:`features_of` makes them and once their numbers are scaled.
+
+    Numbers are standard normal, and each word of a column is as frequent as any other.
+    """
+    parts: list[Tensor] = []
+    for name in config.columns:
+        if name in config.words or name in config.categories:
+            places = len(config.categories[name]) if name in config.categories else config.buckets
+            parts.append(torch.nn.functional.one_hot(torch.randint(places, (rows,), generator=generator), places).float())
+        else:
+            parts.append(torch.randn(rows, 1, generator=generator))
+            if config.missing == "indicator":
+                parts.append(torch.zeros(rows, 1))
+    return torch.cat(parts, dim=1)

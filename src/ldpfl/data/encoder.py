@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import isfinite, nan
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from collections.abc import Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from ldpfl.tasks import Targets
 if TYPE_CHECKING:
     import pandas
 
+
+Knots = tuple[tuple[float, ...], tuple[float, ...]]
+"""Ascending values, and what each of them becomes."""
 
 _WIDEST = 1 << 24
 """Inputs of a row: a file of somebody else's makes no model beyond all memory."""
@@ -30,7 +33,9 @@ class Encoder(BaseModel):
         data: the settings, in which each column is one of numbers or of words.
         targets: what is told of a row.
         classes: in the order of a classifier's outputs.
-        unscaled: places of the inputs that were measured, and their ``centers`` and ``spreads``; None where noise hid a column.
+        places: of the inputs that are numbers.
+        knots: for each of them the points, values and what they become, between which it is brought to its scale; None where noise hid it.
+        shares: share of each class, or of each label, as it was measured.
         target_center, target_spread: a number that is told, in its own unit, is the center and so many spreads.
         width: inputs of a row.
         outputs: of the model.
@@ -41,9 +46,9 @@ class Encoder(BaseModel):
     data: DataConfig
     targets: Targets
     classes: tuple[str, ...] = ()
-    unscaled: tuple[int, ...] = ()
-    centers: tuple[float | None, ...] = ()
-    spreads: tuple[float | None, ...] = ()
+    places: tuple[int, ...] = ()
+    knots: tuple[Knots | None, ...] = ()
+    shares: tuple[float, ...] = ()
     target_center: float = 0.0
     target_spread: float = 1.0
     width: Annotated[int, Field(ge=0, le=_WIDEST)]
@@ -57,30 +62,22 @@ class Encoder(BaseModel):
             raise ValueError("a number is one output")
         if self.targets == "classes" and len(self.data.target) != self.outputs:
             raise ValueError("there are as many labels as outputs")
-        if len({place for place in self.unscaled if 0 <= place < self.width}) != len(self.unscaled):
-            raise ValueError("each measured input is one of the inputs")
-        if any(len(known) not in (0, len(self.unscaled)) for known in (self.centers, self.spreads)):
-            raise ValueError("there are as many centers and spreads as measured inputs")
+        if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
+            raise ValueError("each scaled input is one of the inputs, and has knots or None")
+        for values, deviates in filter(None, self.knots):
+            if not 2 <= len(values) == len(deviates) or not all(map(isfinite, (*values, *deviates))) or list(values) != sorted(set(values)):
+                raise ValueError("knots are two or more ascending values, and as many finite numbers that they become")
         return self
 
-    def measured(self, center: NDArray[np.float64], spread: NDArray[np.float64]) -> Encoder:
-        """Return the same with the middles and spreads of ``unscaled`` columns, then of the target where it was measured too."""
-        count = len(self.unscaled)
-        known = {"centers": tuple(map(_known, center[:count])), "spreads": tuple(map(_known, spread[:count]))}
-        if len(center) == count:
-            return self.model_copy(update=known)
-        return self.model_copy(update={**known, "target_center": float(center[-1]), "target_spread": float(spread[-1])})
-
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return ``inputs`` (N, width) with what stood on its own scale measured by the centers and spreads."""
+        """Return ``inputs`` (N, width) with their numbers on the scale that the model takes.
+
+        Raises:
+            DataError: there are more inputs, or fewer.
+        """
         if inputs.shape[1] != self.width:
             raise DataError(f"{inputs.shape[1]} inputs come of these columns, and the model takes {self.width}: the encoding is damaged")
-        if not self.unscaled:
-            return inputs
-        places, found = torch.tensor(self.unscaled), inputs.clone()
-        center, spread = (torch.tensor([nan if value is None else value for value in own]) for own in (self.centers, self.spreads))
-        found[:, places] = moved(found[:, places], center, spread)
-        return found
+        return scaled_by(inputs, self.places, self.knots)
 
     def answers(self, outputs: Tensor) -> pandas.DataFrame:
         """Return in words what ``outputs`` (N, outputs) of the model say: probabilities and the likeliest class, or a number.
@@ -108,14 +105,14 @@ class Encoder(BaseModel):
         raise ConfigError("a language model says how texts go on, and nothing of a row")
 
 
-REACH = 6.0
-"""Spreads beyond which a number counts as if it lay there."""
+def scaled_by(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:
+    """Return a copy of ``inputs`` (N, F) in which each of ``places`` is brought to its scale by its ``knots``.
 
-
-def moved(values: Tensor, center: Tensor, spread: Tensor, reach: float = REACH) -> Tensor:
-    """Return ``values`` (N, columns) less their ``center`` in units of ``spread``, and 0 for what is not known."""
-    return ((values - center) / spread).clamp(-reach, reach).nan_to_num(0.0)
-
-
-def _known(value: Any) -> float | None:
-    return float(value) if isfinite(value) else None
+    Between two knots a value is interpolated, and beyond the first or the last it becomes what that one becomes. A gap becomes 0, and so
+    does all of a column without knots.
+    """
+    found = inputs.clone()
+    for place, own in zip(places, knots, strict=True):
+        values = np.zeros(len(inputs)) if own is None else np.interp(inputs[:, place].double().numpy(), *own)
+        found[:, place] = torch.from_numpy(values).float().nan_to_num(0.0)
+    return found

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, held_out
-from ldpfl.data.samples import Dataset, Samples, numbered
+from ldpfl.data.samples import Dataset, Samples, Unscaled, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
-from ldpfl.data.targets import targets_of, unit_of
+from ldpfl.data.targets import targets_of
 from ldpfl.errors import DataError, printable
 from ldpfl.tasks import Targets
 
@@ -23,7 +23,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     """Return the data set that ``config`` makes of ``table``.
 
     Which column is one of numbers and which one of words is taken from what most of its cells are, or from the settings. Words
-    are hashed, or numbered by ``categories``; numbers are brought to [-1, 1] by ``bounds``, or stay as they are, to be measured. Rows of
+    are hashed, or numbered by ``categories``; numbers stay as they are, to be scaled by what is measured of them, or by ``bounds``. Rows of
     ``test`` go through the same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content
     decides about another.
 
@@ -36,8 +36,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     if test is None and not is_test.any():
         raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
     learnt, outputs, notes, classes = targets_of(tables, config, targets)
-    unscaled: tuple[int, ...] = ()
-    unscaled_names: tuple[str, ...] = ()
+    unscaled: tuple[Unscaled, ...] = ()
     said = config
     if config.text:
         inputs = [texts_of(one, config, targets) for one in tables]
@@ -45,14 +44,9 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         said = said_of_all(table, config)
         features = [features_of(one, said) for one in tables]
         inputs, unscaled = [torch.from_numpy(own.values) for own in features], features[0].unscaled
-        unscaled_names, notes = features[0].names, (features[0].said, *notes)
+        notes = (features[0].said, *notes)
     made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
     train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
-    if targets == "number" and bounds_of(config, config.target_names[0]):
-        train = Samples(train.inputs, train.targets.clamp(-1, 1))  # bounds are those of what is trained on
-    target_unscaled = targets == "number" and not bounds_of(config, config.target_names[0])
-    if target_unscaled:
-        unscaled_names += (f"{config.target_names[0]}, the target",)
     digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
     vocabulary = None if not config.text else BYTES if targets == "tokens" else config.vocabulary
     return Dataset(
@@ -65,29 +59,31 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         digest,
         clients=_clients(table, config, ~is_test),
         vocabulary=vocabulary,
-        unscaled=unscaled,
-        unscaled_names=unscaled_names,
-        target_unscaled=target_unscaled,
-        unit=unit_of(config, targets),
+        unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
-        encoder=_encoder(said, targets, classes, unscaled, inputs[0].shape[1], outputs),
+        encoder=_encoder(said, targets, classes, inputs[0].shape[1], outputs),
     )
 
 
-def _encoder(
-    config: DataConfig, targets: Targets, classes: tuple[str, ...], unscaled: tuple[int, ...], width: int, outputs: int
-) -> Encoder | None:
+def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
+    """Return what is measured of the target: where its numbers lie, or how many rows each class has."""
+    names = config.target_names
+    if targets == "number":
+        return (Unscaled(f"{names[0]}, the target", bounds=bounds_of(config, names[0])),)
+    if config.text:
+        return ()
+    if targets == "class":
+        return (Unscaled(f"{names[0]}, the target", classes=outputs),)
+    return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
+
+
+def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], width: int, outputs: int) -> Encoder | None:
     if targets == "tokens":
         return None
-    bounds = bounds_of(config, config.target_names[0]) if targets == "number" else None
-    center, spread = ((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2) if bounds else (0.0, 1.0)
     return Encoder(
         data=config.model_copy(update={"client": "", "path": "", "test_path": ""}),
         targets=targets,
         classes=classes,
-        unscaled=unscaled,
-        target_center=center,
-        target_spread=spread,
         width=width,
         outputs=outputs,
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ldpfl.data.columns import same_word, words_of
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.samples import Dataset
+from ldpfl.data.scaling import by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Column, Table, is_absent, read_table
 from ldpfl.errors import ConfigError, DataError
@@ -28,7 +29,7 @@ def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
     """
     stand_in = _stand_in(config, targets)
     test = read_table(Path(config.test_path)) if config.test_path else stand_in
-    found = dataset_of("node", stand_in, test, config, targets)
+    found = by_bounds(dataset_of("node", stand_in, test, config, targets))
     return found if config.test_path else replace(found, test=found.test.take(torch.arange(0)))
 
 
@@ -46,7 +47,7 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     stand_in = _stand_in(config, targets)
     table = read_table(path, {*stand_in.columns, *config.numbers, *config.words, *config.bounds, *config.categories})
     readable, kept = _fitted(table, stand_in, config, targets)
-    found = dataset_of(path.stem, readable, stand_in, config, targets)
+    found = by_bounds(dataset_of(path.stem, readable, stand_in, config, targets))
     answers = found.train.targets
     answers[torch.from_numpy(~kept)] = torch.tensor(ABSENT[targets], dtype=answers.dtype)
     return found

@@ -85,6 +85,25 @@ def numbered(names: Sequence[str]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
+class Unscaled:
+    """A column that is to be measured before training.
+
+    Attributes:
+        name: of the column, for messages.
+        place: of its numbers among the inputs; None for a target.
+        bounds: least and largest value that the public knows of; None where it knows none.
+        classes: number of values of a target that is a class, or 2 for a label; 0 for numbers.
+        label: which of several labels a target is; None where it is none of several.
+    """
+
+    name: str
+    place: int | None = None
+    bounds: tuple[float, float] | None = None
+    classes: int = 0
+    label: int | None = None
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Train and test samples, and what is public about them.
 
@@ -97,9 +116,8 @@ class Dataset:
         identities: (N,) of each train sample a number that nothing but the name of its own file decides, where its place would tell
             what is in others: samples are then divided by these.
         vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
-        unscaled: columns of ``inputs`` on whatever scale they have, see :mod:`ldpfl.data.scaling`.
-        unscaled_names: of those columns, and of the target where it is one of them.
-        target_unscaled: whether the targets are as well.
+        unscaled: columns that are to be measured before training, see :mod:`ldpfl.data.scaling`.
+        shares: share of each class among the train samples, as it was measured; of each label, for several labels.
         unit: of the targets, in their own units.
         notes: what is assumed of the data, for the guarantee to hold.
         encoder: makes inputs of other rows, where samples are rows of a table.
@@ -115,9 +133,8 @@ class Dataset:
     clients: NDArray[np.int64] | None = None
     identities: NDArray[np.uint64] | None = None
     vocabulary: int | Mapping[str, int] | None = None
-    unscaled: tuple[int, ...] = ()
-    unscaled_names: tuple[str, ...] = ()
-    target_unscaled: bool = False
+    unscaled: tuple[Unscaled, ...] = ()
+    shares: tuple[float, ...] = ()
     unit: float = 1.0
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
@@ -129,7 +146,7 @@ class Dataset:
     @property
     def is_scaled(self) -> bool:
         """Whether nothing is left to be measured before training."""
-        return not self.unscaled and not self.target_unscaled
+        return not self.unscaled
 
     def noted(self, *notes: str) -> Dataset:
         """Return the same with more to say about it."""

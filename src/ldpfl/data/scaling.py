@@ -1,134 +1,210 @@
-"""Where the numbers of a column lie, from four histograms; these may be noisy, and nothing else is known of the column.
+"""Scale a table's columns by quantiles that noisy histograms estimate.
 
-The first has two bins for each power of two; each of the others has 16 equal ones where the one before found something: few, so
-that a bin holds enough to be seen above the noise. What comes out are a middle and a spread, which bring numbers to about [-1, 1].
+A column goes through :data:`STAGES` histograms. The first one of a column without public bounds has a bin for each power of two, so that
+it finds the column's magnitude whatever its unit; that of a column with bounds has equal bins within them. Each later one has bins that
+hold about as many rows each, by the histogram before it. The last one gives the quantiles, and a value becomes the standard normal
+deviate of its quantile: skewed columns and columns in any unit end on one scale, and no value lies far from 0.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from math import inf, isfinite
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from ldpfl.data.encoder import REACH, moved
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.encoder import Knots, scaled_by
+from ldpfl.data.samples import Dataset, Samples, Unscaled
 from ldpfl.errors import DataError
 
 Floats = NDArray[np.float64]
 
-_POWERS = 2.0 ** (np.arange(-40, 81) / 2)
-_FINE = 16
-_MARGIN = 0.25
-"""Part of what was found by which the next histogram reaches beyond it."""
-_SURE = 4.5
-"""Standard deviations of noise above which a bin is not empty: in a thousand columns, one bin or so that is empty seems not to be."""
-_BESIDE = 2
-"""Bins on each side of one that is not empty whose counts are believed as well."""
 STAGES = 4
-"""Histograms that are taken, one after another."""
+"""Histograms that are taken of each column, one after another."""
+
+_POWERS = 2.0 ** np.arange(-30, 65)
+"""Ends of the bins of the first histogram, on either side of 0; the bin in the middle holds what is nearly 0."""
+_BINS = 16
+"""Bins of each later histogram."""
+_TAIL = 0.01
+"""Quantiles nearer to 0 or 1 are not told apart: an outlier becomes about the deviate of this one, 2.3."""
+_FALSE_ALARM = 0.005
+"""Probability that, in a whole table, some empty bin of the first histograms looks as if it held rows."""
+_REACH = 6.0
+"""Standard deviations beyond which a target that is trained on counts as if it lay there."""
 
 
-def coarse_edges(columns: int) -> Floats:
-    """Return the edges (columns, bins + 1) of the first histograms."""
-    edges = np.concatenate([-_POWERS[::-1], _POWERS])
-    return np.tile(edges, (columns, 1))
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """The noisy counts of one column.
+
+    Attributes:
+        edges: (bins + 1,) ascending.
+        counts: (bins,) rows in each bin, with noise.
+        noise: standard deviation of that noise.
+    """
+
+    edges: Floats
+    counts: Floats
+    noise: float
+
+    def cumulative(self) -> Floats | None:
+        """Return the share of rows below each edge (bins + 1,), or None where no bin holds anything."""
+        below: Floats = np.concatenate([np.zeros(1), np.cumsum(np.maximum(self.counts, 0.0))])
+        return below / below[-1] if below[-1] > 0 else None
+
+    def standing_out(self, bins: int, *, together: bool) -> Histogram | None:
+        """Return the histogram without the bins that may be empty, or None where all may be.
+
+        A bin that surely holds rows vouches for its neighbours.
+
+        Args:
+            bins: in all histograms of the table, among which hardly ever one is to seem to hold rows by chance.
+            together: whether it vouches for all bins up to the next such one, too.
+        """
+        sure = np.flatnonzero(self.counts > max(-float(ndtri(_FALSE_ALARM / bins)) * self.noise, 0.5))
+        if not sure.size:
+            return None
+        near = np.zeros(self.counts.size, dtype=bool)
+        for first, last in [(sure[0], sure[-1])] if together else [(bin_, bin_) for bin_ in sure]:
+            near[max(0, first - 1) : last + 2] = True
+        return replace(self, counts=np.where(near, np.maximum(self.counts, 0.0), 0.0))
 
 
-def fine_edges(counts: Floats, edges: Floats, noise: float) -> Floats:
-    """Return the edges of the next ones, from the ``counts`` (columns, bins) of the last, which have ``noise`` as standard deviation."""
-    return np.stack([_span(*own, noise) for own in zip(counts, edges, strict=True)])
+def first_edges(column: Unscaled) -> Floats:
+    """Return the edges of a column's first histogram."""
+    if column.classes:
+        return np.arange(column.classes + 1) - 0.5
+    if column.bounds is not None:
+        return np.linspace(*column.bounds, _BINS + 1)
+    return np.concatenate([-_POWERS[::-1], _POWERS])
 
 
-def beyond(counts: Floats, noise: float) -> NDArray[np.bool_]:
-    """Tell which columns have numbers beyond the first histograms, from their ``counts`` (columns, bins): these count as one there."""
-    return np.asarray((counts[:, [0, -1]] > max(_SURE * noise, 0.5)).any(axis=1))
+def next_edges(histogram: Histogram) -> Floats:
+    """Return edges between which about as many rows lie each; those of ``histogram`` where it shows none."""
+    below = histogram.cumulative()
+    if below is None:
+        return histogram.edges
+    first = int(np.flatnonzero(np.diff(below) > 0)[0])
+    wanted = np.minimum(np.linspace(0, 1, _BINS + 1)[1:], below[-1])
+    after = np.searchsorted(below, wanted)  # the bin that ends there holds rows, so that it is no gap between others
+    within_bin = (wanted - below[after - 1]) / (below[after] - below[after - 1])
+    found = histogram.edges[after - 1] + within_bin * (histogram.edges[after] - histogram.edges[after - 1])
+    edges = np.unique(np.concatenate([histogram.edges[first : first + 1], found]))
+    return edges if edges.size > 2 else histogram.edges
 
 
-LARGEST = float(_POWERS[-1])
-"""Beyond which numbers are beyond the first histograms."""
+def knots_of(histogram: Histogram) -> Knots | None:
+    """Return the points between which a column's values become deviates of mean 0, or None where the histogram shows no rows.
+
+    They are the middles of the bins, each with the deviate of its middle quantile, so that many rows of one value get the deviate of the
+    middle one of them; and the outer edges, as far beyond the last middle as half of the way to the one before.
+    """
+    below = histogram.cumulative()
+    if below is None:
+        return None
+    shares, edges = np.diff(below), histogram.edges
+    deviates = ndtri(np.clip(below[:-1] + shares / 2, _TAIL, 1 - _TAIL))
+    deviates -= shares @ deviates
+    low, high = (deviates[0] - (deviates[1] - deviates[0]) / 2, deviates[-1] + (deviates[-1] - deviates[-2]) / 2)
+    values = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
+    return tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
 
 
-def _not_empty(counts: Floats, noise: float) -> NDArray[np.intp]:
-    """Return the bins that surely hold something."""
-    return np.flatnonzero(counts > max(_SURE * noise, 0.5))
+def within(bounds: tuple[float, float]) -> Knots:
+    """Return the points that bring a column from its public ``bounds`` to [-1, 1]."""
+    return bounds, (-1.0, 1.0)
 
 
-def _span(counts: Floats, edges: Floats, noise: float) -> Floats:
-    sure = _not_empty(counts, noise)
-    first, last = (int(counts.argmax()),) * 2 if not sure.size else (int(sure[0]), int(sure[-1]))
-    margin = _MARGIN * (edges[last + 1] - edges[first])
-    return np.linspace(edges[first] - margin, edges[last + 1] + margin, _FINE + 1)
-
-
-def center_and_spread(counts: Floats, edges: Floats, noise: float) -> tuple[Floats, Floats]:
-    """Return the middle and the spread of each column, from the last histograms; of one that was not seen above the noise, NaN."""
-    middles, widths = (edges[:, 1:] + edges[:, :-1]) / 2, edges[:, 1:] - edges[:, :-1]
-    weights = np.stack([_around(own, noise) for own in counts])
-    total = weights.sum(axis=1, keepdims=True)
-    weights = np.divide(weights, total, out=np.full_like(weights, np.nan), where=total > 0)
-    center = (weights * middles).sum(axis=1)
-    variance = (weights * ((middles - center[:, None]) ** 2 + widths**2 / 12)).sum(axis=1)
-    return center, np.sqrt(variance)
-
-
-def _around(counts: Floats, noise: float) -> Floats:
-    """Return the counts of the bins that are surely not empty and of a few beside them, 0 for others: there lie the tails."""
-    sure = _not_empty(counts, noise)
-    near = np.zeros(counts.size, dtype=bool)
-    for bin_ in sure:
-        near[max(0, bin_ - _BESIDE) : bin_ + _BESIDE + 1] = True
-    return np.where(near, np.maximum(counts, 0.0), 0.0)
+def center_and_spread(histogram: Histogram) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a column, whose values lie evenly within each bin; NaN where it shows no rows."""
+    held = np.maximum(histogram.counts, 0.0)
+    if not held.sum() > 0:
+        return np.nan, np.nan
+    share = held / held.sum()
+    middles, widths = (histogram.edges[1:] + histogram.edges[:-1]) / 2, np.diff(histogram.edges)
+    center = float(share @ middles)
+    return center, float(np.sqrt(share @ ((middles - center) ** 2 + widths**2 / 12)))
 
 
 def place(values: Floats, edges: Floats) -> NDArray[np.int64]:
-    """Return the bin of each value (N, columns), with what lies beyond in the bins at the ends; -1 for NaN."""
-    bins = edges.shape[1] - 1
-    found = np.stack([np.searchsorted(own, column, side="right") - 1 for own, column in zip(edges, values.T, strict=True)], axis=1)
-    return np.where(np.isnan(values), -1, np.clip(found, 0, bins - 1)).astype(np.int64)
+    """Return the bin of each value (N,), with what lies beyond in the bins at the ends; -1 for NaN."""
+    found = np.searchsorted(edges, values, side="right") - 1
+    return np.where(np.isnan(values), -1, np.clip(found, 0, edges.size - 2)).astype(np.int64)
 
 
-def unscaled_values(dataset: Dataset) -> Floats:
-    """Return the columns (N, columns) of the train samples that are not scaled, the target last where it is one of them."""
-    columns = [dataset.train.tensor[:, place].double().numpy() for place in dataset.unscaled]
-    if dataset.target_unscaled:
-        columns.append(dataset.train.targets.double().numpy())
-    return np.stack(columns, axis=1)
+def unscaled_values(dataset: Dataset) -> list[Floats]:
+    """Return the values (N,) that each unscaled column has in the train samples."""
+    return [_values(dataset.train, column) for column in dataset.unscaled]
 
 
-def scaled(dataset: Dataset, center: Floats, spread: Floats) -> Dataset:
-    """Return ``dataset`` with the columns of :func:`unscaled_values` less their ``center``, in units of ``spread``.
+def _values(samples: Samples, column: Unscaled) -> Floats:
+    if column.place is not None:
+        return samples.tensor[:, column.place].double().numpy()
+    targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
+    return targets.double().numpy()
 
-    Gaps are 0, and so is all of a column of which nothing is known.
+
+def by_bounds(dataset: Dataset) -> Dataset:
+    """Return ``dataset`` with each column brought from its public bounds to [-1, 1]; nothing is measured.
+
+    Raises:
+        DataError: a column of numbers has no bounds.
     """
-    places = torch.tensor(dataset.unscaled, dtype=torch.int64)
-    middles, units = (torch.from_numpy(figures).float() for figures in (center, spread))
+    numbers = [column for column in dataset.unscaled if not column.classes]
+    for column in numbers:
+        if column.bounds is None:
+            raise DataError(f"the column {column.name!r} has no data.bounds, and nothing measures where its numbers lie: give them")
+    knots = [within(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]
+    target = next((column.bounds for column in numbers if column.place is None), None)
+    middle = None if target is None else ((target[0] + target[1]) / 2, (target[1] - target[0]) / 2)
+    return scaled(dataset, knots, middle, (), reach=1.0)
 
-    def changed(samples: Samples, reach: float = REACH) -> Samples:
-        inputs, targets, count = samples.inputs, samples.targets, len(places)
-        if count:  # tokens of texts have no scale
-            inputs = samples.tensor.clone()
-            inputs[:, places] = moved(inputs[:, places], middles[:count], units[:count])
-        return Samples(inputs, moved(targets, middles[-1], units[-1], reach) if dataset.target_unscaled else targets)
 
-    if dataset.target_unscaled and not isfinite(spread[-1]):
-        raise DataError("the target was not seen above the noise of measuring: give data.bounds for it")
-    unit = float(spread[-1]) if dataset.target_unscaled else dataset.unit
-    train, test = changed(dataset.train), changed(dataset.test, inf)  # what is measured on is told as it is
-    encoder = None if dataset.encoder is None else dataset.encoder.measured(center, spread)
+def scaled(
+    dataset: Dataset, knots: Sequence[Knots | None], target: tuple[float, float] | None, shares: tuple[float, ...], reach: float = _REACH
+) -> Dataset:
+    """Return ``dataset`` with its unscaled inputs brought to deviates by ``knots``, in their order; None leaves a column out.
+
+    Args:
+        target: center and spread of a target that is a number; None where it is none.
+        shares: of the classes, as they were measured; empty where they were not.
+        reach: spreads beyond which a target that is trained on counts as if it lay there.
+
+    Raises:
+        DataError: the target was not seen above the noise.
+    """
+    if target is not None and not (isfinite(target[0]) and target[1] > 0):
+        raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
+    places = tuple(column.place for column in dataset.unscaled if column.place is not None)
+
+    def changed(samples: Samples, reach: float) -> Samples:
+        inputs, targets = samples.inputs, samples.targets
+        if places:  # tokens of texts have no scale
+            inputs = scaled_by(samples.tensor, places, knots)
+        if target is not None:
+            targets = ((targets.double() - target[0]) / target[1]).clamp(-reach, reach).float()
+        return Samples(inputs, targets)
+
+    center, spread = target or (0.0, 1.0)
+    encoder = dataset.encoder
+    if encoder is not None:
+        encoder = encoder.model_copy(
+            update={"places": places, "knots": tuple(knots), "target_center": center, "target_spread": spread, "shares": shares}
+        )
     # What was measured is a part of what is trained on: a run goes on with it, or not at all, for to measure anew would cost anew.
-    content = f"{dataset.fingerprint} {center.tolist()} {spread.tolist()}"
+    content = f"{dataset.fingerprint} {list(knots)} {target} {shares}"
     return replace(
         dataset,
-        train=train,
-        test=test,
+        train=changed(dataset.train, reach),
+        test=changed(dataset.test, float("inf")),  # what is measured on is told as it is
         unscaled=(),
-        unscaled_names=(),
-        target_unscaled=False,
-        unit=unit,
+        shares=shares,
+        unit=spread,
         encoder=encoder,
         fingerprint=hashlib.sha256(content.encode()).hexdigest()[:16],
     )

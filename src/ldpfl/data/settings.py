@@ -32,8 +32,13 @@ class DataConfig(BaseModel):
     client: str = ""
     """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
-    """For columns of numbers, the least and the largest value that the public knows of: they are brought to [-1, 1]. Columns without
-    bounds are measured before the first round, by the mechanism and as a part of its guarantee."""
+    """For columns of numbers, the least and the largest value that the public knows of; see ``scaling``."""
+    scaling: Literal["quantiles", "bounds"] = "quantiles"
+    """How numbers come to one scale: ``quantiles`` of each column, measured before the first round by the mechanism and as a part of its
+    guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing."""
+    class_shares: list[Annotated[FiniteFloat, Field(gt=0, lt=1)]] = []
+    """Share of each class, in the order of ``classes``, or of each label, as the public knows it; without, it is measured with the
+    columns."""
     numbers: list[str] = []
     """Columns that hold numbers, and ``words`` those that hold words, where what most of their cells are is not to decide."""
     words: list[str] = []

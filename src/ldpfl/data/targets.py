@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.columns import BYTES, bounds_of, bytes_of, words_of
+from ldpfl.data.columns import BYTES, bytes_of, words_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import ConfigError, DataError
@@ -64,9 +64,6 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
 def _numbers_to_tell(table: Table, name: str, config: DataConfig) -> Tensor:
     values = table.numbers(name)
     _check_all(table, name, np.isnan(values))
-    bounds = bounds_of(config, name)
-    if bounds is not None:  # what lies beyond stays there: what a model is measured on is told as it is
-        values = (values - bounds[0]) / (bounds[1] - bounds[0]) * 2 - 1
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
 
 
@@ -130,9 +127,3 @@ def _tokens_to_tell(table: Table, config: DataConfig) -> Tensor:
         raise ConfigError("a language model is trained on texts: name their column in data.text")
     following = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
     return torch.where(following == 0, NO_TOKEN, following)
-
-
-def unit_of(config: DataConfig, targets: Targets) -> float:
-    """Return what one of a target between -1 and 1 is in the column's own unit; 1 where it has no bounds."""
-    bounds = bounds_of(config, config.target_names[0]) if targets == "number" else None
-    return 1.0 if bounds is None else (bounds[1] - bounds[0]) / 2

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.partition import LABEL_BLIND
+from ldpfl.data.samples import Unscaled
+from ldpfl.data.scaling import STAGES, by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import told_of, tried
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
@@ -95,6 +99,8 @@ def build(
     ranges = initial_ranges(config, layout, weights)
     mechanism = mechanism_of(config, ranges, [own.size for own in parts])
     task, ledger = _scaled(config, task, parts, mechanism)
+    start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
+    config, weights = start.config, start.weights
     if outside := _outside(config, layout, weights, ranges):
         warn(outside)
     local = LocalTask(
@@ -120,7 +126,7 @@ def build(
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
-        optimiser=config.training.at_server(measured_weights(config, layout)),
+        optimiser=config.training.at_server(measured_weights(config, layout), weights),
         fraction=config.clients.fraction,
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
@@ -231,10 +237,25 @@ def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]]
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
         return task, Ledger()
-    check_measuring(config, mechanism)
+    if not measures(config, task.unscaled, mechanism):
+        return by_bounds(task), Ledger()
     records = sum(part.size for part in parts) / len(parts)
-    counting = mechanism if mechanism.record_clip is not None else None
+    counting = measuring_mechanism(config, mechanism, [part.size for part in parts]) if mechanism.record_clip is not None else None
     return Measuring(secret_seed(config, task), counting, records, config.shuffling.channel).scaled(task, parts)
+
+
+def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
+    """Return what protects the histograms of columns: ``mechanism`` with noise by which they take their share of the run's budget.
+
+    With Gaussian noise, T rounds of mu each and M histograms of mu / f each cost sqrt(T + M / f^2) mu together.
+    """
+    share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
+    factor = sqrt(STAGES * (1 - share) / (rounds * share))
+    settings = config.mechanism.for_measuring(factor)
+    if settings is config.mechanism:
+        return mechanism
+    one = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (1,))
+    return mechanism_of(config.model_copy(update={"mechanism": settings}), one, sizes)
 
 
 def secret_seed(config: RunConfig, task: Dataset) -> int:
@@ -269,21 +290,26 @@ def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Sequence[
     return int.from_bytes(digest.digest())
 
 
-def check_measuring(config: RunConfig, mechanism: Mechanism) -> None:
-    """Return if columns without bounds can be measured in this run.
+def measures(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechanism) -> bool:
+    """Whether the ``unscaled`` columns of a table are measured before the first round of this run; if not, they are scaled by their bounds.
 
     Raises:
-        ConfigError: its mechanism does not protect records, or not all of them in each round; bounds would have to be given.
+        ConfigError: some have no bounds, and the mechanism does not protect records, or not all of them in each round.
     """
-    instead = "give data.bounds for each column of numbers, the target's too where it is one"
-    if config.mechanism.protects and mechanism.record_clip is None:
-        raise ConfigError(
-            f"columns without data.bounds are measured by mechanisms that protect records, and {mechanism.name!r} is none: {instead}"
-        )
-    if mechanism.record_rate != 1 or config.clients.once:
-        raise ConfigError(
-            f"columns without data.bounds are measured over all records of all clients, and here not all take part: {instead}"
-        )
+    if not unscaled:
+        return False
+    if config.data.scaling == "bounds":
+        why = "data.scaling is 'bounds'"
+    elif config.mechanism.protects and mechanism.record_clip is None:
+        why = f"columns are measured by mechanisms that protect records, and {mechanism.name!r} is none"
+    elif mechanism.record_rate != 1 or config.clients.once:
+        why = "columns are measured over all records of all clients, and here not all take part"
+    else:
+        return True
+    without = [column.name for column in unscaled if column.bounds is None and not column.classes]
+    if without:
+        raise ConfigError(f"{', '.join(without[:5])} has no data.bounds, and {why}: give data.bounds for each column of numbers")
+    return False
 
 
 def self_sampling_of(config: RunConfig) -> float | None:

@@ -9,10 +9,11 @@ from functools import lru_cache
 from math import floor, inf, log10
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import mechanism_of
+from ldpfl.experiments.build import as_usual, measuring_mechanism, mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.experiments.planned_ledger import planned_ledger, start_of
+from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.number_format import number
@@ -39,6 +40,11 @@ def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     """
     if config.data.brought and (clients := described(config, given).clients) is not None:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
+    if getattr(config.mechanism, "clip_norm", None) == "auto":
+        data = described(config, given)
+        with as_usual():
+            norm = clip_norm_for(config, data, model_of(config, data, 0, given.module))
+        config = config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
     if config.privacy.target_epsilon == "off":
         return config
     # Who takes part in which round follows from the seed; where all do, or each once, that changes nothing.
@@ -98,15 +104,16 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def guaranteed(strength: float) -> float:
-        settings = config.mechanism.at_strength(strength)
+        changed_config = config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
         try:
-            mechanism = mechanism_of(config.model_copy(update={"mechanism": settings}), ranges)
+            mechanism = mechanism_of(changed_config, ranges)
         except ConfigError as error:
             raise _OutOfRange(str(error)) from error
+        histogram = measuring_mechanism(changed_config, mechanism).release(ranges)
         changed = Ledger()
         for event in ledger.events:
             bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))
-            changed = changed.charge(replace(event, release=bound.release(ranges)))
+            changed = changed.charge(replace(event, release=histogram if event.histograms else bound.release(ranges)))
         return run_epsilon(changed, config.privacy.delta)
 
     return guaranteed

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
+from torch import Tensor
 
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, is_text, printable, shown
@@ -19,7 +20,7 @@ from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.privacy.events import Channel
-from ldpfl.quantities import Count, NotNegative, Positive, Repeats
+from ldpfl.quantities import Count, NotNegative, Positive, Repeats, Share
 from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
 from ldpfl.simulation.local_optimiser import Kind as LocalKind
 from ldpfl.simulation.local_optimiser import LocalOptimiser
@@ -107,8 +108,12 @@ class TrainingConfig(_Section):
     """How many of the rounds were added after the run had come to its end; ``ldpfl run --more-rounds`` counts them."""
     server_optimiser: Rule = "sgd"
     """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
-    server_learning_rate: Positive = 1.0
-    """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``."""
+    server_learning_rate: Positive | Literal["auto"] = 1.0
+    """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``. ``auto`` chooses it for a table, by
+    the noise and by how rare a class is, see ``ldpfl.experiments.table_rules``."""
+    server_weight_decay: NotNegative | Literal["auto"] = 0.0
+    """Part of the way back to the initial weights that the server adds to each mean gradient; it costs no privacy. ``auto`` chooses it for
+    a table, by the noise."""
     server_momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Part of the server's last step that is carried on to the next (heavy ball; for ``adam`` and ``yogi`` beta 1, such as 0.9)."""
     server_schedule: Schedule = "constant"
@@ -121,10 +126,21 @@ class TrainingConfig(_Section):
         rate, momentum, kind = self.learning_rate, self.momentum, self.optimiser
         return LocalOptimiser(rate, momentum, kind, self.weight_decay, self.proximal, self.schedule, self.rounds)
 
-    def at_server(self, measured: int) -> ServerOptimiser:
-        """Return what the server makes of a mean; the first ``measured`` weights of the model are measured, and not trained."""
-        rate, momentum, schedule = self.server_learning_rate, self.server_momentum, self.server_schedule
-        return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser)
+    def at_server(self, measured: int, start: Tensor) -> ServerOptimiser:
+        """Return what the server makes of a mean.
+
+        Args:
+            measured: how many weights of the model, the first ones, are measured and not trained.
+            start: (d,) initial weights.
+
+        Raises:
+            ConfigError: the learning rate or the weight decay is still to be chosen.
+        """
+        rate, decay = self.server_learning_rate, self.server_weight_decay
+        if rate == "auto" or decay == "auto":
+            raise ConfigError("training.server_learning_rate and server_weight_decay are 'auto' for tables only: give numbers")
+        momentum, schedule = self.server_momentum, self.server_schedule
+        return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser, decay, start)
 
 
 class RangesConfig(_Section):
@@ -156,6 +172,8 @@ class PrivacyConfig(_Section):
     """Failure probability of the figures that are not pure; it should be below 1 / n."""
     target_epsilon: Positive | Literal["off"] = "off"
     """Epsilon of all that a client, or one record of it, ever sends in the run; the mechanism's noise is set by it."""
+    measuring_share: Share = 0.1
+    """Share of the run's squared privacy parameter (mu^2 of Gaussian noise) that is spent on measuring a table's columns."""
 
 
 class RunConfig(_Section):

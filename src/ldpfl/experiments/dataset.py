@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from ldpfl import tasks
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, load
+from ldpfl.data.encoder import Encoder
 from ldpfl.data.loading import image_shape
 from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.data.own_data import load_brought
+from ldpfl.data.samples import Unscaled
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
@@ -59,21 +61,23 @@ class Description:
         outputs: of the model.
         vocabulary: tokens that there are, where samples are texts.
         clients: how many the data themselves name; None where a partition makes them.
-        is_scaled: whether nothing is to be measured before the first round.
+        unscaled: columns of a table that are still on their own scale.
+        encoder: says what the columns of a table are; None where the data are none.
     """
 
     shape: tuple[int, ...] | None
     outputs: int
     vocabulary: int | None = None
     clients: int | None = None
-    is_scaled: bool = True
+    unscaled: tuple[Unscaled, ...] = ()
+    encoder: Encoder | None = None
 
     @classmethod
     def of(cls, data: Dataset) -> Description:
         """Return what is public about ``data``."""
         clients = None if data.clients is None else int(data.clients.max()) + 1
         shape = data.shape if isinstance(data.train.inputs, Tensor) else None
-        return cls(shape, data.outputs, data.tokens(), clients, data.is_scaled)
+        return cls(shape, data.outputs, data.tokens(), clients, data.unscaled, data.encoder)
 
 
 def load_dataset(

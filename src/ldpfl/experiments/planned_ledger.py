@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import check_measuring, initial_ranges, mechanism_of, model_of, self_sampling_of
+from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.layout import ParameterLayout
@@ -31,10 +31,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     """
     weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
-    measured = 0
-    if not described(config, given).is_scaled:
-        check_measuring(config, mechanism)
-        measured = STAGES
+    measured = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
@@ -47,8 +44,10 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
     ledger = Ledger()
-    for stage in range(1, measured + 1):
-        ledger = ledger.charge(histogram_event(stage, mechanism.release(ranges), clients, config.shuffling.channel))
+    if measured:
+        histogram = measuring_mechanism(config, mechanism).release(ranges)
+        for stage in range(1, measured + 1):
+            ledger = ledger.charge(histogram_event(stage, histogram, clients, config.shuffling.channel))
     joined = np.full(clients, measured, dtype=np.int64)
     for number in range(1, config.training.rounds + 1):
         if once:

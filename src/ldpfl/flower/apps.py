@@ -140,6 +140,8 @@ def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = N
         if size != sent:
             raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
     federation, start = build(config, task, choose_device(device))
+    chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
+    config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
     return _Prepared(config, task, federation, start)
 
 

@@ -219,7 +219,7 @@ class LdpStrategy(Strategy):
             layout.names,
             self.config.mechanism.perturbed,
             range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
-            self.config.training.at_server(measured_weights(self.config, layout)),
+            self.config.training.at_server(measured_weights(self.config, layout), weights),
             self._score,
         )
         # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.

@@ -175,8 +175,9 @@ class DpSgdSettings(MechanismSettings):
     perturbed: Literal["gradient"] = "gradient"
     noise_multiplier: Positive = 10.0
     """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
-    clip_norm: Positive = 0.02
-    """Longest gradient of a record; a small one makes directions of nearly all of them, which spares choosing it well."""
+    clip_norm: Positive | Literal["auto"] = 0.02
+    """Longest gradient of a record; a small one makes directions of nearly all of them, which spares choosing it well. ``auto`` takes,
+    for a table, about the longest that a record with a usual row has, so that the gradients of a rare class are not cut."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Mean number of records a client, which is public; 0 takes that of the simulated clients."""
     sample_rate: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
@@ -184,6 +185,9 @@ class DpSgdSettings(MechanismSettings):
 
     uses_ranges: ClassVar[bool] = False
     needs_training: ClassVar[bool] = True
+
+    def for_measuring(self, factor: float) -> DpSgdSettings:
+        return self.model_copy(update={"noise_multiplier": max(self.noise_multiplier * factor, _LEAST)})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
         return self.model_copy(update={"noise_multiplier": max(1 / strength, _LEAST)})
@@ -200,5 +204,7 @@ class DpSgdSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": _LEAST})
 
     def build(self, facts: Facts) -> DpSgd:
+        if self.clip_norm == "auto":
+            raise ConfigError("mechanism.clip_norm = 'auto' is for tables only: give a number")
         records = float(self.records) or facts.records
         return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed, self.sample_rate)

@@ -85,6 +85,10 @@ class MechanismSettings(BaseModel):
         """
         raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
 
+    def for_measuring(self, factor: float) -> MechanismSettings:
+        """Return the mechanism that measures columns before training, with ``factor`` times the noise of a round if that can be set."""
+        return self
+
     @property
     def unsaid(self) -> str:
         """What a simulation can count and a deployment has to be told, in a sentence; empty if there is nothing."""

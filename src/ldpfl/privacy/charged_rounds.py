@@ -29,6 +29,7 @@ class RoundGroup:
     channel: Channel = "ideal-shuffler"
     linked: int = 1
     known: bool = True
+    histograms: bool = False
 
     @property
     def joined(self) -> bool:
@@ -158,4 +159,6 @@ def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
     # Where participation is secret, how many took part is chance: it does not make rounds differ.
     cohort = smallest if event.sampling == "secret" else event.cohort
     linked = min(event.linked, event.release.units)
-    return RoundGroup(event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked)
+    return RoundGroup(
+        event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked, histograms=event.histograms
+    )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 from ldpfl.errors import ConfigError, in_short
@@ -18,7 +18,7 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
-from ldpfl.privacy.events import BinaryRelease, Claim, GaussianRelease, PureRelease
+from ldpfl.privacy.events import BinaryRelease, Claim, GaussianRelease, PureRelease, Release
 from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
 
@@ -105,7 +105,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
 
 def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
     """Say what holds locally for the adjacency that other tools for DP-SGD use, where all rounds are of one record."""
-    spent = accountant((group.release, group.rounds) for group in groups)
+    spent = accountant((_as_added(group), group.rounds) for group in groups)
     if not isinstance(spent, GaussianAccountant) or any(group.release.unit != "record" for group in groups):
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
@@ -115,6 +115,15 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
     except Exception as error:  # beside what is proved, which stands
         return [f"no epsilon of one record added or removed: {_not_computed(error)}"]
     return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
+
+
+def _as_added(group: RoundGroup) -> Release:
+    """Return the release of ``group`` with twice the mu that it has where a record is added or removed.
+
+    Leaving a record out moves a sum of gradients by half of what replacing it may. It moves one-hot counts by 1 / sqrt(2) of that.
+    """
+    release = group.release
+    return replace(release, mu=release.mu * sqrt(2)) if group.histograms and isinstance(release, GaussianRelease) else release
 
 
 _MANY_RECORDS = "one record is protected, not the client that holds it: for m records of one client together, mu is m times as large"

@@ -129,8 +129,9 @@ def advance(
     aggregate = pool.aggregate(mechanism, state.ranges)
     if not is_finite(aggregate.mean):
         raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
-    velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, aggregate.mean, state.round + 1)
-    size = None if perturbed == "weights" else optimiser.size(state.size, aggregate.mean)
+    mean = optimiser.decayed(aggregate.mean, state.weights)
+    velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, mean, state.round + 1)
+    size = None if perturbed == "weights" else optimiser.size(state.size, mean)
     if velocity is None:
         weights = aggregate.mean
     else:

@@ -5,7 +5,7 @@ All of it is post-processing of what was released, so it costs no privacy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Literal
 
@@ -42,6 +42,8 @@ class ServerOptimiser:
         measured: how many weights, the first ones, are measured in the first round, and kept; the others are trained from the second on.
         average: share of the run, counted from its end, over which weights are averaged; 0 keeps the last ones.
         rule: ``adam`` and ``yogi`` divide each weight's step by a moving size of its steps; then the mean of steps is a moving one as well.
+        decay: part of the way back to ``start`` that is added to each mean.
+        start: (d,) initial weights; needed for a decay.
     """
 
     learning_rate: float = 1.0
@@ -51,6 +53,14 @@ class ServerOptimiser:
     average: float = 0.0
     measured: int = 0
     rule: Rule = "sgd"
+    decay: float = 0.0
+    start: Tensor | None = field(default=None, compare=False)
+
+    def decayed(self, mean: Tensor, weights: Tensor) -> Tensor:
+        """Return the ``mean`` (d,) of a round with the pull from ``weights`` (d,) back to the initial ones."""
+        if not self.decay or self.start is None:
+            return mean
+        return mean + self.decay * (self.start - weights)
 
     def velocity(self, before: Tensor | None, mean: Tensor, round_number: int) -> Tensor:
         """Return the direction (d,) of a round's step, from the last one and the mean update or gradient."""

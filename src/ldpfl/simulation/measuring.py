@@ -1,7 +1,8 @@
-"""Before the first round: histograms of columns that nobody knows the bounds of, taken by the mechanism that protects the run.
+"""Measure a table's columns before the first round, by the mechanism that protects the run.
 
-Each client counts how many of its records fall into which bin of each column, and protects the counts like a sum of gradients: a
-record moves them by no more than one clipped gradient would. So a histogram costs what a round costs, and is charged as one.
+Each client counts how many of its records fall into which bin of each column, and protects the counts like a sum of gradients: replacing a
+record moves them by no more than it may move a sum of clipped gradients. So a histogram is a release like that of a round, and is charged
+as one. It has noise of its own size, so that measuring takes a stated share of the run's budget.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data import scaling
-from ldpfl.data.samples import Dataset
-from ldpfl.data.scaling import Floats
+from ldpfl.data.encoder import Knots
+from ldpfl.data.samples import Dataset, Unscaled
+from ldpfl.data.scaling import Floats, Histogram
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.mechanisms.reports.summed import SummedReports
@@ -37,7 +39,7 @@ class Measuring:
 
     Attributes:
         seed: of the run.
-        mechanism: protects sums over records; None counts exactly, where nothing is protected anyway.
+        mechanism: protects sums over records, with the noise of measuring; None counts exactly, where nothing is protected anyway.
         records: mean number of records a client.
         channel: as in the rounds.
     """
@@ -48,60 +50,108 @@ class Measuring:
     channel: Channel
 
     def scaled(self, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> tuple[Dataset, Ledger]:
-        """Return ``dataset`` with all columns scaled, and what was released for it; ``parts`` are the records of each client."""
-        values, ledger = scaling.unscaled_values(dataset), Ledger()
-        edges = scaling.coarse_edges(values.shape[1])
-        counts, noise = self._histograms(values, edges, parts, stage=1)
-        huge = [name for name, far in zip(dataset.unscaled_names, scaling.beyond(counts, noise), strict=True) if far]
-        if huge:
-            dataset = dataset.noted(
-                f"beyond {scaling.LARGEST:.3g} on either side numbers are not distinguished: {', '.join(huge)}; give data.bounds for "
-                "them, or another unit"
-            )
-        for stage in range(2, scaling.STAGES + 1):
-            edges = scaling.fine_edges(counts, edges, noise)
-            counts, noise = self._histograms(values, edges, parts, stage=stage)
-        center, spread = scaling.center_and_spread(counts, edges, noise)
-        unseen = [name for name, middle in zip(dataset.unscaled_names, center, strict=True) if np.isnan(middle)]
-        if unseen:
-            dataset = dataset.noted(
-                f"not seen above the noise of measuring, and so left out: {', '.join(unseen)}; give data.bounds for them"
-            )
+        """Return ``dataset`` with all columns scaled, and the ledger of what was released for it; ``parts`` are each client's records.
+
+        Raises:
+            DataError: the target is a number, and noise hides where it lies.
+        """
+        columns, values, ledger = dataset.unscaled, scaling.unscaled_values(dataset), Ledger()
+        edges = [scaling.first_edges(column) for column in columns]
+        stages: list[list[Histogram | None]] = []
+        for stage in range(1, scaling.STAGES + 1):
+            found = _clear(self._histograms(values, edges, parts, stage=stage), columns, first=stage == 1)
+            if stages:
+                found = [own if before else None for own, before in zip(found, stages[-1], strict=True)]
+            stages.append(found)
+            edges = [
+                own if histogram is None or column.classes else scaling.next_edges(histogram)
+                for own, histogram, column in zip(edges, found, columns, strict=True)
+            ]
         if self.mechanism is not None:
-            release = self.mechanism.release(_ranges(edges))
+            release = self.mechanism.release(_ranges(1))
             for stage in range(1, scaling.STAGES + 1):
                 ledger = ledger.charge(histogram_event(stage, release, len(parts), self.channel))
-        return scaling.scaled(dataset, center, spread), ledger
+        return _scaled(dataset, stages), ledger
 
-    def _histograms(self, values: Floats, edges: Floats, parts: Sequence[NDArray[np.int64]], *, stage: int) -> tuple[Floats, float]:
-        """Return how many records fall into each bin (columns, bins), and the standard deviation of the noise in that."""
-        columns, bins = values.shape[1], edges.shape[1] - 1
-        places = scaling.place(values, edges)
+    def _histograms(
+        self, values: Sequence[Floats], edges: Sequence[Floats], parts: Sequence[NDArray[np.int64]], *, stage: int
+    ) -> list[Histogram]:
+        """Return a histogram of each column, all of them released together."""
+        places = [scaling.place(column, own) for column, own in zip(values, edges, strict=True)]
+        bins = [own.size - 1 for own in edges]
         if self.mechanism is None:
-            return _counted(places, bins).astype(np.float64), 0.0
-        point = floor(STEPS / sqrt(columns))  # a record is in one bin of each column: so long is its vector at most STEPS
-        point -= columns * point**2 > STEPS**2
-        ranges = _ranges(edges)
+            return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, _counted(places, bins), strict=True)]
+        # Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
+        point = floor(STEPS * sqrt(2 / len(bins)))
+        point -= len(bins) * point**2 > 2 * STEPS**2
+        ranges, layout = _ranges(sum(bins)), b"".join(own.tobytes() for own in edges)
         reports, at_once = [], max(1, _AT_ONCE // ranges.dimension)
         for first in range(0, len(parts), at_once):
             some = range(first, min(first + at_once, len(parts)))
-            own = np.stack([_counted(places[parts[client]], bins).reshape(-1) for client in some])
+            own = np.stack([np.concatenate(_counted([column[parts[client]] for column in places], bins)) for client in some])
             vectors, keys = torch.from_numpy(own * point), [(stage, client) for client in some]
             # Columns are measured once: also where a run is extended, and its config says another number of rounds.
-            streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, edges.tobytes())
+            streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, layout)
             reports.append(self.mechanism.encode(vectors, ranges, streams))
-        pool = mix(reports, bound_stream(self.seed, Purpose.MIXING, (0, stage), SummedReports.total_of(reports), edges.tobytes()))
+        pool = mix(reports, bound_stream(self.seed, Purpose.MIXING, (0, stage), SummedReports.total_of(reports), layout))
         unit = self.records * len(parts) * STEPS / point
-        mean = pool.aggregate(self.mechanism, ranges).mean.double().numpy()
+        counts = pool.aggregate(self.mechanism, ranges).mean.double().numpy() * unit
         noise = float(self.mechanism.noise_std(ranges, len(parts))[0]) * unit
-        return mean.reshape(columns, bins) * unit, noise
+        split = np.split(counts, np.cumsum(bins)[:-1])
+        return [Histogram(own, counted, noise) for own, counted in zip(edges, split, strict=True)]
 
 
-def _counted(places: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-    """Return how many of the places (n, columns) are in each bin, (columns, bins); -1 is in none."""
-    return np.stack([np.bincount(column[column >= 0], minlength=bins) for column in places.T])
+def _clear(found: Sequence[Histogram], columns: Sequence[Unscaled], *, first: bool) -> list[Histogram | None]:
+    """Return the histograms of numbers without the bins that may be empty; None for a first one all of whose bins may be."""
+    total = sum(own.counts.size for own in found)
+    clear = [own if column.classes else own.standing_out(total, together=not first) for own, column in zip(found, columns, strict=True)]
+    return [own if first or own else before for own, before in zip(clear, found, strict=True)]
 
 
-def _ranges(edges: Floats) -> LayerRanges:
-    size = edges.shape[0] * (edges.shape[1] - 1)
+def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> Dataset:
+    knots: list[Knots | None] = []
+    shares: list[float] = []
+    hidden: list[str] = []
+    by_bounds: list[str] = []
+    target = None
+    for number, column in enumerate(dataset.unscaled):
+        last = stages[-1][number]
+        if column.classes:
+            shares += _shares([own for stage in stages if (own := stage[number]) is not None], column)
+        elif column.place is None:
+            target = (np.nan, np.nan) if last is None else scaling.center_and_spread(last)
+            if not target[1] > 0 and column.bounds is not None:
+                target = (sum(column.bounds) / 2, (column.bounds[1] - column.bounds[0]) / 2)
+        else:
+            found = None if last is None else scaling.knots_of(last)
+            if found is None:
+                (hidden if column.bounds is None else by_bounds).append(column.name)
+                found = None if column.bounds is None else scaling.within(column.bounds)
+            knots.append(found)
+    if hidden:
+        dataset = dataset.noted(
+            f"not seen above the noise of measuring, and so left out: {', '.join(hidden)}; give data.bounds for them, "
+            "a larger privacy.measuring_share or target epsilon, or more rows"
+        )
+    if by_bounds:
+        dataset = dataset.noted(f"not seen above the noise of measuring, and so scaled by data.bounds alone: {', '.join(by_bounds)}")
+    return scaling.scaled(dataset, knots, target, tuple(shares))
+
+
+def _shares(found: Sequence[Histogram], column: Unscaled) -> list[float]:
+    """Return the share of each class, or of the label's 1, as all histograms together show it; never quite 0 or 1."""
+    counts = np.mean([own.counts for own in found], axis=0)
+    noise = found[0].noise / sqrt(len(found))
+    # A share below the noise is not known to be smaller than the noise; that of an exact count is one record at least.
+    held = np.maximum(counts, max(noise, 1.0))
+    share = held / held.sum()
+    return share.tolist() if column.label is None else [float(share[1])]
+
+
+def _counted(places: Sequence[NDArray[np.int64]], bins: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Return how many of each column's places (n,) are in each bin (bins,); -1 is in none."""
+    return [np.bincount(column[column >= 0], minlength=size) for column, size in zip(places, bins, strict=True)]
+
+
+def _ranges(size: int) -> LayerRanges:
     return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

@@ -1,0 +1,182 @@
+"""What a guarantee costs on tables: one for each row, trusting nobody, beside scikit-learn on all rows together.
+
+    python benchmarks/tables.py [--seeds 5] [CASE ...]
+
+Cases whose names contain one of the words given are run. Made-up tables are drawn anew for each seed; real ones are divided anew into
+rows to train on and rows to measure on. No bounds, categories or class shares are given, so that all is measured within the guarantee.
+The pooled model sees all training rows and has no noise: scikit-learn's logistic regression on standardised and one-hot columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from sklearn.compose import make_column_selector, make_column_transformer
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from statsmodels.datasets import fair, randhie
+
+import ldpfl
+
+Split = tuple[pd.DataFrame, pd.DataFrame]
+"""Rows to train on and rows to measure on, with columns ``outcome`` (yes or no) and ``site``."""
+
+_TEST_ROWS = 20_000
+_UNEQUAL = (0.4, 0.25, 0.15, 0.15, 0.05)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A table and how it is trained on.
+
+    Attributes:
+        split: makes the rows, by seed.
+        epsilon: for each row, at delta 1e-5.
+    """
+
+    split: Callable[[int], Split]
+    epsilon: float
+
+
+def rare(rows: int, sites: int) -> Callable[[int], Split]:
+    """Return made-up patients of whom some 5 % have the outcome; columns are skewed, and on scales of their own."""
+
+    def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
+        age, pressure = generator.normal(66, 15, rows).clip(18, 104), generator.normal(135, 20, rows)
+        crp, creatinine = generator.lognormal(2, 1.2, rows), generator.lognormal(0, 0.4, rows)
+        stays, group = generator.poisson(1.3, rows), generator.choice(6, rows, p=[0.25, 0.2, 0.2, 0.1, 0.2, 0.05])
+        logit = -5.1 + 0.045 * (age - 66) + 0.6 * np.log(crp) + 0.9 * np.log(creatinine) - 0.012 * (pressure - 135) + 0.25 * stays
+        logit += 1.2 * (group == 5) + 0.7 * (group == 3)
+        columns = {"age": age, "crp": crp, "creatinine": creatinine, "pressure": pressure, "stays": stays}
+        return _with_outcome(pd.DataFrame({**columns, "group": [f"g{own}" for own in group]}), logit, generator)
+
+    return _drawn(draw, rows, sites)
+
+
+def mixed(rows: int, sites: int) -> Callable[[int], Split]:
+    """Return made-up rows of two columns of numbers and two of words, half of which have the outcome."""
+
+    def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
+        age, income = generator.normal(50, 12, rows), generator.lognormal(10, 0.8, rows)
+        ward, smoker = generator.choice(4, rows), generator.choice(3, rows, p=[0.6, 0.3, 0.1])
+        logit = 0.09 * (age - 50) + 0.8 * (np.log(income) - 10) + np.array([-0.8, 0, 0.5, 1.0])[ward] + np.array([0, 0.6, -0.9])[smoker]
+        words = {"ward": [f"w{own}" for own in ward], "smoker": [f"s{own}" for own in smoker]}
+        return _with_outcome(pd.DataFrame({"age": age, "income": income, **words}), logit - 0.15, generator)
+
+    return _drawn(draw, rows, sites)
+
+
+def _drawn(draw: Callable[[int, np.random.Generator], pd.DataFrame], rows: int, sites: int) -> Callable[[int], Split]:
+    return lambda seed: (
+        _at_sites(draw(rows * 4 // 5, np.random.default_rng(100 + seed)), sites, seed),
+        _at_sites(draw(_TEST_ROWS, np.random.default_rng(10)), sites, 0),
+    )
+
+
+def _with_outcome(frame: pd.DataFrame, logit: np.ndarray, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(outcome=np.where(generator.random(len(frame)) < 1 / (1 + np.exp(-logit)), "yes", "no"))
+
+
+def _at_sites(frame: pd.DataFrame, sites: int, seed: int) -> pd.DataFrame:
+    shares = _UNEQUAL if sites == len(_UNEQUAL) else None
+    return frame.assign(site=[f"site {own}" for own in np.random.default_rng(seed).choice(sites, len(frame), p=shares)])
+
+
+def real(frame: pd.DataFrame, outcome: np.ndarray, sites: int) -> Callable[[int], Split]:
+    """Return four fifths of a real table to train on and a fifth to measure on."""
+    whole = frame.assign(outcome=np.where(outcome, "yes", "no"))
+
+    def split(seed: int) -> Split:
+        mixed_up = _at_sites(whole.sample(frac=1, random_state=seed, ignore_index=True), sites, seed)
+        cut = len(mixed_up) * 4 // 5
+        return mixed_up[:cut], mixed_up[cut:].reset_index(drop=True)
+
+    return split
+
+
+def cases() -> dict[str, Case]:
+    """Return all cases by name."""
+    affairs, visits, cells = fair.load_pandas().data, randhie.load_pandas().data, load_breast_cancer(as_frame=True).frame
+    return {
+        "rare outcome, 50,000 rows, 5 sites": Case(rare(50_000, 5), 2),
+        "numbers and words, 6,000 rows, 20 sites": Case(mixed(6_000, 20), 4),
+        "rare outcome, 3,000 rows, 5 sites": Case(rare(3_000, 5), 4),
+        "rare outcome, 400 rows, 4 sites": Case(rare(400, 4), 8),
+        "numbers and words, 400 rows, 4 sites": Case(mixed(400, 4), 8),
+        "randhie (real), 20,190 rows, 5 sites": Case(real(visits.drop(columns="mdvis"), visits["mdvis"] >= 8, 5), 2),
+        "fair (real), 6,366 rows, 5 sites": Case(real(affairs.drop(columns="affairs"), affairs["affairs"] > 0, 5), 2),
+        "breast cancer (real), 569 rows, 4 sites": Case(real(cells.drop(columns="target"), cells["target"] == 1, 4), 8),
+    }
+
+
+def pooled(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray:
+    """Return the risks that a logistic regression on all training rows gives the test rows."""
+    numbers = (StandardScaler(), make_column_selector(dtype_include="number"))
+    words = (OneHotEncoder(handle_unknown="ignore"), make_column_selector(dtype_exclude="number"))
+    model = make_pipeline(make_column_transformer(numbers, words), LogisticRegression(max_iter=3000))
+    model.fit(train.drop(columns=["outcome", "site"]), train["outcome"] == "yes")
+    found: np.ndarray = model.predict_proba(test.drop(columns=["outcome", "site"]))[:, 1]
+    return found
+
+
+def private(train: pd.DataFrame, test: pd.DataFrame, epsilon: float, seed: int, settings: dict[str, object]) -> np.ndarray:
+    """Return the risks that a private run on the training rows gives the test rows."""
+    result = ldpfl.run(
+        data=train, target="outcome", client="site", target_epsilon=epsilon, seed=seed, baseline=False, progress=False, settings=settings
+    )
+    found: np.ndarray = result.predict(test)["probability of yes"].to_numpy()
+    return found
+
+
+def figures(test: pd.DataFrame, risks: np.ndarray) -> tuple[float, float, float, float]:
+    """Return AUROC, mean risk over the share of rows that have the outcome, Brier score, and accuracy."""
+    outcome = (test["outcome"] == "yes").to_numpy()
+    return (
+        roc_auc_score(outcome, risks),
+        risks.mean() / outcome.mean(),
+        brier_score_loss(outcome, risks),
+        ((risks > 0.5) == outcome).mean(),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="CASE")
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    table = Table(title=f"means of {options.seeds} seeds (lowest .. highest)")
+    for heading in ("", "AUROC", "largest gap", "mean risk / true", "Brier", "accuracy"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, case in cases().items():
+        if options.words and not any(word in name for word in options.words):
+            continue
+        found, reference = [], []
+        for seed in range(options.seeds):
+            train, test = case.split(seed)
+            reference.append(figures(test, pooled(train, test)))
+            found.append(figures(test, private(train, test, case.epsilon, seed, {})))
+        ours, others = np.array(found), np.array(reference)
+        table.add_row(name)
+        table.add_row("  pooled, no privacy", *_shown(others, others))
+        table.add_row(f"  epsilon {case.epsilon:g} a row", *_shown(ours, others), end_section=True)
+    Console().print(table)
+
+
+def _shown(found: np.ndarray, reference: np.ndarray) -> tuple[str, ...]:
+    means, low, high = found.mean(axis=0), found.min(axis=0), found.max(axis=0)
+    spread = [f"{mean:.4f} ({least:.4f} .. {most:.4f})" for mean, least, most in zip(means, low, high, strict=True)]
+    gap = "" if found is reference else f"{(reference[:, 0] - found[:, 0]).max():.4f}"
+    return spread[0], gap, spread[1], spread[2], spread[3]
+
+
+if __name__ == "__main__":
+    main()
