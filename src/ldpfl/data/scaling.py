@@ -55,7 +55,10 @@ class Histogram:
     def cumulative(self) -> Floats | None:
         """Return the share of rows below each edge (bins + 1,), or None where no bin holds anything."""
         below: Floats = np.concatenate([np.zeros(1), np.cumsum(np.maximum(self.counts, 0.0))])
-        return below / below[-1] if below[-1] > 0 else None
+        if not below[-1] > 0:
+            return None
+        shares: Floats = below / below[-1]
+        return shares
 
     def standing_out(self, bins: int, *, together: bool) -> Histogram | None:
         """Return the histogram without the bins that may be empty, or None where all may be.

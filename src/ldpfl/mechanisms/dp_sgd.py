@@ -187,7 +187,8 @@ class DpSgdSettings(MechanismSettings):
     needs_training: ClassVar[bool] = True
 
     def for_measuring(self, factor: float) -> DpSgdSettings:
-        return self.model_copy(update={"noise_multiplier": max(self.noise_multiplier * factor, _LEAST)})
+        noise = min(max(self.noise_multiplier * factor, _LEAST), MOST_STEPS / STEPS)
+        return self.model_copy(update={"noise_multiplier": noise})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
         return self.model_copy(update={"noise_multiplier": max(1 / strength, _LEAST)})
