@@ -38,6 +38,7 @@ from relay_support import (
 from sqlalchemy import event, text
 
 from ldpfl import ConfigError
+from ldpfl.relay import postgres as postgres_module
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
     StoreFull,
@@ -410,15 +411,15 @@ def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(
         connection.rollback()
         assert connection.scalar(text("SHOW lock_timeout")) == "5s"  # whatever became of the transaction before
         assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "1min"
-        connection.execute(text("LOCK TABLE relay_rounds"))
         with monkeypatch.context() as patched:
-            patched.setattr("ldpfl.relay.database._POSTGRES_TIMES", ("SET lock_timeout = '500ms'",))
+            patched.setitem(postgres_module._SETTINGS, "lock_timeout", "500ms")
             hasty = Store(open_engine(place), clock=clock)
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailable):
-                hasty.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
-            assert time.monotonic() - began > 0.4
-            hasty.close()
+        connection.execute(text("LOCK TABLE relay_rounds"))
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            hasty.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
+        assert time.monotonic() - began > 0.4
+        hasty.close()
     store.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
     store.close()
 
