@@ -490,6 +490,26 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
     assert b"alice" not in on_disk(Path(str(sqlite_store.engine.url.database)))
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("CREATE TRIGGER keep AFTER INSERT ON relay_uploads BEGIN SELECT 1; END", "its trigger keep is not the relay's"),
+        ("CREATE VIEW names AS SELECT client FROM relay_uploads", "its view names is not"),
+        ("CREATE TABLE names (client)", "its table names is not"),
+        ("CREATE INDEX names ON relay_uploads (client)", "its index names is not"),
+        ("ALTER TABLE relay_uploads ADD arrived DEFAULT 0", "its table relay_uploads is not"),
+        ("DROP INDEX relay_rounds_of_owner", "it has no index relay_rounds_of_owner"),
+    ],
+)
+def test_a_sqlite_file_that_somebody_has_prepared_is_refused(tmp_path: Path, command: str, named: str) -> None:
+    open_engine(str(tmp_path / "relay.db")).dispose()
+    with closing(sqlite3.connect(tmp_path / "relay.db")) as other:
+        other.execute(command)
+        other.commit()
+    with pytest.raises(ConfigError, match=f"is not as the relay makes it: {named}.* an empty place"):
+        open_engine(str(tmp_path / "relay.db"))
+
+
 def test_a_sqlite_store_is_private_durable_and_overwrites_what_it_deletes(tmp_path: Path) -> None:
     store = Store(open_engine(str(tmp_path / "relay.db")))
     opened(store)

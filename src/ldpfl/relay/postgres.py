@@ -203,8 +203,10 @@ def _set_up(connection: BoundedConnection) -> None:
     connection.add_notice_handler(connection.noticed)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said at each BEGIN
     connection.read_only = connection.deferrable = False
-    version = connection.info.server_version
-    settings = _SETTINGS | {name: value for since, more in _SETTINGS_SINCE.items() if version >= since for name, value in more.items()}
+    settings = dict(_SETTINGS)
+    for since, more in _SETTINGS_SINCE.items():
+        if connection.info.server_version >= since:
+            settings |= more
     expected = settings | _EXPECTED
     # No function is called before search_path is set.
     connection.execute("; ".join(map(_set, *zip(*(settings | _TCP_SETTINGS).items(), strict=True))).encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import Column, Connection, ForeignKeyConstraint, PrimaryKeyConstraint, Table, UniqueConstraint, create_engine, text
+from sqlalchemy import Column, Connection, Dialect, ForeignKeyConstraint, PrimaryKeyConstraint, Table, UniqueConstraint, create_engine, text
 from sqlalchemy.dialects import postgresql
 
 from ldpfl.relay.errors import UnfitStore
@@ -172,18 +172,19 @@ def _postgres_faults(connection: Connection) -> Iterator[str]:
 
 def _differences(what: str, expected: set[tuple[object, ...]], found: set[tuple[object, ...]]) -> Iterator[str]:
     for place in sorted(map(repr, found - expected)):
-        yield f"a {what} is {place}"
+        yield f"the {what} {place} is not the relay's"
     for place in sorted(map(repr, expected - found)):
         yield f"it has no {what} {place}"
 
 
+_DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 _TYPES = {"integer": "integer", "bigint": "bigint", "float(53)": "double precision", "bytea": "bytea"}
 
 
 def _described(column: Column[object]) -> tuple[object, ...]:
     table = column.table
-    kind = column.type.compile(postgresql.dialect()).lower()
-    default = f"nextval('{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""  # type: ignore[attr-defined]
+    kind = column.type.compile(_DIALECT).lower()
+    default = f"nextval('{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
     kind = _TYPES.get(kind) or kind.replace("varchar", "character varying")
     return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, column in set(INCOMPRESSIBLE))
 
