@@ -249,7 +249,7 @@ class Postgres:
                 time.sleep(0.1)
 
     def _run(self, *command: str | Path) -> str:
-        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=self.folder, **self._as).stdout
+        return str(subprocess.run(command, check=True, capture_output=True, text=True, cwd=self.folder, **self._as).stdout)
 
 
 def free_port() -> int:

@@ -97,6 +97,7 @@ def as_if_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_loopback", lambda host: False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_if_away")
 def test_a_database_whose_certificate_is_verified_is_used(postgres: Postgres, tmp_path: Path) -> None:
     place = postgres.url(postgres.new_database(), host="127.0.0.1", more="&sslmode=verify-full")
@@ -117,6 +118,7 @@ def test_what_the_connection_really_is_counts_whatever_it_was_to_be(postgres: Po
             open_engine(f"{place}&sslmode={mode}")
 
 
+@pytest.mark.slow
 def test_the_relay_makes_its_settings_whatever_those_of_role_and_database_are(postgres: Postgres, clock: Clock) -> None:
     database = postgres.new_database()
     postgres.command(
@@ -167,6 +169,7 @@ def test_a_setting_that_the_relay_may_not_make_is_refused(postgres: Postgres) ->
         open_engine(postgres.url(database))
 
 
+@pytest.mark.slow
 def test_a_database_that_turns_unfit_later_is_unavailable(postgres: Postgres, caplog: pytest.LogCaptureFixture) -> None:
     database = postgres.new_database()
     store = Store(open_engine(postgres.url(database)))
@@ -178,6 +181,7 @@ def test_a_database_that_turns_unfit_later_is_unavailable(postgres: Postgres, ca
     store.close()
 
 
+@pytest.mark.slow
 def test_the_relay_needs_no_more_than_a_schema_of_its_own(postgres: Postgres, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     database = postgres.new_database()
     place = postgres.url(database, user=database)
@@ -197,6 +201,7 @@ def test_the_relay_needs_no_more_than_a_schema_of_its_own(postgres: Postgres, cl
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepared", ["schema", "grant"])
 def test_tables_that_another_role_made_first_are_refused(postgres: Postgres, prepared: str) -> None:
     """With a trigger that would keep who sent what."""
@@ -264,6 +269,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 def test_a_store_that_somebody_has_prepared_is_refused(postgres: Postgres) -> None:
     engine = open_engine(postgres.new_store())
     with engine.begin() as connection:
@@ -290,6 +296,7 @@ def test_an_event_trigger_does_not_see_the_tables_made(postgres: Postgres) -> No
     assert postgres.command("SELECT count(*) FROM pg_class WHERE relname = 'seen' OR relname LIKE 'relay_%'", database=database) == "0\n"
 
 
+@pytest.mark.slow
 def test_what_postgres_warns_of_is_logged_and_what_was_not_vacuumed_is_tried_again(
     postgres: Postgres, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -409,6 +416,7 @@ def test_an_answer_that_stops_in_the_middle_holds_neither_the_relay_nor_its_roun
     direct.close()
 
 
+@pytest.mark.slow
 def test_the_server_gives_up_a_relay_that_takes_nothing_more(postgres: Postgres) -> None:
     engine = open_engine(postgres.url(postgres.new_database(), host="127.0.0.1"))
     with engine.connect() as connection:
@@ -420,6 +428,7 @@ def test_the_server_gives_up_a_relay_that_takes_nothing_more(postgres: Postgres)
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_a_silent_relay_does_not_hold_a_round(postgres: Postgres, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two statements the server itself ends its transaction."""
     place = postgres.new_store()

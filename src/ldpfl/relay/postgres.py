@@ -45,6 +45,7 @@ _LINK: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 _VERIFIED = "verify-full"
+_CHECKED = frozenset({"host", "hostaddr", "port", "sslmode", "sslrootcert"})
 
 _SETTINGS = {
     "search_path": f"{SCHEMA}, pg_temp",  # a temporary table comes last: else it would stand in for one of the store's
@@ -178,8 +179,9 @@ def connect(store: str) -> BoundedConnection:
     found = resolve(store)
     check_way(found)
     # What was checked is what is done: none of these is read from the environment or a file once more.
-    checked = {name: found[name] for name in ("host", "hostaddr", "port", "sslmode", "sslrootcert") if name in found}
-    connection = BoundedConnection.connect(make_conninfo(store, **{**_LINK, **checked, "gssencmode": "disable"}))
+    checked = {name: value for name, value in found.items() if name in _CHECKED}
+    parameters: dict[str, Any] = {**_LINK, **checked, "gssencmode": "disable"}
+    connection = BoundedConnection.connect(make_conninfo(store, **parameters))
     try:
         _check_connected(connection, found)
         _set_up(connection)
