@@ -78,6 +78,7 @@ def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: 
     policy = read_policy(Path("policy.toml"))
     assert (policy.epsilon_per_unit, policy.rounds, policy.min_clients, policy.linked) == (0.5, 7, 30, 4)
     assert (policy.transports, policy.aggregator_keys, policy.immediate_replies) == (("relay",), (key,), False)
+    assert "longest_upload_s = 86400.0" in Path("policy.toml").read_text(encoding="utf-8")
     assert read_books(Path("budget.sqlite")).limit.epsilon == policy.lifetime_epsilon
     assert "# Most reports that the client ever sends.\nrounds = 7\n" in Path("policy.toml").read_text(encoding="utf-8")
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -164,42 +165,67 @@ class Changes:
 
 
 class Postgres:
-    """A PostgreSQL server of the tests' own, in a temporary folder, reached by a socket in it only."""
+    """A PostgreSQL server of the tests' own, in a temporary folder, reached by a socket in it, and on loopback, there also with TLS.
+
+    Attributes:
+        folder: where its socket is.
+        port: on loopback, and in the socket's name.
+        authority: file of the certificate authority that vouches for 127.0.0.1.
+    """
 
     def __init__(self, programs: Path) -> None:
         # As root it must run under another name, which cannot enter pytest's own folders.
-        self._folder = Path(tempfile.mkdtemp(prefix="relay-pg-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="relay-pg-"))
+        self.port = free_port()
         self._as: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
         if self._as:
-            shutil.chown(self._folder, "postgres", "postgres")
-        data = self._folder / "data"
+            shutil.chown(self.folder, "postgres", "postgres")
+        files = certificate(self.folder)
+        self.authority = files.certificate
+        if self._as:
+            shutil.chown(files.key, "postgres", "postgres")
+        data = self.folder / "data"
         self._run(programs / "initdb", "--no-sync", "--auth=trust", "--username=relay", "--encoding=UTF8", f"--pgdata={data}")
-        options = [
-            "-c",
-            "listen_addresses=",
-            "-c",
-            f"unix_socket_directories={self._folder}",
-            "-c",
-            "fsync=off",
-            "-c",
-            "max_connections=60",
-        ]
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": self.folder,
+            "ssl": "on",
+            "ssl_cert_file": files.certificate,
+            "ssl_key_file": files.key,
+            "fsync": "off",
+            "max_connections": 60,
+        }
         self._process = subprocess.Popen(
-            [programs / "postgres", "-D", data, *options],
+            [programs / "postgres", "-D", data, *(f"--{name}={value}" for name, value in settings.items())],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            cwd=self._folder,
+            cwd=self.folder,
             **self._as,
         )
-        self._schemas = 0
+        self._databases = 0
         self._psql = programs / "psql"
         self._wait()
 
     def new_store(self) -> str:
         """Return the URL of an empty store."""
-        self._schemas += 1
-        self._command(f"CREATE SCHEMA s{self._schemas}")
-        return f"postgresql://relay@/postgres?host={self._folder}&options=-csearch_path%3Ds{self._schemas}"
+        return self.url(self.new_database())
+
+    def new_database(self) -> str:
+        """Return the name of an empty database."""
+        self._databases += 1
+        self.command(f"CREATE DATABASE d{self._databases}")
+        return f"d{self._databases}"
+
+    def url(self, database: str, *, user: str = "relay", host: str | Path = "", port: int | None = None, more: str = "") -> str:
+        """Return the URL of a store in a database, by the socket or by a host."""
+        return f"postgresql://{user}@/{database}?host={host or self.folder}&port={port or self.port}{more}"
+
+    def command(self, *commands: str, database: str = "postgres", user: str = "relay") -> str:
+        """Run SQL commands, each on its own; return what they print."""
+        options = [part for command in commands for part in ("-c", command)]
+        to = ("-h", self.folder, "-p", str(self.port), "-U", user, "-d", database)
+        return self._run(self._psql, "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *to, *options)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)  # ends its sessions; SIGTERM would wait for them
@@ -208,24 +234,28 @@ class Postgres:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + 60
         while True:
             try:
-                return self._command("SELECT 1")
+                self.command("SELECT 1")
+                return
             except subprocess.CalledProcessError:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     self.stop()
                     raise
                 time.sleep(0.1)
 
-    def _command(self, sql: str) -> None:
-        self._run(self._psql, "-h", self._folder, "-U", "relay", "-d", "postgres", "-c", sql)
+    def _run(self, *command: str | Path) -> str:
+        return str(subprocess.run(command, check=True, capture_output=True, text=True, cwd=self.folder, **self._as).stdout)
 
-    def _run(self, *command: str | Path) -> None:
-        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, **self._as)
+
+def free_port() -> int:
+    """Return a port on loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def postgres_programs() -> Path | None:

@@ -38,6 +38,7 @@ from relay_support import (
 from sqlalchemy import event, text
 
 from ldpfl import ConfigError
+from ldpfl.relay import postgres as postgres_module
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
     StoreFull,
@@ -410,15 +411,15 @@ def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(
         connection.rollback()
         assert connection.scalar(text("SHOW lock_timeout")) == "5s"  # whatever became of the transaction before
         assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "1min"
-        connection.execute(text("LOCK TABLE relay_rounds"))
         with monkeypatch.context() as patched:
-            patched.setattr("ldpfl.relay.database._POSTGRES_TIMES", ("SET lock_timeout = '500ms'",))
+            patched.setitem(postgres_module._SETTINGS, "lock_timeout", "500ms")
             hasty = Store(open_engine(place), clock=clock)
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailable):
-                hasty.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
-            assert time.monotonic() - began > 0.4
-            hasty.close()
+        connection.execute(text("LOCK TABLE relay_rounds"))
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            hasty.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
+        assert time.monotonic() - began > 0.4
+        hasty.close()
     store.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
     store.close()
 
@@ -487,6 +488,26 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
     sqlite_store.tidy()
     assert not sqlite_store.untidy
     assert b"alice" not in on_disk(Path(str(sqlite_store.engine.url.database)))
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("CREATE TRIGGER keep AFTER INSERT ON relay_uploads BEGIN SELECT 1; END", "its trigger keep is not the relay's"),
+        ("CREATE VIEW names AS SELECT client FROM relay_uploads", "its view names is not"),
+        ("CREATE TABLE names (client)", "its table names is not"),
+        ("CREATE INDEX names ON relay_uploads (client)", "its index names is not"),
+        ("ALTER TABLE relay_uploads ADD arrived DEFAULT 0", "its table relay_uploads is not"),
+        ("DROP INDEX relay_rounds_of_owner", "it has no index relay_rounds_of_owner"),
+    ],
+)
+def test_a_sqlite_file_that_somebody_has_prepared_is_refused(tmp_path: Path, command: str, named: str) -> None:
+    open_engine(str(tmp_path / "relay.db")).dispose()
+    with closing(sqlite3.connect(tmp_path / "relay.db")) as other:
+        other.execute(command)
+        other.commit()
+    with pytest.raises(ConfigError, match=f"is not as the relay makes it: {named}.* an empty place"):
+        open_engine(str(tmp_path / "relay.db"))
 
 
 def test_a_sqlite_store_is_private_durable_and_overwrites_what_it_deletes(tmp_path: Path) -> None:

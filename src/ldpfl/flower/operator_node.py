@@ -49,9 +49,6 @@ Connect = Callable[[], RelayClient]
 _GRACE_S = 30.0
 """Seconds after a round's window in which it may still wait for clients."""
 
-_LONGEST_S = 24 * 3600.0
-"""Longest that a relay is believed that its round is open."""
-
 _WAITING_S = 600.0
 """The same for a round that cannot end without all of them."""
 
@@ -107,7 +104,7 @@ class OperatorNode:
         status = self._relay_round(ask)
         asked = time.monotonic()
         self.budget.charge(self._request(ask, status.terms.min_clients))
-        return _open_for(status) - (time.monotonic() - asked)
+        return self._open_for(status) - (time.monotonic() - asked)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         """Cut ``payload`` into records and seal each to the aggregator's key, which the policy has allowed."""
@@ -130,14 +127,18 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        left = min(_open_for(status), _LONGEST_S) if _waits_for_all(status.terms) else min(status.seconds_left, _LONGEST_S)
+        left = min(self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left, self.policy.longest_upload_s)
         if left < ask.terms.reply_s:
             raise ProtocolError(
                 f"the relay's round is over in {left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
-                "must give its rounds a longer window; nothing was charged or sent"
+                "must give its rounds a longer window, or the policy a longer longest_upload_s; nothing was charged or sent"
             )
         _check_fitting(status.terms, self._plan(ask))
         return status
+
+    def _open_for(self, status: RoundStatus) -> float:
+        """Return for how long to try to upload: the relay says at once if a round is over, so rather longer, as far as the policy lets."""
+        return min(status.seconds_left + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
 
     def _plan(self, ask: Ask) -> RecordPlan:
         return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
@@ -240,11 +241,6 @@ def _variable(name: str) -> str:
 def _waits_for_all(terms: RelayTerms) -> bool:
     """Tell whether the relay keeps the round open until every client that was asked has uploaded, whatever its window."""
     return terms.min_clients >= terms.max_uploads
-
-
-def _open_for(status: RoundStatus) -> float:
-    """Return for how long to try to upload: the relay says at once if a round is over, so rather longer."""
-    return min(status.seconds_left, _LONGEST_S) + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S)
 
 
 def _check_fitting(terms: RelayTerms, plan: RecordPlan) -> None:

@@ -200,6 +200,8 @@ class Policy(BaseModel):
     """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
     longest_reply_s: Positive = 3600.0
     """Longest time for replies that a round may state: the node does nothing else meanwhile."""
+    longest_upload_s: Positive = 24 * 3600.0
+    """Longest time for which the node tries to upload a report to the relay, from its charge on: the node does nothing else meanwhile."""
     keep_state: bool = False
     """Lets an app remember over rounds whose reports go over the relay: a server may have made one client remember what no other does."""
 

@@ -15,36 +15,27 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ldpfl.errors import ConfigError
-from ldpfl.relay.errors import StoreFull, StoreUnavailable
+from ldpfl.relay.errors import StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import create_private
-from ldpfl.relay.schema import READ_ONLY, SQLITE, VERSION, blocks, is_sqlite, meta, metadata, parts, tokens, uploads
+from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
+from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_place, check_schema
+from ldpfl.relay.telemetry import log_fault
 
 CONNECTIONS = 16
-CONNECT_S = 10
 BUSY_S = 60
 """How long a request waits for a connection. On SQLite there is one, so it waits for the others of this process, and for a release."""
 
 _HELD_S = 5
 """How long a SQLite store may be held by another process. It has no part in this one's work, so longer waits would only add up."""
 
-_POSTGRES_SETTINGS = {
-    "connect_timeout": CONNECT_S,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-_POSTGRES_TIMES = ("SET lock_timeout = '5s'", "SET idle_in_transaction_session_timeout = '60s'")
-"""What waits for a round that is being mixed keeps a thread, and with many of them everybody waits. And a relay that hangs, or has lost
-its network, must not hold a round for as long as it does."""
-
 _DISK_IS_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 _SQLITE_FULL = 13
 _SQLITE_CANNOT_WRITE = 778  # SQLITE_IOERR_WRITE, which SQLite makes of a quota that is used up
 _POSTGRES_DISK_FULL = "53100"
+_POSTGRES_FORBIDDEN = "42501"
 _ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database uses
 
-_POSTGRES = "postgresql"
+_POSTGRES = "postgresql://"
 
 
 def open_engine(store: str) -> Engine:
@@ -52,14 +43,20 @@ def open_engine(store: str) -> Engine:
 
     Raises:
         ConfigError: the place cannot be opened, or holds a store of another version.
+        UnfitStore: its tables are not as the relay makes them, others may use them, or the way to it is not encrypted.
     """
-    url = _url(store)
-    shown = url.set(query={}).render_as_string(hide_password=True)  # a password may stand in the query, too
+    shown = store.partition("://")[0]  # no more of it, until it is known what its password is
     try:
-        return _engine_with_tables(url, shown)
+        engine, shown = _engine(store)
+        return _with_tables(engine, shown)
     except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
         if _is_held(error):
             raise ConfigError(f"the store {shown} is held by another process: end that one, or try again") from None
+        if getattr(getattr(error, "orig", None), "sqlstate", None) == _POSTGRES_FORBIDDEN:
+            raise ConfigError(
+                f"the store {shown} does not let the relay make its tables: let the database's owner say "
+                f"CREATE SCHEMA {SCHEMA} AUTHORIZATION ROLE for the role that the relay connects as"
+            ) from None
         # A database's own text can repeat its address with the password.
         raise ConfigError(f"the store {shown} cannot be opened ({type(error).__name__}): check the path or URL and that it runs") from None
 
@@ -69,23 +66,36 @@ def _is_held(error: Exception) -> bool:
     return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the other bits say more about why
 
 
-def _url(store: str) -> URL:
+def _engine(store: str) -> tuple[Engine, str]:
+    """Return an engine, and the place for messages: a password may stand in a URL, also in its query."""
+    # Parameters are reports and hashes of tokens: no error text may repeat them.
+    options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
+    if store.startswith(_POSTGRES):
+        from ldpfl.relay.postgres import make_engine
+
+        return make_engine(store, pool_size=CONNECTIONS, **options)
+    url = _sqlite_url(store)
+    create_private(Path(str(url.database)))
+    # A file with a rollback journal is used by one transaction at a time. In the pool they wait for each other without polling.
+    engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine, str(url.database)
+
+
+def _sqlite_url(store: str) -> URL:
     if "://" not in store:
         return URL.create(SQLITE, database=str(Path(store).absolute()))
     try:
         url = make_url(store)
     except (ArgumentError, ValueError):  # a port that is no number
         raise ConfigError("the store's URL cannot be read; expected a path or postgresql://user@host/database") from None
-    backend = url.get_backend_name()
-    if backend == SQLITE and url.database not in (None, "", ":memory:"):
+    if url.drivername == SQLITE and url.database not in (None, "", ":memory:"):
         return url
-    if backend != _POSTGRES:
-        raise ConfigError(f"a store is a SQLite file or a PostgreSQL database, not {backend}")
-    return url.set(drivername="postgresql+psycopg")
+    raise ConfigError(f"a store is a path of a SQLite file or postgresql://user@host/database, not {url.drivername}")
 
 
-def _engine_with_tables(url: URL, shown: str) -> Engine:
-    engine = _engine(url)
+def _with_tables(engine: Engine, shown: str) -> Engine:
     try:
         _create_tables(engine, shown)
     except BaseException:
@@ -94,38 +104,17 @@ def _engine_with_tables(url: URL, shown: str) -> Engine:
     return engine
 
 
-def _engine(url: URL) -> Engine:
-    # Parameters are reports and hashes of tokens: no error text may repeat them.
-    options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
-    if url.get_backend_name() == _POSTGRES:
-        engine = create_engine(url, pool_pre_ping=True, pool_size=CONNECTIONS, connect_args=_POSTGRES_SETTINGS, **options)
-        event.listen(engine, "connect", _set_up_postgres)
-        return engine
-    create_private(Path(str(url.database)))
-    # A file with a rollback journal is used by one transaction at a time. In the pool they wait for each other without polling.
-    engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
-    event.listen(engine, "connect", _set_up_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
     connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")  # what a file that others made holds may call no function with side effects
     # A write-ahead log would keep what was deleted for as long as anybody reads. A journal is gone when its transaction is over, and
     # with EXTRA also after a loss of power, which what was acknowledged survives.
     connection.execute("PRAGMA synchronous = EXTRA")
     mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
     if mode != "delete":
         raise ConfigError(f"the store's journal cannot be changed from {mode!r}: is it held by another process?")
-
-
-def _set_up_postgres(connection: Any, _: ConnectionPoolEntry) -> None:
-    with connection.cursor() as cursor:
-        for setting in _POSTGRES_TIMES:
-            cursor.execute(setting)
-    connection.commit()  # else a rollback would take them back
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -138,24 +127,28 @@ def _create_tables(engine: Engine, shown: str) -> None:
         missing = not engine.dialect.has_table(connection, meta.name)
     if missing:
         with engine.begin() as connection:
-            _create_missing(connection)
+            _create_missing(connection, shown)
     with engine.connect().execution_options(**READ_ONLY) as connection:
+        check_schema(connection, shown)
         found = connection.scalars(select(meta.c.version)).all()
     if found != [VERSION]:
         raise ConfigError(f"the store {shown} has version {', '.join(map(str, found)) or 'none'}; this program knows version {VERSION}")
 
 
-def _create_missing(connection: Connection) -> None:
+def _create_missing(connection: Connection, shown: str) -> None:
     if not is_sqlite(connection):
         connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(CAST(:key AS bigint))"), {"key": _ADVISORY_LOCK})
+        if connection.scalar(text(f"SELECT to_regnamespace('{SCHEMA}')")) is None:
+            connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        check_place(connection, shown)
     if connection.dialect.has_table(connection, meta.name):
         return  # another process was first
     metadata.create_all(connection)
     connection.execute(insert(meta).values(version=VERSION))
     if not is_sqlite(connection):
-        for table in (blocks, parts):  # sealed records do not compress: do not try
-            connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN data SET STORAGE EXTERNAL"))
-        for table in (tokens, uploads, blocks, parts):  # samples of what was deleted would stay in the planner's statistics
+        for column in INCOMPRESSIBLE:  # sealed records do not compress: do not try
+            connection.execute(text(f"ALTER TABLE {column.table.name} ALTER COLUMN {column.name} SET STORAGE EXTERNAL"))
+        for table in WITHOUT_SAMPLES:
             for column in table.columns:
                 connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
 
@@ -173,6 +166,9 @@ def store_errors() -> Iterator[None]:
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull("the relay's disk is full; nothing was stored") from None
+        raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
+    except UnfitStore as error:  # since it was opened
+        log_fault("store_unfit", error)
         raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
     except PoolTimeout:
         raise busy() from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from ldpfl.errors import ProtocolError
+from ldpfl.errors import ConfigError, ProtocolError
 
 
 class Refusal(ProtocolError):
@@ -17,6 +17,10 @@ class Refusal(ProtocolError):
     def __init__(self, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(message)
         self.headers = headers
+
+
+class UnfitStore(ConfigError):
+    """The relay does not use the store that it was given."""
 
 
 class WrongLength(Refusal):

@@ -14,11 +14,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, delete, func, select, text, tuple_, union
+from sqlalchemy import Connection, Engine, delete, func, select, tuple_, union
 from sqlalchemy.exc import SQLAlchemyError
 
 from ldpfl.relay.database import store_errors
-from ldpfl.relay.errors import StoreFull
+from ldpfl.relay.errors import StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import Reserve
 from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.telemetry import log_fault
@@ -144,7 +144,7 @@ class Leftovers:
             with self._scrubbing.timed():
                 self._scrub()
             self._unscrubbed.clear(mine)
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError, UnfitStore, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
     def _scrub(self) -> None:
@@ -155,9 +155,9 @@ class Leftovers:
                 connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")
                 connection.cursor().execute("VACUUM")
             return
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            for table in (blocks, uploads, parts):
-                connection.execute(text(f"VACUUM {table.name}"))
+        from ldpfl.relay.postgres import vacuum
+
+        vacuum(self._engine, (blocks, uploads, parts))
 
     def _rounds(self) -> list[int]:
         held = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()  # rather than all rounds that ever were

@@ -18,7 +18,10 @@ HELD = ("open", "released")
 ROUNDS_HELD = 1000
 """Rounds of one aggregator at once that are not gone."""
 
-_ROWS_AT_A_TIME = 8
+_ROWS_AT_A_TIME = 4
+
+_DELETED_BYTES, _DELETED_UPLOADS = 64 * 2**20, 1000
+"""How much one statement deletes: it has to end within the time that PostgreSQL gives a statement."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,20 @@ def stream_of(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
     expected = row.record_bytes * row.records_per_upload
     complete = select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)
     for upload in connection.scalars(complete).all():
-        query = select(blocks.c.data).where(blocks.c.upload == upload).order_by(blocks.c.start)
-        yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_A_TIME}).scalars()
+        received = 0
+        while received < expected:
+            query = select(blocks.c.data).where(blocks.c.upload == upload, blocks.c.start >= received).order_by(blocks.c.start)
+            some = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
+            if not some:
+                break  # the caller counts the records
+            yield from some
+            received += sum(map(len, some))
 
 
-def delete_uploads(connection: Connection, round_id: int) -> None:
+def delete_uploads(connection: Connection, row: Row[Any]) -> None:
     """Delete all uploads of a round, and so who has uploaded."""
-    here = select(uploads.c.id).where(uploads.c.round_id == round_id)
-    connection.execute(delete(blocks).where(blocks.c.upload.in_(here)))
-    connection.execute(delete(uploads).where(uploads.c.round_id == round_id))
+    here = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id)).all()
+    at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // terms_of(row).upload_bytes))
+    for start in range(0, len(here), at_once):
+        connection.execute(delete(blocks).where(blocks.c.upload.in_(here[start : start + at_once])))
+    connection.execute(delete(uploads).where(uploads.c.round_id == row.id))

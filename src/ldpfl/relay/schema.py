@@ -24,6 +24,8 @@ from sqlalchemy import (
 VERSION = 1
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 SQLITE = "sqlite"
+SCHEMA = "ldpfl_relay"
+"""Where the tables lie in a PostgreSQL database; each connection looks for them nowhere else."""
 
 metadata = MetaData()
 _Id = BigInteger().with_variant(Integer, SQLITE)  # SQLite counts only INTEGER keys up by itself

@@ -127,6 +127,7 @@ def _tidying(relay: Store) -> Iterator[None]:
             try:
                 if relay.untidy:
                     relay.tidy(at_once=False)
+                relay.end_hung()
             except OSError as error:  # the store's folder cannot be looked at now: that must not be the last time
                 log_fault("tidy_failed", error)
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, Row, func, insert, select, text, upda
 
 from ldpfl.entropy import Words, secure_words
 from ldpfl.relay.database import store_errors
-from ldpfl.relay.errors import Conflict, RoundOver, TooEarly, TooLong, Unknown, WrongLength
+from ldpfl.relay.errors import Conflict, RoundOver, StoreUnavailable, TooEarly, TooLong, Unknown, WrongLength
 from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
 from ldpfl.relay.queries import (
@@ -252,6 +252,18 @@ class Store:
             latest = self._now(connection) + rounds.c.closes_in_s
             connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
 
+    def end_hung(self) -> None:
+        """End connections of other relays that hang and would hold their rounds for ever; on SQLite the system does when they end."""
+        if is_sqlite(self.engine):
+            return
+        from ldpfl.relay.postgres import end_hung
+
+        try:
+            with store_errors():
+                end_hung(self.engine)
+        except StoreUnavailable as error:
+            log_fault("hung_not_ended", error)
+
     def close(self) -> None:
         """Close the connections to the store."""
         self.engine.dispose()
@@ -280,7 +292,7 @@ class Store:
             scattered = scatter(stream_of(connection, row), row.record_bytes, count, self._words, spool)
             if scattered.records != complete * row.records_per_upload:
                 raise RuntimeError("the store holds another number of records than its uploads say")
-            delete_uploads(connection, row.id)
+            delete_uploads(connection, row)
             for index in range(count):
                 connection.execute(insert(parts).values(round_id=row.id, number=index, data=scattered.part(index)))
 

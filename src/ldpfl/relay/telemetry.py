@@ -31,6 +31,11 @@ def log_fault(event: str, error: BaseException) -> None:
     _log.error(json.dumps({"event": event, "error": type(error).__name__, "place": place}))
 
 
+def log_event(event: str, **figures: float | str) -> None:
+    """Log what the store's operator has to look at, by kinds and counts."""
+    _log.error(json.dumps({"event": event, **figures}))
+
+
 def log_listening(host: str, port: int, *, tls: bool) -> None:
     """Log where the relay listens."""
     _log.info(json.dumps({"event": "listening", "host": host, "port": port, "tls": tls}))

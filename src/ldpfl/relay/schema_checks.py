@@ -1,0 +1,206 @@
+"""Whether the tables of a store are what the relay would have made, and nobody else's to read or to change.
+
+Whoever made the tables before the relay did could have put a trigger on them that keeps who sent what. Nothing here helps against a
+superuser of the database server: see the threat model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import Column, Connection, Dialect, ForeignKeyConstraint, PrimaryKeyConstraint, Table, UniqueConstraint, create_engine, text
+from sqlalchemy.dialects import postgresql
+
+from ldpfl.relay.errors import UnfitStore
+from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, metadata, parts, tokens, uploads
+
+WITHOUT_SAMPLES = (tokens, uploads, blocks, parts)
+"""Tables of which the planner keeps no statistics: samples of what was deleted would stay there."""
+
+INCOMPRESSIBLE = (blocks.c.data, parts.c.data)
+
+
+def check_schema(connection: Connection, shown: str) -> None:
+    """Return if all tables are as this program makes them, and this user's alone.
+
+    Raises:
+        UnfitStore: something else is there; the message says what.
+    """
+    for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
+        raise _unfit(shown, fault)
+
+
+def check_place(connection: Connection, shown: str) -> None:
+    """Return if tables may be made in the schema of a PostgreSQL database.
+
+    Raises:
+        UnfitStore: the schema is another role's, or code of others runs when tables are made.
+    """
+    for query in _PLACE_FAULTS:
+        for fault in connection.scalars(text(query)):
+            raise _unfit(shown, fault)
+
+
+def _unfit(shown: str, fault: str) -> UnfitStore:
+    return UnfitStore(
+        f"the store {shown} is not as the relay makes it: {fault}. Take that away, or give the relay an empty place "
+        "(a new file, or a PostgreSQL database of its own), where it makes its tables itself"
+    )
+
+
+_SQLITE_OBJECTS = text("SELECT type, name, tbl_name, sql FROM sqlite_master")
+
+
+def _sqlite_faults(connection: Connection) -> Iterator[str]:
+    found = _sqlite_objects(connection)
+    memory = create_engine("sqlite://")
+    with memory.begin() as empty:
+        metadata.create_all(empty)
+        expected = _sqlite_objects(empty)
+    memory.dispose()
+    for kind, name, *_ in sorted(found - expected):
+        yield f"its {kind} {name} is not the relay's"
+    for kind, name, *_ in sorted(expected - found):
+        yield f"it has no {kind} {name}"
+
+
+def _sqlite_objects(connection: Connection) -> set[tuple[str, ...]]:
+    return {tuple(" ".join((part or "").split()) for part in row) for row in connection.execute(_SQLITE_OBJECTS)}
+
+
+_HERE = f"(SELECT oid FROM pg_namespace WHERE nspname = '{SCHEMA}')"
+_TABLES = f"(SELECT oid FROM pg_class WHERE relkind NOT IN ('i', 'S') AND relnamespace = {_HERE})"
+_ME = "(SELECT oid FROM pg_roles WHERE rolname = current_user)"
+_FIRST_OF_USERS = 16384  # objects with lower numbers are PostgreSQL's own
+
+_PLACE_FAULTS = (
+    f"""SELECT 'the schema ' || nspname || ' belongs to ' || pg_get_userbyid(nspowner)
+    FROM pg_namespace WHERE oid = {_HERE} AND nspowner <> {_ME}""",
+    f"""SELECT 'others have rights in the schema ' || nspname
+    FROM pg_namespace, aclexplode(nspacl) AS given WHERE pg_namespace.oid = {_HERE} AND given.grantee <> nspowner""",
+    """SELECT 'its database has the event trigger ' || evtname FROM pg_event_trigger WHERE evtenabled <> 'D'""",
+)
+"""Queries of what is wrong with the place, a line each; each gives no row where all is well."""
+
+_RIGHTS_FAULTS = (
+    f"""SELECT relname || ' belongs to ' || pg_get_userbyid(relowner)
+    FROM pg_class WHERE relnamespace = {_HERE} AND relowner <> {_ME}""",
+    f"""SELECT 'others have rights in ' || relname
+    FROM pg_class, aclexplode(relacl) AS given WHERE relnamespace = {_HERE} AND given.grantee <> relowner""",
+    f"""SELECT 'others have rights in a column of ' || relname
+    FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid, aclexplode(attacl) AS given
+    WHERE relnamespace = {_HERE} AND given.grantee <> relowner""",
+    # A membership that may only be handed on, such as PostgreSQL 16 gives to whoever made the role, uses nothing.
+    f"""SELECT pg_get_userbyid(member) || ' is a member of the role ' || current_user
+    FROM pg_auth_members JOIN pg_roles ON pg_roles.oid = member
+    WHERE roleid = {_ME} AND NOT rolsuper
+    AND (coalesce(CAST(to_jsonb(pg_auth_members)->>'inherit_option' AS boolean), true)
+        OR coalesce(CAST(to_jsonb(pg_auth_members)->>'set_option' AS boolean), true))""",
+    # Members of a role that reads or writes everything, such as pg_read_all_data.
+    f"""SELECT rolname || ' may use ' || relname
+    FROM pg_roles, pg_class
+    WHERE relnamespace = {_HERE} AND relkind = 'r'
+    AND NOT rolsuper AND rolname <> current_user AND pg_roles.oid >= {_FIRST_OF_USERS}
+    AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER')""",
+    f"""SELECT 'the function ' || proname || ' lets others act as the relay'
+    FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",
+)
+
+_OBJECT_FAULTS = (
+    f"""SELECT pg_describe_object(classid, objid, 0) || ' is in its schema'
+    FROM pg_depend WHERE refclassid = CAST('pg_namespace' AS regclass) AND refobjid = {_HERE}
+    AND NOT (classid = CAST('pg_class' AS regclass) AND objid IN (SELECT oid FROM pg_class WHERE relkind IN ('r', 'S')))""",
+    f"""SELECT relname || ' is no plain table'
+    FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_HERE}
+    AND (relkind NOT IN ('r', 'i', 'S') OR relpersistence <> 'p' OR reloftype <> 0 OR relispartition
+        OR (relkind = 'r' AND amname <> 'heap'))""",
+    f"""SELECT relname || ' has row security'
+    FROM pg_class WHERE relnamespace = {_HERE}
+    AND (relrowsecurity OR relforcerowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid))""",
+    f"""SELECT CAST(CAST(inhrelid AS regclass) AS text) || ' inherits from ' || CAST(CAST(inhparent AS regclass) AS text)
+    FROM pg_inherits WHERE inhparent IN {_TABLES} OR inhrelid IN {_TABLES}""",
+    f"""SELECT 'the trigger ' || tgname || CASE WHEN tgisinternal THEN ' is switched off' ELSE ' is on a table' END
+    FROM pg_trigger WHERE tgrelid IN {_TABLES} AND (NOT tgisinternal OR tgenabled <> 'O')""",
+    f"""SELECT pg_describe_object(classid, objid, 0) || ' uses a table'
+    FROM pg_depend WHERE classid = CAST('pg_rewrite' AS regclass)
+    AND refclassid = CAST('pg_class' AS regclass) AND refobjid IN {_TABLES}""",
+    f"""SELECT 'the statistics ' || stxname || ' keep samples' FROM pg_statistic_ext WHERE stxrelid IN {_TABLES}""",
+    f"""SELECT 'the publication ' || pubname || ' sends its rows elsewhere'
+    FROM pg_publication_tables WHERE schemaname = '{SCHEMA}'""",
+    f"""SELECT 'the index ' || pg_class.relname || ' is no plain one'
+    FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam WHERE indrelid IN {_TABLES}
+    AND (amname <> 'btree' OR indexprs IS NOT NULL OR indpred IS NOT NULL OR NOT indisvalid OR NOT indimmediate
+        OR EXISTS (SELECT FROM pg_opclass WHERE oid = ANY(indclass) AND oid >= {_FIRST_OF_USERS}))""",
+)
+
+_COLUMNS = text(
+    f"""SELECT relname, attname, format_type(atttypid, atttypmod), attnotnull, coalesce(pg_get_expr(adbin, adrelid), ''),
+    attidentity = '' AND attgenerated = '' AND attcollation IN (0, 100), coalesce(attstattarget, -1) = 0, attstorage = 'e'
+    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+    WHERE attnum > 0 AND NOT attisdropped AND attrelid IN {_TABLES}"""
+)
+
+_CONSTRAINTS = text(
+    f"""SELECT relname, CAST(contype AS text),
+    ARRAY(SELECT CAST(attname AS text) FROM unnest(conkey) WITH ORDINALITY AS keys(number, place)
+        JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
+    coalesce((SELECT CAST(others.relname AS text) FROM pg_class AS others WHERE others.oid = confrelid), ''),
+    convalidated AND NOT condeferrable AND (contype <> 'f' OR confdeltype = 'a' AND confupdtype = 'a')
+    FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid WHERE conrelid IN {_TABLES} AND contype <> 'n'"""
+)
+"""All but those of columns that are not null, which PostgreSQL 18 lists as well."""
+
+_INDEXES = text(
+    f"""SELECT relname,
+    ARRAY(SELECT CAST(attname AS text) FROM unnest(indkey) WITH ORDINALITY AS keys(number, place)
+        JOIN pg_attribute ON attrelid = indrelid AND attnum = number ORDER BY place), indisunique
+    FROM pg_index JOIN pg_class ON pg_class.oid = indrelid WHERE indrelid IN {_TABLES}"""
+)
+
+
+def _postgres_faults(connection: Connection) -> Iterator[str]:
+    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *_OBJECT_FAULTS):
+        yield from connection.scalars(text(query))
+    tables = metadata.sorted_tables
+    columns = {tuple(row) for row in connection.execute(_COLUMNS)}
+    yield from _differences("column", {_described(column) for table in tables for column in table.columns}, columns)
+    constraints = {(name, kind, *keys, *rest) for name, kind, keys, *rest in connection.execute(_CONSTRAINTS)}
+    yield from _differences("constraint", {described for table in tables for described in _constraints(table)}, constraints)
+    indexes = {(name, *keys, unique) for name, keys, unique in connection.execute(_INDEXES)}
+    yield from _differences("index", {described for table in tables for described in _indexes(table)}, indexes)
+
+
+def _differences(what: str, expected: set[tuple[object, ...]], found: set[tuple[object, ...]]) -> Iterator[str]:
+    for place in sorted(map(repr, found - expected)):
+        yield f"the {what} {place} is not the relay's"
+    for place in sorted(map(repr, expected - found)):
+        yield f"it has no {what} {place}"
+
+
+_DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+_TYPES = {"integer": "integer", "bigint": "bigint", "float(53)": "double precision", "bytea": "bytea"}
+
+
+def _described(column: Column[object]) -> tuple[object, ...]:
+    table = column.table
+    kind = column.type.compile(_DIALECT).lower()
+    default = f"nextval('{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
+    kind = _TYPES.get(kind) or kind.replace("varchar", "character varying")
+    return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, column in set(INCOMPRESSIBLE))
+
+
+def _constraints(table: Table) -> Iterator[tuple[object, ...]]:
+    for constraint in table.constraints:
+        keys = tuple(column.name for column in constraint.columns)  # type: ignore[attr-defined]
+        if isinstance(constraint, ForeignKeyConstraint):
+            yield (table.name, "f", *keys, constraint.referred_table.name, True)
+        elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+            yield (table.name, "p" if isinstance(constraint, PrimaryKeyConstraint) else "u", *keys, "", True)
+
+
+def _indexes(table: Table) -> Iterator[tuple[object, ...]]:
+    for constraint in table.constraints:
+        if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint) and constraint.columns:
+            yield (table.name, *(column.name for column in constraint.columns), True)
+    for index in table.indexes:
+        yield (table.name, *(column.name for column in index.columns), bool(index.unique))

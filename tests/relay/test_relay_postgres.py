@@ -1,0 +1,445 @@
+"""A PostgreSQL store: the way to it, the settings that the relay makes, tables that others have made, and connections that hang."""
+
+from __future__ import annotations
+
+import json
+import select as polling
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from relay_support import RUN, Clock, Postgres, blob, certificate, opened, pull, put, records, terms, upload_id
+from sqlalchemy import text
+
+from ldpfl import ConfigError
+from ldpfl.relay import postgres as module
+from ldpfl.relay.database import open_engine
+from ldpfl.relay.errors import StoreUnavailable, UnfitStore
+from ldpfl.relay.protocol import BLOCK_BYTES
+from ldpfl.relay.schema_checks import check_schema
+from ldpfl.relay.store import Store
+
+pytest_plugins = ["relay_fixtures"]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGHOST", "PGHOSTADDR", "PGSSLMODE", "PGSERVICE", "PGSERVICEFILE", "PGSSLROOTCERT", "PGOPTIONS", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+AWAY = "192.0.2.7"  # an address that nobody has
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        (f"postgresql://relay:hunter2@{AWAY}/relay", {}),
+        (f"postgresql://relay:hunter2@{AWAY}/relay?sslmode=require", {}),
+        (f"postgresql://relay:hunter2@{AWAY}/relay?sslmode=verify-ca", {}),
+        ("postgresql://relay:hunter2@db.invalid/relay", {}),
+        (f"postgresql://relay:hunter2@/relay?host={AWAY}", {}),
+        (f"postgresql://relay:hunter2@localhost/relay?hostaddr={AWAY}", {}),
+        (f"postgresql://relay:hunter2@localhost,{AWAY}/relay", {}),
+        (f"postgresql://relay:hunter2@/relay?host=/run&host={AWAY}", {}),
+        ("postgresql://relay:hunter2@/relay", {"PGHOST": AWAY}),
+        ("postgresql://relay:hunter2@localhost/relay", {"PGHOSTADDR": AWAY}),
+        (f"postgresql://relay:hunter2@{AWAY}/relay", {"PGSSLMODE": "prefer"}),
+        (f"postgresql://relay:hunter2@{AWAY}/relay?sslmode=prefer", {"PGSSLMODE": "verify-full"}),
+        ("postgresql://relay:hunter2@/relay", {"PGSERVICE": "far"}),
+        ("postgresql://relay:hunter2@/relay?service=far", {}),
+    ],
+)
+def test_elsewhere_than_on_this_machine_a_database_is_reached_with_tls_and_its_name_verified(
+    url: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decided as libpq reads the URL, the environment and service files, and before anything is sent."""
+    (tmp_path / "services").write_text(f"[far]\nhost={AWAY}\nsslmode=require\n")
+    for name, value in {"PGSERVICEFILE": str(tmp_path / "services"), **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UnfitStore, match=r"over the network .* sslmode=verify-full is needed: add \?sslmode=verify-full") as caught:
+        open_engine(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_on_this_machine_or_verified_a_database_may_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "services").write_text(f"[far]\nhost={AWAY}\nsslmode=verify-full\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    for url in (
+        f"postgresql://relay@{AWAY}/relay?sslmode=verify-full",
+        "postgresql://relay@/relay?service=far",
+        "postgresql://relay@/relay",
+        "postgresql://relay@localhost/relay",
+        "postgresql://relay@[::1],127.0.0.5/relay",
+        "postgresql://relay@/relay?host=/run/postgresql",
+    ):
+        module.check_way(module.resolve(url))
+    monkeypatch.setenv("PGSSLMODE", "verify-full")
+    module.check_way(module.resolve(f"postgresql://relay@{AWAY}/relay"))
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://relay@/db?service=none", "postgresql://relay@/db?passwort=hunter2", "postgresql://[", "postgres://x"]
+)
+def test_a_url_that_libpq_does_not_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="postgresql://user@host/database") as caught:
+        open_engine(url)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.fixture
+def as_if_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take loopback for a network."""
+    monkeypatch.setattr(module, "is_loopback", lambda host: False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_if_away")
+def test_a_database_whose_certificate_is_verified_is_used(postgres: Postgres, tmp_path: Path) -> None:
+    place = postgres.url(postgres.new_database(), host="127.0.0.1", more="&sslmode=verify-full")
+    engine = open_engine(f"{place}&sslrootcert={postgres.authority}")
+    with engine.connect() as connection:
+        assert connection.connection.driver_connection.pgconn.ssl_in_use  # type: ignore[union-attr]
+    engine.dispose()
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        open_engine(f"{place}&sslrootcert={certificate(tmp_path).certificate}")
+
+
+@pytest.mark.usefixtures("as_if_away")
+def test_what_the_connection_really_is_counts_whatever_it_was_to_be(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "check_way", lambda found: None)
+    place = postgres.url(postgres.new_database(), host="127.0.0.1")
+    for mode in ("disable", "require"):
+        with pytest.raises(UnfitStore, match=r"leads to 127.0.0.1 and is not encrypted.*verify-full is needed"):
+            open_engine(f"{place}&sslmode={mode}")
+
+
+@pytest.mark.slow
+def test_the_relay_makes_its_settings_whatever_those_of_role_and_database_are(postgres: Postgres, clock: Clock) -> None:
+    database = postgres.new_database()
+    postgres.command(
+        f"CREATE ROLE {database} LOGIN",
+        f"GRANT CREATE ON DATABASE {database} TO {database}",
+        f"ALTER DATABASE {database} SET default_transaction_isolation TO 'repeatable read'",
+        f"ALTER DATABASE {database} SET default_transaction_read_only TO on",
+        f"ALTER ROLE {database} SET synchronous_commit TO off",
+        f"ALTER ROLE {database} SET search_path TO public",
+        f"ALTER ROLE {database} SET client_min_messages TO error",
+        f"ALTER ROLE {database} SET statement_timeout TO 1",
+        f"ALTER ROLE {database} SET lock_timeout TO 0",
+        f"ALTER ROLE {database} SET idle_in_transaction_session_timeout TO 0",
+        f"ALTER ROLE {database} SET extra_float_digits TO -15",
+    )
+    store = Store(open_engine(postgres.url(database, user=database)), clock=clock)
+    for isolation in (None, "AUTOCOMMIT", None):  # also after a connection was lent otherwise
+        options = {"isolation_level": isolation} if isolation else {}
+        with store.engine.connect().execution_options(**options) as connection:
+            shown = {name: connection.scalar(text(f"SHOW {name}")) for name in ("transaction_isolation", *SETTINGS)}
+        assert {name: shown[name] for name in SETTINGS} == SETTINGS
+        assert shown["transaction_isolation"] == "read committed"
+    opened(store, min_clients=1)
+    put(store, "alice")
+    clock.now += 100
+    assert records(pull(store)) == records(blob("alice"))
+    assert store.open_round("aggregator", RUN, 2, terms(closes_in_s=123.456789)).terms.closes_in_s == 123.456789
+    store.close()
+
+
+SETTINGS = {
+    "search_path": "ldpfl_relay, pg_temp",
+    "transaction_read_only": "off",
+    "synchronous_commit": "on",
+    "session_replication_role": "origin",
+    "row_security": "off",
+    "client_min_messages": "notice",
+    "lock_timeout": "5s",
+    "statement_timeout": "1min",
+    "idle_in_transaction_session_timeout": "1min",
+}
+
+
+def test_a_setting_that_the_relay_may_not_make_is_refused(postgres: Postgres) -> None:
+    database = postgres.new_database()
+    postgres.command(f"ALTER DATABASE {database} SET session_replication_role TO replica")
+    with pytest.raises(UnfitStore, match=r"session_replication_role = 'replica'.*needs 'origin': take the setting back"):
+        open_engine(postgres.url(database))
+
+
+@pytest.mark.slow
+def test_a_database_that_turns_unfit_later_is_unavailable(postgres: Postgres, caplog: pytest.LogCaptureFixture) -> None:
+    database = postgres.new_database()
+    store = Store(open_engine(postgres.url(database)))
+    store.engine.dispose()
+    postgres.command(f"ALTER DATABASE {database} SET session_replication_role TO replica")
+    with pytest.raises(StoreUnavailable):
+        store.check()
+    assert "store_unfit" in caplog.text
+    store.close()
+
+
+@pytest.mark.slow
+def test_the_relay_needs_no_more_than_a_schema_of_its_own(postgres: Postgres, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    database = postgres.new_database()
+    place = postgres.url(database, user=database)
+    postgres.command(f"CREATE ROLE {database} LOGIN")
+    with pytest.raises(ConfigError, match="CREATE SCHEMA ldpfl_relay AUTHORIZATION"):
+        open_engine(place)
+    postgres.command(f"CREATE SCHEMA ldpfl_relay AUTHORIZATION {database}", database=database)
+    store = Store(open_engine(place), clock=clock)
+    opened(store, min_clients=1)
+    put(store, "alice")
+    clock.now += 100
+    assert records(pull(store)) == records(blob("alice"))
+    store.acknowledge("aggregator", RUN, 1)
+    store.end_hung()
+    assert not store.untidy
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prepared", ["schema", "grant"])
+def test_tables_that_another_role_made_first_are_refused(postgres: Postgres, prepared: str) -> None:
+    """With a trigger that would keep who sent what."""
+    database = postgres.new_database()
+    mallory = f"{database}_mallory"
+    postgres.command(f"CREATE ROLE {database} LOGIN", f"CREATE ROLE {mallory} LOGIN", f"GRANT CREATE ON DATABASE {database} TO {mallory}")
+    make = "CREATE SCHEMA ldpfl_relay"
+    if prepared == "grant":
+        postgres.command(f"CREATE SCHEMA ldpfl_relay AUTHORIZATION {database}", database=database)
+        make = "SELECT"
+        postgres.command(f"GRANT CREATE, USAGE ON SCHEMA ldpfl_relay TO {mallory}", database=database)
+    postgres.command(
+        make, "CREATE TABLE ldpfl_relay.relay_uploads (client text)", f"GRANT ALL ON ldpfl_relay.relay_uploads TO {database}",
+        database=database, user=mallory,
+    )  # fmt: skip
+    if prepared == "schema":
+        postgres.command(f"GRANT ALL ON SCHEMA ldpfl_relay TO {database}", database=database, user=mallory)
+    with pytest.raises(UnfitStore, match=rf"belongs to {mallory}|others have rights in the schema"):
+        open_engine(postgres.url(database, user=database))
+
+
+HOSTILE = {
+    "belongs to mallory": ["ALTER TABLE relay_uploads OWNER TO mallory"],
+    "the schema ldpfl_relay belongs to mallory": ["ALTER SCHEMA ldpfl_relay OWNER TO mallory"],
+    "rights in the schema": ["GRANT USAGE ON SCHEMA ldpfl_relay TO mallory"],
+    "rights in relay_uploads": ["GRANT SELECT ON relay_uploads TO PUBLIC"],
+    "rights in a column": ["GRANT SELECT (client) ON relay_uploads TO mallory"],
+    "mallory is a member": ["GRANT relay TO mallory"],
+    "mallory may use": ["GRANT pg_read_all_data TO mallory"],
+    "lets others act": ["CREATE FUNCTION public.act() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'"],
+    "event trigger": [
+        "CREATE FUNCTION public.hook() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
+        "CREATE EVENT TRIGGER hook ON ddl_command_end EXECUTE FUNCTION public.hook()",
+    ],
+    "default privileges.* is in its schema": ["ALTER DEFAULT PRIVILEGES IN SCHEMA ldpfl_relay GRANT SELECT ON TABLES TO mallory"],
+    "function .* is in its schema": ["CREATE FUNCTION length(uuid) RETURNS int LANGUAGE sql AS 'SELECT 1'"],
+    "the column .*others": ["CREATE TABLE others (client text)"],
+    "view names is in its schema": ["CREATE VIEW names AS SELECT 1"],
+    "relay_parts is no plain table": ["ALTER TABLE relay_parts SET UNLOGGED"],
+    "row security": ["ALTER TABLE relay_uploads ENABLE ROW LEVEL SECURITY"],
+    "has row security": ["CREATE POLICY few ON relay_uploads USING (false)"],
+    "child inherits from": ["CREATE TABLE public.child () INHERITS (relay_uploads)"],
+    "the trigger names is on a table": [
+        "CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        "CREATE TRIGGER names BEFORE INSERT ON relay_uploads EXECUTE FUNCTION public.keep()",
+    ],
+    "is switched off": ["ALTER TABLE relay_uploads DISABLE TRIGGER ALL"],
+    "rule names on table .* uses a table": ["CREATE RULE names AS ON INSERT TO relay_uploads DO ALSO SELECT 1"],
+    "rule .* on view public.names uses a table": ["CREATE VIEW public.names AS SELECT client FROM relay_uploads"],
+    "keep samples": ["CREATE STATISTICS public.samples ON client, upload_id FROM relay_uploads"],
+    "the publication copies": ["CREATE PUBLICATION copies FOR ALL TABLES"],
+    "is no plain one": ["CREATE INDEX lower_client ON relay_uploads (lower(client))"],
+    "open is no plain one": ["CREATE INDEX open ON relay_uploads (client) WHERE received > 0"],
+    "the index .*'client', False": ["CREATE INDEX by_client ON relay_uploads (client)"],
+    "no constraint .*'round_id', 'client'": ["ALTER TABLE relay_uploads DROP CONSTRAINT relay_uploads_round_id_client_key"],
+    "the constraint .*'c'": ["ALTER TABLE relay_uploads ADD CHECK (received >= 0)"],
+    "the column .*'received', 'integer', True, '7'": ["ALTER TABLE relay_uploads ALTER received SET DEFAULT 7"],
+    "the column .*'received', 'integer', False": ["ALTER TABLE relay_uploads ALTER received DROP NOT NULL"],
+    "the column .*'received', 'bigint'": ["ALTER TABLE relay_uploads ALTER received TYPE bigint"],
+    "the column .*'arrived'": ["ALTER TABLE relay_uploads ADD arrived timestamptz DEFAULT clock_timestamp()"],
+    "the column .*'copy'": ["ALTER TABLE relay_uploads ADD copy text GENERATED ALWAYS AS (client) STORED"],
+    "the column .*'client'": ["ALTER TABLE relay_uploads ALTER client SET STATISTICS 100"],
+    "the column .*'run'": ['ALTER TABLE relay_rounds ALTER run TYPE varchar(64) COLLATE "C"'],
+    "no column .*'relay_parts', 'data'": ["ALTER TABLE relay_parts DROP data"],
+}
+
+
+@pytest.mark.slow
+def test_a_store_that_somebody_has_prepared_is_refused(postgres: Postgres) -> None:
+    engine = open_engine(postgres.new_store())
+    with engine.begin() as connection:
+        check_schema(connection, "here")
+    for expected, commands in HOSTILE.items():
+        with engine.connect() as connection:
+            connection.execute(text("CREATE ROLE mallory"))
+            for command in commands:
+                connection.execute(text(command))
+            with pytest.raises(UnfitStore, match=f"the store here is not as the relay makes it: .*{expected}"):
+                check_schema(connection, "here")
+            connection.rollback()
+    engine.dispose()
+
+
+def test_an_event_trigger_does_not_see_the_tables_made(postgres: Postgres) -> None:
+    database = postgres.new_database()
+    hook = "CREATE FUNCTION public.hook() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN CREATE TABLE public.seen (); END'"
+    postgres.command(
+        hook, "CREATE EVENT TRIGGER hook ON ddl_command_end WHEN TAG IN ('CREATE INDEX') EXECUTE FUNCTION public.hook()", database=database
+    )
+    with pytest.raises(UnfitStore, match="its database has the event trigger hook"):
+        open_engine(postgres.url(database))
+    assert postgres.command("SELECT count(*) FROM pg_class WHERE relname = 'seen' OR relname LIKE 'relay_%'", database=database) == "0\n"
+
+
+@pytest.mark.slow
+def test_what_postgres_warns_of_is_logged_and_what_was_not_vacuumed_is_tried_again(
+    postgres: Postgres, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = postgres.new_database()
+    postgres.command(f"CREATE ROLE {database} LOGIN", f"GRANT CREATE ON DATABASE {database} TO {database}")
+    store = Store(open_engine(postgres.url(database, user=database)), clock=clock)
+    opened(store)
+    put(store, "alice")
+    table = "ldpfl_relay.relay_parts"
+    postgres.command(f"ALTER TABLE {table} OWNER TO relay", f"GRANT ALL ON {table} TO {database}", database=database)
+    store.cancel("aggregator", RUN, 1)
+    logged = [json.loads(record.getMessage()) for record in caplog.records if record.levelname == "ERROR"]
+    assert [entry["event"] for entry in logged] == ["store_notice", "scrub_failed"]
+    assert logged[0] == {"event": "store_notice", "severity": "WARNING", "sqlstate": "01000"}
+    assert store.untidy
+    postgres.command(f"ALTER TABLE {table} OWNER TO {database}", database=database)
+    store.tidy()
+    assert not store.untidy
+    store.close()
+
+
+class Proxy:
+    """Hands on what a server and its clients say, until it is told to stop taking anything of the server in the middle of an answer."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self._left = port, float("inf")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.stalled = threading.Event()
+        self._sockets: list[socket.socket] = [self._listener]
+        self._serving = threading.Thread(target=self._accept, daemon=True)
+        self._serving.start()
+
+    def stall_after(self, count: int) -> None:
+        """Hand on so many bytes of the server yet."""
+        self._left = count
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._serving.join()
+        for each in self._sockets:
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket()
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)  # else the system would take much of an answer in
+                server.connect(("127.0.0.1", self._to))
+                self._sockets += [client, server]
+                threading.Thread(target=self._hand_on, args=(client, server), daemon=True).start()
+
+    def _hand_on(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                readable, _, _ = polling.select([client, server], [], [])
+                for source in readable:
+                    data = source.recv(2**14)
+                    if source is server:
+                        self._left -= len(data)
+                    if self._left <= 0:
+                        self.stalled.set()
+                        return
+                    if not data:
+                        client.close()
+                        server.close()
+                        return
+                    (client if source is server else server).sendall(data)
+
+
+@contextmanager
+def proxied(postgres: Postgres) -> Iterator[Proxy]:
+    proxy = Proxy(postgres.port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_an_answer_that_stops_in_the_middle_holds_neither_the_relay_nor_its_round(
+    postgres: Postgres, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = postgres.new_database()
+    size = terms(record_bytes=1024, records_per_upload=32 * BLOCK_BYTES // 1024, min_clients=1)
+    direct = Store(open_engine(postgres.url(database)), clock=clock)
+    direct.open_round("aggregator", RUN, 1, size)
+    put(direct, "alice", size=size, block=BLOCK_BYTES)
+    clock.now += 100
+    with proxied(postgres) as proxy:
+        monkeypatch.setattr(module.BoundedConnection, "answer_s", 1.0)
+        monkeypatch.setattr("ldpfl.relay.queries._ROWS_AT_A_TIME", 32)  # more than the system takes in for a relay that does not read
+        hanging = Store(open_engine(postgres.url(database, host="127.0.0.1", port=proxy.port)), clock=clock)
+        hanging.check()
+        proxy.stall_after(2 * BLOCK_BYTES)
+        with pytest.raises(StoreUnavailable):
+            pull(hanging)
+        assert proxy.stalled.is_set()
+        until(lambda: "ClientWrite" in postgres.command(f"SELECT wait_event FROM pg_stat_activity WHERE datname = '{database}'"))
+        direct.end_hung()  # not yet: it may only be slow
+        monkeypatch.setattr(module, "HUNG_S", 0)
+        direct.end_hung()
+        assert [json.loads(record.getMessage())["event"] for record in caplog.records if record.levelname == "ERROR"][-1:] == [
+            "hung_connections_ended"
+        ]
+        until(lambda: "ClientWrite" not in postgres.command(f"SELECT wait_event FROM pg_stat_activity WHERE datname = '{database}'"))
+        assert records(pull(direct), 1024) == records(blob("alice", size), 1024)
+        hanging.close()
+    direct.close()
+
+
+@pytest.mark.slow
+def test_the_server_gives_up_a_relay_that_takes_nothing_more(postgres: Postgres) -> None:
+    engine = open_engine(postgres.url(postgres.new_database(), host="127.0.0.1"))
+    with engine.connect() as connection:
+        shown = [connection.scalar(text(f"SHOW tcp_{name}")) for name in ("user_timeout", "keepalives_idle", "keepalives_count")]
+        assert shown == ["30000", "10", "3"]
+        socket_of = socket.fromfd(connection.connection.driver_connection.fileno(), socket.AF_INET, socket.SOCK_STREAM)  # type: ignore[union-attr]
+        with socket_of:
+            assert socket_of.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_a_silent_relay_does_not_hold_a_round(postgres: Postgres, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two statements the server itself ends its transaction."""
+    place = postgres.new_store()
+    store = Store(open_engine(place), clock=clock)
+    opened(store)
+    monkeypatch.setitem(module._SETTINGS, "idle_in_transaction_session_timeout", "200ms")
+    silent = open_engine(place)
+    connection = silent.connect()
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:what, 0))"), {"what": f"round 1 of {RUN}"})
+    store.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
+    connection.invalidate()
+    connection.close()
+    silent.dispose()
+    store.close()
