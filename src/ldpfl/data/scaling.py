@@ -57,8 +57,7 @@ class Histogram:
         below: Floats = np.concatenate([np.zeros(1), np.cumsum(np.maximum(self.counts, 0.0))])
         if not below[-1] > 0:
             return None
-        shares: Floats = below / below[-1]
-        return shares
+        return np.asarray(below / below[-1], dtype=np.float64)
 
     def standing_out(self, bins: int, *, together: bool) -> Histogram | None:
         """Return the histogram without the bins that may be empty, or None where all may be.
