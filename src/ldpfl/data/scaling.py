@@ -28,8 +28,10 @@ STAGES = 4
 
 _POWERS = 2.0 ** np.arange(-30, 65)
 """Ends of the bins of the first histogram, on either side of 0; the bin in the middle holds what is nearly 0."""
-_BINS = 16
-"""Bins of each later histogram."""
+_BINS, _FEWEST = 16, 4
+"""Bins of each later histogram, and of one whose noise is large."""
+_CLEAR = 8.0
+"""Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
 _TAIL = 0.01
 """Quantiles nearer to 0 or 1 are not told apart: an outlier becomes about the deviate of this one, 2.3."""
 _FALSE_ALARM = 0.005
@@ -57,7 +59,7 @@ class Histogram:
         below: Floats = np.concatenate([np.zeros(1), np.cumsum(np.maximum(self.counts, 0.0))])
         if not below[-1] > 0:
             return None
-        return np.asarray(below / below[-1], dtype=np.float64)
+        return (below / below[-1]).astype(np.float64)
 
     def standing_out(self, bins: int, *, together: bool) -> Histogram | None:
         """Return the histogram without the bins that may be empty, or None where all may be.
@@ -92,7 +94,9 @@ def next_edges(histogram: Histogram) -> Floats:
     if below is None:
         return histogram.edges
     first = int(np.flatnonzero(np.diff(below) > 0)[0])
-    wanted = np.minimum(np.linspace(0, 1, _BINS + 1)[1:], below[-1])
+    rows = np.maximum(histogram.counts, 0.0).sum()
+    bins = int(np.clip(rows / max(_CLEAR * histogram.noise, 1e-9), _FEWEST, _BINS))
+    wanted = np.minimum(np.linspace(0, 1, bins + 1)[1:], below[-1])
     after = np.searchsorted(below, wanted)  # the bin that ends there holds rows, so that it is no gap between others
     within_bin = (wanted - below[after - 1]) / (below[after] - below[after - 1])
     found = histogram.edges[after - 1] + within_bin * (histogram.edges[after] - histogram.edges[after - 1])
