@@ -56,10 +56,12 @@ class Histogram:
 
     def cumulative(self) -> Floats | None:
         """Return the share of rows below each edge (bins + 1,), or None where no bin holds anything."""
-        below: Floats = np.concatenate([np.zeros(1), np.cumsum(np.maximum(self.counts, 0.0))])
+        below: Floats = np.zeros(self.counts.size + 1)
+        below[1:] = np.cumsum(np.maximum(self.counts, 0.0))
         if not below[-1] > 0:
             return None
-        return (below / below[-1]).astype(np.float64)
+        below /= below[-1]
+        return below
 
     def standing_out(self, bins: int, *, together: bool) -> Histogram | None:
         """Return the histogram without the bins that may be empty, or None where all may be.
