@@ -74,6 +74,10 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     )
 
 
+_OF_COLUMNS = ("target", "columns", "bounds", "numbers", "words", "categories", "buckets", "missing", "text", "length", "vocabulary")
+"""Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
+
+
 def _encoder(
     config: DataConfig, targets: Targets, classes: tuple[str, ...], unscaled: tuple[int, ...], width: int, outputs: int
 ) -> Encoder | None:
@@ -82,7 +86,7 @@ def _encoder(
     bounds = bounds_of(config, config.target_names[0]) if targets == "number" else None
     center, spread = ((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2) if bounds else (0.0, 1.0)
     return Encoder(
-        data=config.model_copy(update={"client": "", "path": "", "test_path": ""}),
+        data=DataConfig(**config.model_dump(include=set(_OF_COLUMNS))),
         targets=targets,
         classes=classes,
         unscaled=unscaled,

@@ -34,7 +34,8 @@ def summarise(
     figures = {
         "name": config.name,
         "seed": config.seed,
-        "seed_is_secret": config.data.brought,
+        "seed_is_secret": config.hides_seed,
+        "own_data": config.data.brought,
         "metric": federation.task.task.metric,
         "score": history[-1].score,
         "scores": measured(federation.task, last.state.model, federation.evaluation, every=True),

@@ -90,7 +90,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "spent": _spent(ledger, statement),
         "layers": list(_layers(folder, result)),
         "environment": list(_environment(config, result)),
-        "config": _config_text(folder, secret=config.data.brought),
+        "config": _config_text(folder, secret=config.hides_seed),
         "citation": _CITATION.format(version=ldpfl.__version__, name=result["name"]),
     }
 
@@ -180,6 +180,6 @@ def _environment(config: RunConfig, result: dict[str, Any]) -> Iterator[tuple[st
         yield "seed", str(result["seed"])
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
     yield "device", f"{result['device']}, {result.get('threads', '?')} threads, {result['seconds']:.1f} s of training"
-    if not result.get("seed_is_secret"):
+    if not result.get("own_data"):
         yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
     yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))
