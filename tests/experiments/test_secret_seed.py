@@ -39,7 +39,7 @@ def run(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def spelled(secret: int) -> list[bytes]:
     """The ways in which a number may stand in a file."""
     words = [form.encode() for form in (str(secret), f"{secret:x}", f"{secret:X}", f"{secret:032x}"[:16], f"{secret:032x}"[16:])]
-    halves = [half.to_bytes(8, order) for half in divmod(secret, 1 << 64) for order in ("little", "big")]  # type: ignore[arg-type]
+    halves = [half.to_bytes(8, order) for half in divmod(secret, 1 << 64) for order in ("little", "big")]
     return [*words, *halves, str(secret >> 64).encode(), str(secret % (1 << 64)).encode()]
 
 

@@ -146,7 +146,7 @@ def _write_report(folder: Path, errors: Console) -> None:
 def _json(result: dict[str, Any]) -> str:
     """Return ``result.json`` as it is printed: of a user's own data without a seed that noise follows from, and their fingerprint."""
     hidden = {"seed"} if result.get("seed_is_secret") else set()
-    hidden |= {"data_fingerprint"} if result.get("own_data") else set()
+    hidden |= {"data_fingerprint"} if result.get("own_data") or result.get("seed_is_secret") else set()
     return to_json({**result, **dict.fromkeys(hidden)}, indent=2)
 
 

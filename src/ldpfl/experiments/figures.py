@@ -70,6 +70,10 @@ def summarise(
     return strict
 
 
+STOPPED = "training stopped after round"
+"""How the note begins that tells the round after which a run ended early."""
+
+
 def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
     """Return the last round in which anything was trained, if a run ended early; None if it did not."""
     trained = [metrics.round for metrics in last.history if metrics.validation is not None]
@@ -80,7 +84,7 @@ def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
     after, rounds = stopped_after(federation, last), last.state.round
     if after is None:
         return []
-    return [f"training stopped after round {after} of {rounds}, and all are counted: when to stop followed from what was released"]
+    return [f"{STOPPED} {after} of {rounds}, and all are counted: when to stop followed from what was released"]
 
 
 def of_extending(config: RunConfig) -> list[str]:
