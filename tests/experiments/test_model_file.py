@@ -35,11 +35,10 @@ ROWS = pd.DataFrame({"age": [30.0, 40.0], "town": ["a", "c"]})
 
 
 def copied(folder: Path, to: Path, **files: bytes | dict[str, Any]) -> Path:
-    """A copy of ``folder`` with other contents in some files, by their first names."""
+    """A copy of ``folder`` with other contents in some JSON files, by their first names."""
     shutil.copytree(folder, to, dirs_exist_ok=True)
     for name, content in files.items():
-        (path,) = to.glob(f"{name}.*")
-        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        (to / f"{name}.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return to
 
 
@@ -73,7 +72,7 @@ def test_a_folder_that_claims_a_huge_model_takes_no_memory(folder: Path, tmp_pat
             api.predict(copied(folder, tmp_path / f"{place}", **claim), ROWS)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 4 * MOST_BYTES
+        assert peak < 2 * MOST_BYTES
         assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 8 * MOST_BYTES
 
 
@@ -88,7 +87,7 @@ def test_a_text_of_which_millions_of_words_are_kept_is_refused(folder: Path, tmp
 def test_weights_of_another_model_are_named(folder: Path, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     name = min(tensors)
-    for changed in ({**tensors, name: tensors[name][:1].clone()}, {**tensors, "more": tensors[name]}, {}):
+    for changed in ({**tensors, name: tensors[name][:1].clone()}, {**tensors, "more": tensors[name].clone()}, {}):
         place = copied(folder, tmp_path / f"{len(changed)}")
         save_file(changed, place / "model.safetensors")
         with pytest.raises(DataError, match=r"of another model: expected '[\w.]+' of shape .*, found"):
@@ -124,7 +123,7 @@ def refused_or_right(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "encoding"])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_description_in_which_anything_stands_is_refused_or_right(name: str, folder: Path, tmp_path: Path, data: st.DataObject) -> None:
     whole = parts(folder)[name == "encoding"]
@@ -136,7 +135,7 @@ def test_a_description_in_which_anything_stands_is_refused_or_right(name: str, f
 
 
 @pytest.mark.parametrize("name", ["model.json", "encoding.json", "model.safetensors"])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_of_which_bytes_are_changed_or_missing_is_refused_or_right(
     name: str, folder: Path, tmp_path: Path, data: st.DataObject
@@ -149,11 +148,14 @@ def test_a_file_of_which_bytes_are_changed_or_missing_is_refused_or_right(
     refused_or_right(place)
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"name":' * 50_000, b"\xff\xfe", b"", b"null", b"1e999", b'{"name": NaN}'])
-def test_what_is_no_description_is_refused(folder: Path, tmp_path: Path, content: bytes) -> None:
-    for name in ("model", "encoding"):
-        with pytest.raises(DataError, match=f"{name}.json is damaged"):
-            api.predict(copied(folder, tmp_path / name, **{name: content}), ROWS)
+NONE = (b"[" * 100_000, b'{"name":' * 50_000, b"\xff\xfe", b"", b"null", b"1e999", b'{"name": NaN}')
+
+
+@pytest.mark.parametrize("name", ["model", "encoding"])
+def test_what_is_no_description_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    for content in NONE:
+        with pytest.raises(DataError, match=rf"{name}\.json is damaged"):
+            api.predict(copied(folder, tmp_path, **{name: content}), ROWS)
 
 
 def test_a_description_that_has_no_end_is_not_read(folder: Path, tmp_path: Path) -> None:
