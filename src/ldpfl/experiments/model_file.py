@@ -59,11 +59,11 @@ class ModelFile(BaseModel):
             options=dict(model.options),
             mend=model.mend,
             shape=data.shape,
-            outputs=data.outputs,
-            vocabulary=data.vocabulary,
+            outputs=int(data.outputs),  # numbers of a caller's own data set may be NumPy's
+            vocabulary=None if data.vocabulary is None else int(data.vocabulary),
             targets=targets,
-            mean=tuple(mean),
-            std=tuple(std),
+            mean=tuple(map(float, mean)),
+            std=tuple(map(float, std)),
         )
 
     @property
