@@ -43,6 +43,7 @@ NOT_RUN = {
     r"run quickstart --watch": "serves a page while it trains; tests/report/test_page.py watches a run",
     r"run sound/.*": "needs features of all of MNIST; tests/experiments runs such settings on less",
     r"run .*\$seed.*|run .*SEED.*": "the variable of a loop, or a place to fill in, on data of full size",
+    r"plan .*--target-central .*": "solves for half a minute; test_docs.py asks the README's figures of the planner",
     r"attack gan .*": "trains an image generator for minutes; tests/cli/test_cli_attacks.py has a shorter one",
     r"ledger ldp-fl/mnist": "accounts for a minute; tests/cli/test_cli_privacy.py accounts smaller recipes",
 }
@@ -88,6 +89,7 @@ SHELL = [page for page in WITH_COMMANDS if commands(page) and page.name != "inde
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.thorough_for("docs/guide.md")
 def test_commands_of_a_page_run_from_top_to_bottom(
     page: Path, ldpfl: CommandLine, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def examples_in(function: object) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_examples_in_docstrings_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(package, "run", _without_bar)
