@@ -17,6 +17,8 @@ from ldpfl import ConfigError, api
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.page import page
 
+pytestmark = pytest.mark.slow
+
 FILES = {"README.md", "certificate.json", "encoding.json", "guarantee.json", "model.json", "model.safetensors"}
 HOW: dict[str, Any] = {"target": "sick", "count": 4, "progress": False}
 FEW: dict[str, Any] = {"training.rounds": 2, "data.bounds": {"age": [0, 100]}}

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from ldpfl import DataError, LdpflError, api
 
+pytestmark = pytest.mark.slow
+
 MOST_BYTES = 32 << 20
 
 

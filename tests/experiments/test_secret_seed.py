@@ -12,6 +12,8 @@ import pytest
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 
+pytestmark = pytest.mark.slow
+
 SECRET = 0x7F3A5C1E9B2D4068AFC3E1D5B7924680
 FILE = "SECRET-seed"
 
