@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ldpfl.api import certify as certify
     from ldpfl.api import check as check
     from ldpfl.api import configure as configure
+    from ldpfl.api import export as export
+    from ldpfl.api import load_model as load_model
     from ldpfl.api import load_run as load_run
     from ldpfl.api import plan as plan
     from ldpfl.api import plan_regime as plan_regime
@@ -61,6 +63,8 @@ __getattr__, __dir__ = lazy.exports(
         "certify": "ldpfl.api",
         "check": "ldpfl.api",
         "configure": "ldpfl.api",
+        "export": "ldpfl.api",
+        "load_model": "ldpfl.api",
         "load_run": "ldpfl.api",
         "mechanisms": "ldpfl.mechanisms",
         "plan": "ldpfl.api",

@@ -146,7 +146,7 @@ def read_text(path: Path) -> str:
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         if found.st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, "it has more than a gibibyte", str(path))
-        return file.read(_MOST_BYTES).decode()
+        return file.read(found.st_size).decode()  # a larger number would be allocated whole
 
 
 def from_toml(text: str) -> dict[str, Any]:

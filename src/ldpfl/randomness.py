@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.entropy import secure_words
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError
 
 
 class Purpose(IntEnum):
@@ -33,6 +33,20 @@ class Purpose(IntEnum):
     PARTICIPATION = 8
     RECORDS = 9
     MEASURING = 10
+
+
+def known(secret: int | None) -> int:
+    """Return ``secret``.
+
+    Raises:
+        ConfigError: the secret is None, because the run's folder no longer has it.
+    """
+    if secret is None:
+        raise ConfigError(
+            "the noise of this run cannot be drawn again, because the file SECRET-seed is not in its folder: put the file back, or begin "
+            "another run"
+        )
+    return secret
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:

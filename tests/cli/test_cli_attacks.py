@@ -185,8 +185,8 @@ def test_a_table_of_two_extractors_is_refused(run: Path, tiny_data: Path, tmp_pa
         attack_table(replace(result, rows=(*result.rows, foreign)))
 
 
-@pytest.mark.parametrize("seeds", [(), (1, 1), (-1,)])
-def test_seeds_that_do_not_differ_are_refused(seeds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("seeds", [(), (1, 1), (-1,), (2**63,)])
+def test_seeds_that_do_not_differ_or_are_too_large_are_refused(seeds: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="seeds"):
         AttackPlan(seeds=seeds)
 

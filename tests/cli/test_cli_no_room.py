@@ -93,7 +93,8 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
     with full_after(100) as done:
         assert ldpfl("run", *arguments, "--out", "whole").code == 0
     writes = done[0] // 2
-    assert writes == 1 + 2 * 3 + 5  # config; checkpoint, metrics and ledger of two rounds; metrics, ledger, curve, model, result
+    # The config; checkpoint, metrics and ledger of two rounds; metrics, ledger, curve, model, its description, result.
+    assert writes == 1 + 2 * 3 + 6
     for number in range(0, writes, every):
         out = Path(f"in place {number}")
         with full_after(number):

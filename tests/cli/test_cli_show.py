@@ -225,7 +225,7 @@ def test_a_result_is_written_as_strict_json(config_file: Path, tiny_data: Path, 
         def module_with(weights: torch.Tensor) -> torch.nn.Module:
             return torch.nn.Linear(1, 1)
 
-    folder.save_result(last, Task, unmeasured(result))  # type: ignore[arg-type]
+    folder.save_result(last, Task, unmeasured(result), folder.model_file())  # type: ignore[arg-type]
     assert json.loads(folder.result_path.read_text(encoding="utf-8"), parse_constant=pytest.fail)["score"] is None
 
 

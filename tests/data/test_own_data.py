@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -60,7 +61,7 @@ def patients(count: int = 600, hospitals: int = 5, seed: int = 0) -> pd.DataFram
 @pytest.fixture(autouse=True)
 def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds of own data are drawn anew: here they are not, so that no figure depends on luck."""
-    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: 0)
+    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: 2)
 
 
 @pytest.fixture
@@ -330,15 +331,15 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     np.testing.assert_allclose(again["probability of died"], found["probability of died"], rtol=1e-6)
     frame[held].drop(columns="age").to_csv(tmp_path / "new.csv", index=False)
     assert "no column 'age'" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
-    config = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(config.replace('name = "logistic-regression"', 'name = "os:abort"'))
-    assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
-    (folder / "config.toml").write_text(config.replace('name = "classification"', 'name = "os:abort"'))
-    assert "os:abort" in (folder / "config.toml").read_text()
-    assert ldpfl("predict", folder, tmp_path / "new.csv").code == 2  # and the process is still there
     frame[held].to_csv(tmp_path / "new.csv", index=False)
+    for file in folder.iterdir():
+        if file.name not in ("model.safetensors", "model.json", "encoding.json"):
+            file.unlink()
     assert ldpfl("predict", folder, tmp_path / "new.csv").code == 0
-    (folder / "config.toml").write_text(config)
+    described = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**described, "name": "os:abort"}))
+    assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    (folder / "model.json").write_text(json.dumps(described))
     told_of = json.loads((folder / "encoding.json").read_text())
     for change in ({"unscaled": [99]}, {"targets": "number"}, {"width": told_of["width"] + 1}, {"spreads": [1.0] * 9}):
         (folder / "encoding.json").write_text(json.dumps({**told_of, **change}))
@@ -540,7 +541,7 @@ def test_a_run_goes_on_with_what_was_measured_or_not_at_all(table: Path, tmp_pat
     folder = tmp_path / "run"
     api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=folder, progress=False, baseline=False)
     seed = build_module.secret_seed
-    monkeypatch.setattr(build_module, "secret_seed", lambda config, task: seed(config, task) + 1)
+    monkeypatch.setattr(build_module, "secret_seed", lambda config, task, secret: (seed(config, task, secret) or 0) + 1)
     with pytest.raises(ConfigError, match="cannot be resumed"):
         api.run(folder=folder, resume=True, more_rounds=1, progress=False)
 
@@ -1072,7 +1073,8 @@ def test_an_extended_run_measures_its_columns_no_second_time(table: Path, tmp_pa
     longer = api.run(folder=tmp_path / "run", resume=True, more_rounds=2, progress=False, baseline=False)
 
     def columns(config: RunConfig) -> torch.Tensor:
-        federation, _ = build(config, load_dataset(config, None), torch.device("cpu"))
+        secret = RunFolder(tmp_path / "run").secret()
+        federation, _ = build(config, load_dataset(config, None), torch.device("cpu"), secret=secret)
         return federation.task.data.tensor
 
     assert longer.config.training.rounds == first.config.training.rounds + 2
@@ -1093,26 +1095,26 @@ def test_two_simulations_of_one_seed_are_not_taken_for_independent(
 
 
 @pytest.mark.slow
-def test_the_seed_of_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: 7654321)
-    outcome = ldpfl("run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline")
+def test_a_seed_that_is_given_for_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """The noise follows from it; it stands in the run's folder alone, as a note says."""
+    run: list[str | Path] = ["run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline", "--out", "run"]
+    outcome = ldpfl(*run, "--seed", "7654321")
     assert outcome.code == 0, outcome.err
     assert "7654321" not in outcome.out + outcome.err
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert "7654321" not in repr(api.load_run(folder))
-    assert "7654321" in (folder / "config.toml").read_text()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert json.loads(ldpfl("show", folder, "--json").out)["seed"] is None
-    other: list[str | Path] = ["run", "own", "--data", table, "--target", "outcome", "--resume", "--out", folder, "--set", "seed=3"]
-    assert "seed: another one" in ldpfl.refused(*other)
+    assert "whoever knows it can take the noise off" in " ".join(outcome.out.split())
+    assert "7654321" not in repr(api.load_run("run"))
+    assert "7654321" in Path("run/config.toml").read_text()
+    assert not Path("run/SECRET-seed").exists()
+    assert Path("run").stat().st_mode & 0o777 == 0o700
+    assert json.loads(ldpfl("show", "run", "--json").out)["seed"] is None
+    assert "seed: another one" in ldpfl.refused(*run, "--resume", "--seed", "3")
 
 
 @pytest.mark.slow
 def test_seeds_that_come_with_a_sweep_are_none_of_own_data(table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everybody knows them, and a secure sum's noise could be taken off a published model."""
     drawn = iter(range(100, 200))
-    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: next(drawn))
+    monkeypatch.setattr("ldpfl.experiments.secret_seed.secrets.randbits", lambda bits: next(drawn))
     monkeypatch.setattr("ldpfl.api.sweeping.draw_sweep", lambda *_: None)
     own = {"data.path": str(table), "data.target": "outcome", "data.features": "none", "model.name": "linear", "training.rounds": 1}
     own |= {"clients.count": 4, "data.bounds": {"age": [0, 100], "marker": [0, 60]}, "privacy.target_epsilon": "off"}
@@ -1123,23 +1125,31 @@ def test_seeds_that_come_with_a_sweep_are_none_of_own_data(table: Path, monkeypa
         "training.server_learning_rate": 1.0,
     }
     result = api.sweep("sound-mnist", settings=own, folder=tmp_path / "sweep", progress=False)
-    assert set(result.config.seeds) <= set(range(100, 200))
-    assert len(set(result.config.seeds)) == 3
+    assert len(result.config.seeds) == 3
+    runs = [RunFolder(path) for path in (tmp_path / "sweep" / "runs").iterdir()]
+    assert all(run.config().secret_noise for run in runs)
+    secrets = {run.secret() for run in runs}
+    assert None not in secrets
+    assert len(secrets) == len(runs) > 3
     assert (tmp_path / "sweep").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.slow
-def test_a_sweep_over_own_data_has_a_seed_that_nobody_knows(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when it goes on."""
-    drawn = iter((11, 22))
-    monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", lambda bits: next(drawn))
+def test_a_sweep_over_own_data_has_noise_that_follows_from_no_seed(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it goes on; unless its own file names seeds."""
     monkeypatch.setattr("ldpfl.api.sweeping.draw_sweep", lambda *_: None)
     rounds = ["training.rounds=1", f"data.path={str(table)!r}", "data.target='outcome'"]
     config = SweepConfig(name="mine", recipe="own", settings=rounds, axes={"clients.count": [2]})
     first = api.sweep(config, folder=tmp_path / "sweep", progress=False)
-    assert first.config.seeds == [11]
-    assert api.sweep(config, folder=tmp_path / "sweep", progress=False).config.seeds == [11]
-    assert api.sweep(config.model_copy(update={"seeds": [3]}), folder=tmp_path / "said", progress=False).config.seeds == [3]
+    (path,) = (tmp_path / "sweep" / "runs").iterdir()
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    assert "SECRET-seed" in files
+    again = api.sweep(config, folder=tmp_path / "sweep", progress=False)
+    assert again.to_dict() == first.to_dict()
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == files
+    api.sweep(config.model_copy(update={"seeds": [3]}), folder=tmp_path / "said", progress=False)
+    (path,) = (tmp_path / "said" / "runs").iterdir()
+    assert (RunFolder(path).config().seed, RunFolder(path).secret()) == (3, None)
 
 
 class Codebook(nn.Module):
@@ -1198,19 +1208,18 @@ def test_a_module_that_is_no_function_of_one_sample_is_refused(module: type[nn.M
 
 
 @pytest.mark.slow
-def test_the_noise_of_own_data_follows_from_a_seed_that_nobody_knows(
-    table: Path, tmp_path: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_of_own_data_follows_from_a_secret_that_is_drawn_for_each_run(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.api.configuring.secrets.randbits", random.SystemRandom().getrandbits)
     usual: dict[str, Any] = {"data": table, "target": "outcome", "rounds": 1, "baseline": False, "progress": False}
     first, second = (api.run(**usual) for _ in range(2))
-    assert first.config.seed != second.config.seed
-    ours, theirs = (list(result.module().state_dict().values()) for result in (first, second))
-    assert not torch.equal(ours[0], theirs[0])
-    assert api.run(**usual, seed=3).config.seed == 3
-    ldpfl("run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline", "--out", tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["seed"] > 1000
-    assert api.configure("quickstart").seed == 0
+    again = api.run(first.config, data=table, baseline=False, progress=False)  # of the same seed, and another secret
+    models = [next(iter(result.module().state_dict().values())) for result in (first, second, again)]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(models, 2))
+    told = [api.run(**usual, seed=3).module().state_dict() for _ in range(2)]
+    assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])
+    assert (api.configure("quickstart").seed, api.configure("quickstart").secret_noise) == (0, False)
+    with pytest.raises(ConfigError, match="secret_noise is set, and the data are no data of yours"):
+        api.run("quickstart", settings={"secret_noise": True}, progress=False)
 
 
 def test_a_delta_that_lets_a_record_be_published_is_told_of(table: Path) -> None:

@@ -39,7 +39,7 @@ def run(*, settings: dict[str, Any], folder: Path | None = None, resume: bool = 
 
 def test_a_run_stops_when_public_rows_say_so_and_keeps_its_best_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a run that does not, with the same noise: two runs of one's own data have none in common otherwise."""
-    monkeypatch.setattr("ldpfl.experiments.build.secret_seed", lambda config, task: config.seed)
+    monkeypatch.setattr("ldpfl.experiments.build.secret_seed", lambda config, task, secret: config.seed)
     whole, stopped = run(settings={"data.validation": 0.5, "training.patience": ROUNDS}), run(settings=STOPPING)
     losses = [metrics.validation for metrics in whole.history]
     found = [metrics.validation for metrics in stopped.history]

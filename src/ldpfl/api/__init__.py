@@ -7,7 +7,8 @@ from ldpfl.api.accounting import account, plan, released, warned
 from ldpfl.api.auditing import audit, audit_run
 from ldpfl.api.certifying import certify, verify
 from ldpfl.api.configuring import Settings, configure, named_data
-from ldpfl.api.predicting import predict
+from ldpfl.api.exporting import export
+from ldpfl.api.predicting import load_model, predict
 from ldpfl.api.reproducing import reproduce
 from ldpfl.api.running import OnRound, check, load_run, run
 from ldpfl.api.sweeping import NOISE_PLOT, SCORE_PLOT, sweep
@@ -24,6 +25,8 @@ __all__ = [
     "certify",
     "check",
     "configure",
+    "export",
+    "load_model",
     "load_run",
     "named_data",
     "plan",

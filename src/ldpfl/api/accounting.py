@@ -101,7 +101,7 @@ def _run_of(what: Ledger | RunResult | RunConfig | str | Path) -> tuple[RunConfi
 def _seed_in(config: RunConfig) -> int | None:
     """Return the seed that what a simulation hides behind follows from; None where no two runs share any of it."""
     by_coins = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
-    return config.seed if by_coins or not config.data.brought else None
+    return None if config.secret_noise else config.seed if by_coins or not config.data.brought else None
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:

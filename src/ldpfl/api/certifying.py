@@ -16,6 +16,7 @@ from ldpfl import mechanisms
 from ldpfl.api.arguments import checked
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.figures import of_extending
+from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import read_text
 from ldpfl.keys import load_key, save_key
@@ -63,9 +64,9 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
 
 def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
     """Return what a run says against its figures; one that has not come to its end says so."""
-    if result:
-        return [str(caveat) for caveat in result.get("caveats", ())]
     config = folder.config()
+    if result:
+        return public_caveats(config, [str(caveat) for caveat in result.get("caveats", ())])
     unfinished = f"{config.training.rounds} rounds were meant to be run, and {events} releases were made when this was certified"
     return [unfinished, *of_extending(config)]
 

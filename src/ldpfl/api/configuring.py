@@ -24,8 +24,7 @@ from ldpfl.suggestions import did_you_mean
 Settings = Mapping[str, Any] | Sequence[str] | None
 """Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them, or one such text."""
 
-_SEED_BITS = 127
-"""Beyond what anybody could try."""
+_SEED_BITS = 63
 
 
 @checked
@@ -44,16 +43,11 @@ def configured_for(
     """Return what :func:`configure` does, for a ``function`` whose own arguments may be what was meant by one that there is not."""
     changes = [*listed(settings), *listed(_by_key(function, overrides, what))]
     config = configured(what, changes)
-    # A user's own data have a seed that nobody knows, unless one is said: their noise follows from it.
+    # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
     said = {*(what if isinstance(what, RunConfig) else config).model_fields_set, *(change.partition("=")[0].strip() for change in changes)}
     if config.data.brought and "seed" not in said:
-        return config.model_copy(update={"seed": new_seed()})
+        return config.model_copy(update={"seed": secrets.randbits(_SEED_BITS), "secret_noise": True})
     return config
-
-
-def new_seed() -> int:
-    """Return a seed that nobody knows: the noise on a user's own data follows from it."""
-    return secrets.randbits(_SEED_BITS)
 
 
 def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], Given]:

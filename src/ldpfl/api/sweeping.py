@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 import torch
 
 from ldpfl.api.arguments import checked
-from ldpfl.api.configuring import Settings, listed, new_seed
+from ldpfl.api.configuring import Settings, listed
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_parallel import run_ahead
-from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
+from ldpfl.experiments.sweep_run import run_sweep
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_sweep
 from ldpfl.report.progress import ProgressDisplay
@@ -54,7 +54,7 @@ def sweep(
     """
     config, overrides = what if isinstance(what, SweepConfig) else load_sweep(str(what)), listed(settings)
     shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
-    config = _with_seeds(config, overrides, folder, said="seeds" in config.model_fields_set and not shipped)
+    config = _with_secret_noise(config, overrides, said="seeds" in config.model_fields_set and not shipped)
     if folder is None:
         with TemporaryDirectory() as temporary:
             return replace(_sweep(config, overrides, Path(temporary), data_dir, device, jobs, progress), folder=None)
@@ -94,9 +94,8 @@ def _sweep(
     return SweepResult(config, tuple(rows), tuple(curves), out)
 
 
-def _with_seeds(config: SweepConfig, overrides: Sequence[str], folder: str | Path | None, *, said: bool) -> SweepConfig:
-    """Return the sweep with seeds that nobody knows, where it is over a user's own data who ``said`` none; or ``folder``'s, if begun."""
+def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, said: bool) -> SweepConfig:
+    """Return the sweep with noise that follows from none of its seeds, if it is over a user's own data and the user ``said`` no seeds."""
     if said or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
         return config
-    begun = None if folder is None else stored_sweep(Path(folder))
-    return config.model_copy(update={"seeds": begun[0].seeds if begun else [new_seed() for _ in config.seeds]})
+    return config.model_copy(update={"settings": [*config.settings, "secret_noise=true"]})

@@ -58,8 +58,8 @@ class AttackPlan:
     def __post_init__(self) -> None:
         if self.images < FEWEST_IMAGES:
             raise ConfigError(f"the attack is measured on at least {FEWEST_IMAGES} images, got {self.images}")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ConfigError(f"the attack needs different seeds of at least 0, got {list(self.seeds)}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0 or max(self.seeds) >= 2**63:
+            raise ConfigError(f"the attack needs different seeds from 0 to {2**63 - 1}, got {list(self.seeds)}")
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _check_class(label: int, task: Dataset) -> None:
 
 
 def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
-    federation, start = build(config, task, device)
+    federation, start = build(config, task, device, secret=folder.secret())
     last = folder.checkpoint()
     begun = last.origin if last else ""
     data, found = (origin.rpartition(" on ")[0] for origin in (begun, start.origin))

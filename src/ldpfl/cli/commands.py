@@ -30,6 +30,10 @@ COMMANDS = {
         "Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script.",
     ),
     "predict": ("own:predict", "Say what a finished run's model makes of new rows of a table: a line each, as CSV."),
+    "export": (
+        "own:export",
+        "Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret.",
+    ),
     "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
     "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
     "certify": (

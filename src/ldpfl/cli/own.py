@@ -39,9 +39,9 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run on a table.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run on a table, or one that ldpfl export wrote.")],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A CSV or Parquet file, or a folder: the run's columns, the target aside.")],
-    model: Annotated[str | None, typer.Option(help="The run's model, where that is code of yours (package.module:Class).")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, where that is code of yours (package.module:Class).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="printed")] = None,
 ) -> None:
     """Say what a finished run's model makes of new rows of a table: a line each, as CSV.
@@ -67,6 +67,17 @@ def _no_formula(text: str) -> str:
 
 
 _BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write.")],
+    key: Annotated[Path | None, typer.Option(help="Private key that signs the certificate (Ed25519); made if there is none.")] = None,
+) -> None:
+    """Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
+    with terminal(stderr=True).status("accounting ..."):
+        api.export(run, folder, key=key)
+    terminal().print(Text(f"{folder}: to be handed on as it is; {folder / 'README.md'} says what is in it"), soft_wrap=True)
 
 
 def overrides_of(

@@ -24,20 +24,23 @@ def report(
         typer.Argument(metavar="RUN...", help="Folders of runs, of one that goes on as far as it has come; a sweep's; or a plan's JSON."),
     ],
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the folder, or here")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Leave out of a run's page what its guarantee does not cover.")] = False,
 ) -> None:
     """Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script."""
     place = out or (what[0] / "report.html" if len(what) == 1 and what[0].is_dir() else Path("report.html"))
     with terminal(stderr=True).status("accounting ..."):
-        text = _page(what)
+        text = _page(what, public=public)
     write_text(place, text)
     terminal().print(Text(f"{place}: {len(text.encode()) / 1000:,.0f} kB, to look at in a browser"), soft_wrap=True)
 
 
-def _page(what: list[Path]) -> str:
+def _page(what: list[Path], *, public: bool) -> str:
     sweeps = [(path, stored) for path in what if path.is_dir() and (stored := stored_sweep(path)) is not None]
     plans = [path for path in what if path.suffix == ".json" and path.is_file()]
     if not sweeps and not plans:
-        return page(what)
+        return page(what, public=public)
+    if public:
+        raise ConfigError("--public is for runs: a sweep's page compares scores, and a plan's has no figure of any data")
     if len(what) > 1:
         raise ConfigError("several runs have a page together; a sweep, or a plan, has one of its own: give it alone")
     if plans:

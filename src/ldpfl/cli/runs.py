@@ -51,7 +51,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all randomness; your own data get a secret one.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all randomness; without it, noise on your own data is secret.")] = None,
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
@@ -151,8 +151,10 @@ def _said(errors: Console, lack: str) -> Iterator[None]:
 
 
 def _json(result: dict[str, Any]) -> str:
-    """Return ``result.json`` as it is printed: of a user's own data without the seed that noise follows from, and their fingerprint."""
-    return to_json({**result, "seed": None, "data_fingerprint": None} if result.get("seed_is_secret") else result, indent=2)
+    """Return ``result.json`` as it is printed: of a user's own data without a seed that noise follows from, and their fingerprint."""
+    hidden = {"seed"} if result.get("seed_is_secret") else set()
+    hidden |= {"data_fingerprint"} if result.get("own_data") or result.get("seed_is_secret") else set()
+    return to_json({**result, **dict.fromkeys(hidden)}, indent=2)
 
 
 def _stopped_by(error: WriteError, again: str) -> WriteError:
@@ -172,7 +174,7 @@ def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
 
 
 def _default_folder(config: RunConfig) -> Path:
-    seed = "" if config.data.brought else f"-seed{config.seed}"  # from which the noise on a user's own data follows
+    seed = "" if config.data.brought else f"-seed{config.seed}"
     return new_folder(f"{config.name}{seed}")
 
 

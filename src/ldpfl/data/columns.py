@@ -106,6 +106,17 @@ _MOST_DIGITS = 309
 """Of a whole number that a float can be; what is longer is a text wherever it comes from."""
 
 
+def width_of(config: DataConfig) -> int:
+    """Return how many inputs come of a row, by the settings alone: as many as :func:`features_of` or :func:`texts_of` gives."""
+    if config.text:
+        return config.length
+    hashed, number = set(config.words), 2 if config.missing == "indicator" else 1
+    return sum(
+        len(config.categories[name]) if name in config.categories else config.buckets if name in hashed else number
+        for name in config.columns
+    )
+
+
 def features_of(table: Table, config: DataConfig) -> Features:
     """Return the inputs of ``table``; which columns there are, and of what kind each is, ``config`` says."""
     parts: list[NDArray[np.float32]] = []

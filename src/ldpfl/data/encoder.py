@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from ldpfl.data.columns import width_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
@@ -56,6 +57,8 @@ class Encoder(BaseModel):
 
     @model_validator(mode="after")
     def _has_a_class_an_output(self) -> Self:
+        if (width := width_of(self.data)) != self.width:
+            raise ValueError(f"{width:,} inputs come of its columns, and it says {self.width:,}")
         if self.targets == "class" and len(self.classes) != self.outputs:
             raise ValueError("there are as many classes as outputs")
         if self.targets == "number" and self.outputs != 1:

@@ -77,11 +77,15 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
     return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
 
 
+_OF_COLUMNS = ("target", "columns", "bounds", "numbers", "words", "categories", "buckets", "missing", "text", "length", "vocabulary")
+"""Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
+
+
 def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], width: int, outputs: int) -> Encoder | None:
     if targets == "tokens":
         return None
     return Encoder(
-        data=config.model_copy(update={"client": "", "path": "", "test_path": ""}),
+        data=DataConfig(**config.model_dump(include=set(_OF_COLUMNS))),
         targets=targets,
         classes=classes,
         width=width,

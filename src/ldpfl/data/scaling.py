@@ -84,7 +84,7 @@ class Histogram:
 def first_edges(column: Unscaled) -> Floats:
     """Return the edges of a column's first histogram."""
     if column.classes:
-        return np.arange(column.classes + 1) - 0.5
+        return np.arange(column.classes + 1, dtype=np.float64) - 0.5
     if column.bounds is not None:
         return np.linspace(*column.bounds, _BINS + 1)
     return np.concatenate([-_POWERS[::-1], _POWERS])

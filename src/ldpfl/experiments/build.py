@@ -23,7 +23,7 @@ from ldpfl.data.samples import Unscaled
 from ldpfl.data.scaling import STAGES, by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import LOWEST_PROBABILITY, RangesConfig, RunConfig
+from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import told_of, tried
@@ -31,7 +31,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
-from ldpfl.randomness import Purpose, stream
+from ldpfl.randomness import Purpose, known, stream
 from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.server import Checkpoint, initial_checkpoint
 from ldpfl.simulation import (
@@ -40,7 +40,6 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.measuring import Measuring
 from ldpfl.suggestions import did_you_mean
-from ldpfl.tasks import Targets
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,23 +81,33 @@ def as_usual() -> Iterator[None]:
 
 @as_usual()
 def build(
-    config: RunConfig, task: Dataset, device: torch.device, given: nn.Module | None = None, warn: Warn = _LOG.warning
+    config: RunConfig,
+    task: Dataset,
+    device: torch.device,
+    given: nn.Module | None = None,
+    warn: Warn = _LOG.warning,
+    secret: int | None = None,
 ) -> tuple[Federation, Checkpoint]:
     """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
 
-    ``given`` is the model, where a caller hands it over; ``warn`` is told of what makes a run slow.
+    Args:
+        given: the model, where a caller hands it over.
+        warn: called with what makes a run slow.
+        secret: what noise follows from if ``config.secret_noise`` is set. Without the secret, a federation is built that draws no noise.
 
     Raises:
-        ConfigError, PrivacyError: what is wrong with the config or the model.
+        ConfigError, PrivacyError: what is wrong with the config or the model; or noise is needed here, and the secret is not known.
     """
+    if config.secret_noise and not config.data.brought:
+        raise ConfigError("secret_noise is set, and the data are no data of yours: leave it out; the noise here follows from seed")
     task, validation = _divided(config, task)
     parts = divided(config, task)
-    module = model_of(config, Description.of(task), _model_seed(config.seed), given)
+    module = model_of(config, Description.of(task), given)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     ranges = initial_ranges(config, layout, weights)
     mechanism = mechanism_of(config, ranges, [own.size for own in parts])
-    task, ledger = _scaled(config, task, parts, mechanism)
+    task, ledger = _scaled(config, task, parts, mechanism, secret)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
     if outside := _outside(config, layout, weights, ranges):
@@ -113,11 +122,11 @@ def build(
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, task.outputs, scale=task.unit),
     )
-    secret = secret_seed(config, task)
+    noise_seed = secret_seed(config, task, secret)
     federation = Federation(
         seed=config.seed,
-        secret_seed=secret,
-        coin_seed=_coin_seed(secret, module, weights, parts) if config.data.brought else secret,
+        secret_seed=noise_seed,
+        coin_seed=_coin_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
         own_data=config.data.brought,
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn),
@@ -168,13 +177,21 @@ def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges
 
 
 @as_usual()
-def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None, targets: Targets | None = None) -> nn.Module:
-    """Return the model of ``config`` for data that are ``described``; ``given`` is what a caller handed over.
+def model_of(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
+    """Return the model of ``config`` for data that are ``described``, as training begins with it; ``given`` is a caller's own.
 
-    ``targets`` of the task, where they are known: then the task is not made, which may be code.
+    Raises:
+        ConfigError: the model is unknown, or does not fit the data.
     """
-    by_place = (targets or tasks.create(config.task.name, data.outputs).targets) == "tokens"
-    model = config.model
+    by_place = tasks.create(config.task.name, data.outputs).targets == "tokens"
+    return made_of(config.model, data, by_place=by_place, seed=_model_seed(config.seed), given=given)
+
+
+def made_of(model: ModelConfig, data: Description, *, by_place: bool, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
+    """Return the module that ``model`` names for data that are ``described``; ``by_place`` as in :func:`ldpfl.models.create`.
+
+    ``seed`` decides its weights, and has at most 64 bits.
+    """
     made = models.create(
         model.name, data.shape, data.outputs, seed=seed, options=model.options, vocabulary=data.vocabulary, by_place=by_place, given=given
     )
@@ -184,7 +201,7 @@ def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module |
 def size_of(config: RunConfig, data: Description) -> int:
     """Return how many weights the built-in model of ``config`` has; it is not made, so that it may be as large as it likes."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in model_of(config, data, 0, None).parameters())
+        return sum(parameter.numel() for parameter in model_of(config, data).parameters())
 
 
 def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
@@ -233,7 +250,9 @@ def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) ->
     return parts
 
 
-def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]], mechanism: Mechanism) -> tuple[Dataset, Ledger]:
+def _scaled(
+    config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]], mechanism: Mechanism, secret: int | None
+) -> tuple[Dataset, Ledger]:
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
         return task, Ledger()
@@ -241,7 +260,8 @@ def _scaled(config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]]
         return by_bounds(task), Ledger()
     records = sum(part.size for part in parts) / len(parts)
     counting = measuring_mechanism(config, mechanism, [part.size for part in parts]) if mechanism.record_clip is not None else None
-    return Measuring(secret_seed(config, task), counting, records, config.shuffling.channel).scaled(task, parts)
+    seed = known(secret_seed(config, task, secret))
+    return Measuring(seed, counting, records, config.shuffling.channel).scaled(task, parts)
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -258,8 +278,8 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
     return mechanism_of(config.model_copy(update={"mechanism": settings}), one, sizes)
 
 
-def secret_seed(config: RunConfig, task: Dataset) -> int:
-    """Return the seed of what has to stay unknown: noise, and who takes part where that is a secret.
+def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:
+    """Return the seed of what has to stay unknown: noise, and who takes part where that is a secret. None if ``secret`` is not known.
 
     With a user's own data it is that of no other run on other rows or with other settings, as far as they are told: two runs in which the
     same records took part by the same coins would cost more together than their guarantees add up to. A run that is extended is the
@@ -267,11 +287,15 @@ def secret_seed(config: RunConfig, task: Dataset) -> int:
     """
     if not config.data.brought:
         return config.seed
+    if config.secret_noise and secret is None:
+        return None
     training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
     same = config.model_copy(update={"training": training})
     # Not what is no setting of training; and wherever the rows lie.
-    untold: Any = {"name": True, "description": True, "privacy": {"target_epsilon"}, "data": {"path", "test_path"}}
+    untold: Any = {"name": True, "description": True, "secret_noise": True, "privacy": {"target_epsilon"}, "data": {"path", "test_path"}}
     digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
+    if config.secret_noise:
+        digest.update(f"{secret}".encode())
     for content in task.train.content():
         digest.update(content)
     return int.from_bytes(digest.digest())

@@ -43,7 +43,7 @@ def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     if getattr(config.mechanism, "clip_norm", None) == "auto":
         data = described(config, given)
         with as_usual():
-            norm = clip_norm_for(config, data, model_of(config, data, 0, given.module))
+            norm = clip_norm_for(config, data, model_of(config, data, given.module))
         config = config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
     if config.privacy.target_epsilon == "off":
         return config

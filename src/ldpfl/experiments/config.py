@@ -184,7 +184,11 @@ class RunConfig(_Section):
     description: Printable = ""
     """What it is for."""
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
-    """From which all that a simulation draws follows."""
+    """From which all that a simulation draws follows: on your own data the noise too, if you give a seed, so that whoever knows it can
+    take the noise off. Without one, the noise on your own data has a secret of its own, and the seed decides about the rest alone."""
+    secret_noise: bool = False
+    """Whether the noise on your own data, and who takes part in secret, follow from a secret that is drawn for each run and kept in the
+    run's folder, in the file ``SECRET-seed``. It is set for your own data unless you give a seed."""
     data: DataConfig = DataConfig()
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
@@ -196,6 +200,11 @@ class RunConfig(_Section):
     shuffling: ShufflingConfig = ShufflingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
 
+    @property
+    def hides_seed(self) -> bool:
+        """Whether the noise on a user's own rows follows from ``seed``, which then is shown to nobody."""
+        return self.data.brought and not self.secret_noise
+
     def to_toml(self) -> str:
         """Return the whole config, defaults included, as TOML."""
         return tomli_w.dumps(self.model_dump())
@@ -203,7 +212,7 @@ class RunConfig(_Section):
     def differences(self, other: RunConfig) -> list[str]:
         """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs."""
         ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
-        hidden = {"seed"} if self.data.brought or other.data.brought else set()  # from which the noise on a user's own data follows
+        hidden = {"seed"} if self.hides_seed or other.hides_seed else set()
         return [
             f"{key}: another one" if key in hidden else f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"
             for key in sorted({*ours, *theirs})

@@ -43,13 +43,16 @@ class Given:
 
 NOTHING = Given()
 
-_OF_SIMULATIONS = (
-    "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise; here all noise follows from "
-    "the seed, which config.toml and result.json hold beside a fingerprint of the rows, and the config file that it was taken from, if it "
-    "was: they protect nobody from who has them",
-    "test rows are not protected: scores are exact figures of them",
+_SIMULATION = "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise"
+_OF_SECRET = (
+    f"{_SIMULATION}; here all noise follows from a secret, which the run's folder keeps in the file SECRET-seed: whoever has that file can "
+    "take the noise off, so hand the model on by ldpfl export"
 )
-"""Said of a user's own data, which may be in need of protection."""
+_OF_SEED = (
+    f"{_SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it can "
+    "take the noise off, so give no seed where the model is handed on"
+)
+_OF_SCORES = "test rows are not protected: scores are exact figures of them"
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def load_dataset(
         found = load(data.name, data_dir, warn)
     else:  # nothing is kept beyond a run: what was there may have changed since
         own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
-        found = own.noted(*_OF_SIMULATIONS)
+        found = own.noted(_OF_SECRET if config.secret_noise else _OF_SEED, _OF_SCORES)
     return extracted(found, data.features, data.feature_options, warn, progress, keep=not (data.brought or data.at_nodes))
 
 

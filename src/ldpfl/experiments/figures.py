@@ -39,7 +39,8 @@ def summarise(
     figures = {
         "name": config.name,
         "seed": config.seed,
-        "seed_is_secret": config.data.brought,
+        "seed_is_secret": config.hides_seed,
+        "own_data": config.data.brought,
         "metric": federation.task.task.metric,
         "score": history[-1].score,
         "scores": scores,
@@ -74,6 +75,10 @@ def summarise(
     return strict
 
 
+STOPPED = "training stopped after round"
+"""How the note begins that tells the round after which a run ended early."""
+
+
 def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
     """Return the last round in which anything was trained, if a run ended early; None if it did not."""
     trained = [metrics.round for metrics in last.history if metrics.validation is not None]
@@ -84,7 +89,7 @@ def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
     after, rounds = stopped_after(federation, last), last.state.round
     if after is None:
         return []
-    return [f"training stopped after round {after} of {rounds}, and all are counted: when to stop followed from what was released"]
+    return [f"{STOPPED} {after} of {rounds}, and all are counted: when to stop followed from what was released"]
 
 
 def of_extending(config: RunConfig) -> list[str]:

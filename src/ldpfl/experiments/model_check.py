@@ -12,6 +12,7 @@ from ldpfl.experiments.build import as_usual, build, choose_device, model_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
+from ldpfl.experiments.secret_seed import drawn
 from ldpfl.importing import GIVEN
 from ldpfl.models.mending import Change, mended
 
@@ -50,7 +51,7 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
         LdpflError: the data cannot be read, or the model cannot even be made.
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
-    module = model_of(config, described(config, given), config.seed % 2**63, given.module)  # as far as PyTorch takes a seed
+    module = model_of(config, described(config, given), given.module)
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()
     still = ""
@@ -67,7 +68,7 @@ def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[st
     notes: list[str] = []
     try:
         task = load_dataset(config, data_dir, notes.append, given=given)
-        build(config, task, choose_device("cpu"), given.module, notes.append)
+        build(config, task, choose_device("cpu"), given.module, notes.append, drawn(config))
     except LdpflError as error:
         return str(error), tuple(notes)
     return "", tuple(notes)

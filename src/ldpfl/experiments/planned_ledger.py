@@ -79,7 +79,7 @@ def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRa
     Raises:
         ConfigError: the data set or the model is unknown, or they do not fit.
     """
-    module = model_of(config, described(config, given), 0, given.module)
+    module = model_of(config, described(config, given), given.module)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     return weights, initial_ranges(config, layout, weights)

@@ -38,6 +38,7 @@ class Figures(_Strict):
     name: Word
     seed: int
     seed_is_secret: bool = False
+    own_data: bool = False
     metric: str
     score: Figure
     scores: dict[str, Figure]

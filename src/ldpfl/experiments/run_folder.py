@@ -13,12 +13,13 @@ from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from ldpfl.data.encoder import Encoder
-from ldpfl.errors import ConfigError, DataError, LdpflError, first_line, printable
+from ldpfl.errors import ConfigError, DataError, LdpflError, printable
+from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
+from ldpfl.experiments.model_file import ModelFile, read_description
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy import Ledger
@@ -43,7 +44,8 @@ class Kind(StrEnum):
 
 def _is_ours(name: str) -> bool:
     """Tell whether a file is the lock, or what a killed process left of the first files."""
-    return name in (_LOCK, _KIND) or name.startswith((f".{_KIND}.", ".config.toml."))
+    first = (_KIND, secret_seed.FILE, "config.toml")
+    return name in (_LOCK, _KIND, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in first))
 
 
 def _used(config: RunConfig) -> dict[str, Any]:
@@ -61,9 +63,10 @@ def _used(config: RunConfig) -> dict[str, Any]:
 class RunFolder:
     """Names and writes the files of one run; each is replaced atomically.
 
-    ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` (after each round), ``metrics.jsonl`` and
-    ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``result.json`` and ``curve.svg``. On Flower,
-    ``kind.txt`` and ``participation.json`` as well; an app of one's own has its model elsewhere and writes no result.
+    ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` (after each round), ``metrics.jsonl`` and ``ledger.json`` (a line a
+    round), and at the end ``model.safetensors``, ``model.json``, ``encoding.json`` (of a table), ``result.json`` and ``curve.svg``. On
+    Flower, ``kind.txt`` and ``participation.json`` as well; an app of one's own has its model elsewhere and writes no result. On a user's
+    own data, ``SECRET-seed`` is the only file that the noise could be computed from.
 
     All that write raise :class:`ldpfl.errors.WriteError` where the system refuses it.
     """
@@ -91,7 +94,13 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def description_path(self) -> Path:
+        """What model the weights are of."""
+        return self.path / "model.json"
+
+    @property
     def encoding_path(self) -> Path:
+        """How rows of a table become inputs of the model."""
         return self.path / "encoding.json"
 
     @property
@@ -112,11 +121,25 @@ class RunFolder:
         """Why a sweep gave the run up."""
         return self.path / "stopped.txt"
 
-    def open(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
+    @property
+    def secret_path(self) -> Path:
+        """What the noise on a user's own rows follows from; nothing else in the folder tells it."""
+        return self.path / secret_seed.FILE
+
+    def secret(self) -> int | None:
+        """Return the secret that the run's noise follows from; None if the folder has none.
+
+        Raises:
+            DataError: its file is damaged.
+        """
+        return secret_seed.load(self.secret_path)
+
+    def open(self, config: RunConfig, *, resume: bool, kind: Kind | None = None, secret: int | None = None) -> None:
         """Make the folder ready for ``config``; with ``resume``, one that was never begun is begun.
 
         Args:
             kind: what is about to run; recorded if it is not a simulation.
+            secret: what the run's noise follows from, if it is not the config's seed; kept where a run is begun.
 
         Raises:
             ConfigError: the folder holds something else, or a run of another config or kind; nothing is written then.
@@ -125,7 +148,9 @@ class RunFolder:
         make_folder(self.path)
         begun = self.config_path.exists()
         if config.data.brought and not begun:
-            self.path.chmod(0o700)  # it holds the seed that the noise on somebody's own rows follows from
+            self.path.chmod(0o700)  # it holds the secret that the noise on somebody's own rows follows from, and exact figures of them
+        if secret is not None and not begun:
+            secret_seed.save(secret, self.secret_path)
         # First of all: where a config stands, nobody may take a folder of Flower's for a simulation's.
         if kind is not None and kind.on_flower and not (begun and self._kind_path.exists()):
             write_text(self._kind_path, f"{kind}\n")
@@ -137,6 +162,7 @@ class RunFolder:
     def reopen(self, config: RunConfig) -> None:
         """Let the run that stands here go on under ``config``; its result is no longer one. A crash leaves the run as it was, or that."""
         self.result_path.unlink(missing_ok=True)  # first: without one, the old config just ends the run anew
+        self.description_path.unlink(missing_ok=True)  # nor is the model of the old rounds the run's any more
         write_text(self.config_path, config.to_toml())
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
@@ -263,25 +289,43 @@ class RunFolder:
         figures: dict[str, Any] = _printable(result)
         return figures
 
-    def encoder(self) -> Encoder:
-        """Return how rows become inputs of the model of the finished run.
+    def model_file(self) -> ModelFile:
+        """Return what model the folder holds; it may be that of an export.
 
         Raises:
-            ConfigError: it is not finished, or was not trained on rows of a table.
+            ConfigError: there is no model.
             DataError: the file is damaged.
         """
-        if self.result() is None:
-            raise ConfigError(f"{self.path} holds a run that is not finished: it has no model yet")
         try:
-            text = read_text(self.encoding_path)
-        except OSError:
-            raise ConfigError(f"{self.path} holds a run on something else than a table: give its module inputs yourself") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.encoding_path} is damaged: {error}") from None
+            found: ModelFile = read_description(self.description_path, ModelFile)
+        except FileNotFoundError:
+            if self.model_path.exists() and self.result_path.exists():
+                raise ConfigError(
+                    f"{self.path} has no {self.description_path.name}, so it is of an earlier version: remove {self.result_path.name}, and "
+                    "finish the run again by ldpfl run --resume"
+                ) from None
+            raise ConfigError(
+                f"{self.path} has no {self.description_path.name}: it holds a run that is not finished, or none; give the folder of a "
+                "finished run, or one that ldpfl export wrote"
+            ) from None
+        return found
+
+    def encoder(self) -> Encoder:
+        """Return how rows become inputs of the model.
+
+        Raises:
+            ConfigError: the model was not trained on rows of a table.
+            DataError: the file is damaged.
+        """
         try:
-            return Encoder.model_validate_json(text)
-        except ValidationError as error:
-            raise DataError(f"{self.encoding_path} is damaged: {first_line(error)}") from None
+            found: Encoder = read_description(self.encoding_path, Encoder)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path} holds a model of something else than a table: give its module inputs yourself, see ldpfl.load_model"
+            ) from None
+        if found.data.text and found.width > _MAX_WORDS:
+            raise DataError(f"{self.encoding_path} is damaged: it keeps {found.width:,} words of a text, more than {_MAX_WORDS:,}")
+        return found
 
     @property
     def is_over(self) -> bool:
@@ -328,7 +372,7 @@ class RunFolder:
         for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
             with writing(path):
                 path.unlink(missing_ok=True)
-        for path in (self.model_path, self.curve_path, self.encoding_path):
+        for path in (self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path):
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -342,7 +386,9 @@ class RunFolder:
         """Record charges ahead of the checkpoint that they belong to."""
         ledger.save(self.ledger_path)
 
-    def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], encoder: Encoder | None = None) -> None:
+    def save_result(
+        self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
+    ) -> None:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
@@ -353,6 +399,7 @@ class RunFolder:
             save_file(tensors, temporary)
         if encoder is not None:
             write_text(self.encoding_path, encoder.model_dump_json(indent=1) + "\n")
+        write_text(self.description_path, described.model_dump_json(indent=1) + "\n")
         write_text(self.result_path, to_json(result, indent=2) + "\n")
 
     def _save_metrics(self, checkpoint: Checkpoint) -> None:
@@ -361,6 +408,8 @@ class RunFolder:
 
 
 _LOCK, _KIND = ".lock", "kind.txt"
+_MAX_WORDS = 1 << 16
+"""Number of words that are kept of a text, at most, by a folder that may be somebody else's: each row takes memory for all of them."""
 SWEEP = "sweep.json"
 """What the folder of a sweep holds instead of a run."""
 

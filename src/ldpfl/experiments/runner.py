@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,16 +16,19 @@ from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
 from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
+from ldpfl.experiments.dataset import NOTHING, Description, Given, load_dataset
 from ldpfl.experiments.figures import stopped_after, summarise
+from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.secret_seed import drawn
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
+from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 
 Value = TypeVar("Value")
-_Scores = Callable[[RunConfig, Dataset], list[float]]
+_Scores = Callable[[RunConfig, Dataset, int | None], list[float]]
 
 
 class Observer(Protocol):
@@ -63,10 +67,10 @@ class Runner:
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's values must not leave.
         """
-        task = self._data(config)
-        federation, start = self._build(config, task)
+        task, secret = self._data(config), drawn(config)
+        federation, start = self._build(config, task, secret)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
-        figures = self._figures(config, federation, task, last, self._trained_anew if baseline else None)
+        figures = self._figures(config, federation, task, last, self._trained_anew if baseline else None, secret)
         return Finished(config, federation, last, figures)
 
     @as_usual()
@@ -84,7 +88,8 @@ class Runner:
             WriteError: the folder cannot be written; finished rounds are kept.
         """
         task = self._data(config)
-        federation, start = self._build(config, task)
+        secret = self._secret(config, folder, resume=resume)
+        federation, start = self._build(config, task, secret)
         private = config.mechanism.protects
         wants_baseline = baseline and private
         if not more_rounds:
@@ -96,25 +101,27 @@ class Runner:
             if more_rounds:  # all that may be refused has been by now, and the run still stands as it was
                 folder.checkpoint_or(start)
                 folder.reopen(config)
-            folder.open(config, resume=resume, kind=Kind.SIMULATION)
+            folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # as after a crash while it was drawn
                     self._draw(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures)
+            if config.secret_noise and known(folder.secret()) != secret:
+                raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
             reached = folder.checkpoint_or(start)
             if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
                     f"{folder.path} measured its columns in another way than its config now says: a second time is not charged"
                 )
             last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
-            figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None)
-            folder.save_result(last, federation.task, figures, federation.encoder)
+            figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None, secret)
+            folder.save_result(last, federation.task, figures, model_file_of(config, federation, task), federation.encoder)
             self._draw(folder, figures)
         return Finished(config, federation, last, figures)
 
     def _figures(
-        self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None
+        self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None, secret: int | None
     ) -> dict[str, Any]:
         """Return the figures of a run whose rounds are over; what of them fails must not cost the run its result.
 
@@ -123,8 +130,10 @@ class Runner:
         """
         reference = clamped = None
         if scores is not None and config.mechanism.protects:
-            reference = self._or_none("no noise-free baseline to compare with", lambda: scores(config, task))
-            clamped = self._or_none("no score without noise and clamped", lambda: self._clamped_score(config, task, last, reference))
+            reference = self._or_none("no noise-free baseline to compare with", lambda: scores(config, task, secret))
+            clamped = self._or_none(
+                "no score without noise and clamped", lambda: self._clamped_score(config, task, last, reference, secret)
+            )
         return summarise(config, federation, task, last, reference, clamped)
 
     def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
@@ -178,16 +187,28 @@ class Runner:
             )
         return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.given)
 
-    def _build(self, config: RunConfig, task: Dataset) -> tuple[Federation, Checkpoint]:
-        return build(config, task, self.device, self.given.module, self.observer.warn)
+    def _secret(self, config: RunConfig, folder: RunFolder, *, resume: bool) -> int | None:
+        """Return what the noise of the run in ``folder`` follows from: its own secret, or a new one for a run that is begun.
 
-    def _trained_anew(self, config: RunConfig, task: Dataset) -> list[float]:
-        federation, start = self._build(noise_free(config), task)
+        Raises:
+            ConfigError: the run is not finished, and its secret is not there.
+            DataError: the file of the secret is damaged.
+        """
+        if not (config.secret_noise and resume and folder.config_path.exists()):
+            return drawn(config)
+        secret = folder.secret()
+        return secret if folder.result_path.exists() and config.training.rounds == folder.config().training.rounds else known(secret)
+
+    def _trained_anew(self, config: RunConfig, task: Dataset, secret: int | None) -> list[float]:
+        federation, start = self._build(noise_free(config), task, secret)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _BASELINE)
         return [metrics.score for metrics in last.history]
 
-    def _baseline_scores(self, config: RunConfig, task: Dataset) -> list[float]:
-        baseline = baseline_of(config, task, self._build)
+    def _build(self, config: RunConfig, task: Dataset, secret: int | None = None) -> tuple[Federation, Checkpoint]:
+        return build(config, task, self.device, self.given.module, self.observer.warn, secret)
+
+    def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> list[float]:
+        baseline = baseline_of(config, task, partial(self._build, secret=secret))
         if not baseline.config.data.brought:  # nothing that is made of a user's own data without noise is kept
             try:
                 return list(self._cached(baseline)["score_per_round"])
@@ -196,12 +217,14 @@ class Runner:
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
         return [metrics.score for metrics in last.history]
 
-    def _clamped_score(self, config: RunConfig, task: Dataset, last: Checkpoint, reference: list[float] | None) -> float | None:
+    def _clamped_score(
+        self, config: RunConfig, task: Dataset, last: Checkpoint, reference: list[float] | None, secret: int | None
+    ) -> float | None:
         """Return the score of the same training that is clamped and has no noise, where clamping may have cost something."""
         worst = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)
         if reference is None or not config.mechanism.uses_ranges or worst <= _MOSTLY_CLAMPED:
             return None
-        federation, start = self._build(clamped_only(config), task)
+        federation, start = self._build(clamped_only(config), task, secret)
         return self._rounds(federation, start, config.training.rounds, _nowhere, "clamped, without noise").history[-1].score
 
     def _cached(self, baseline: Baseline) -> dict[str, Any]:
@@ -225,8 +248,15 @@ class Runner:
                     rounds = baseline.config.training.rounds
                     last = self._rounds(baseline.federation, folder.checkpoint_or(baseline.start), rounds, folder.save_round, _BASELINE)
                     result = summarise(baseline.config, baseline.federation, baseline.task, last, None)
-                    folder.save_result(last, baseline.federation.task, result)
+                    described = model_file_of(baseline.config, baseline.federation, baseline.task)
+                    folder.save_result(last, baseline.federation.task, result, described)
         return result
+
+
+def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> ModelFile:
+    """Return what is written beside the weights of a finished run."""
+    task = federation.task
+    return ModelFile.of(config.model, Description.of(data), task.task.targets, task.mean, task.std)
 
 
 def _clamped(metrics: RoundMetrics) -> str:

@@ -95,9 +95,11 @@ def commented(config: RunConfig) -> str:
     """Return ``config`` as TOML with the meaning of each key; keys that have their default are there as comments."""
     tree = config.model_dump()
     lines = [f"{key} = {toml_value(tree[key])}" for key in ("name", "description")]
-    # The noise on a user's own data follows from the seed, and this file may be handed on: each run draws its own.
+    # The noise on a user's own data follows from a seed that is given, and this file may be handed on: each run draws its own.
     drawn = config.data.brought and "seed" not in config.model_fields_set
-    lines.append("# seed: drawn for each run, known to nobody" if drawn else f"seed = {config.seed}")
+    lines.append("# seed: drawn for each run, and beside it a secret that noise follows from" if drawn else f"seed = {config.seed}")
+    if config.secret_noise:
+        lines.append("secret_noise = true")
     for section in sections()[1:]:
         own = config.mechanism.name if section == "mechanism" else section
         lines += ["", f"[{section}]"]

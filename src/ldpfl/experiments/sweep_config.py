@@ -73,7 +73,7 @@ class Cell:
 
     def __str__(self) -> str:
         at = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in self.point)
-        return f"{self.variant}{at}" + ("" if self.config.data.brought else f", seed {self.seed}")  # which hides a user's own data
+        return f"{self.variant}{at}" + ("" if self.config.hides_seed else f", seed {self.seed}")
 
 
 def load_sweep(name: str) -> SweepConfig:

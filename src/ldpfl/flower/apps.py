@@ -32,6 +32,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.experiments.figures import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.runner import model_file_of
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
@@ -110,7 +111,8 @@ def _keep_result(strategy: LdpStrategy, prepared: _Prepared, folder: RunFolder |
     federation = prepared.federation
     if folder is not None:
         result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
-        folder.save_result(strategy.checkpoint, federation.task, result, federation.encoder)
+        described = model_file_of(prepared.config, federation, prepared.task)
+        folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
 
 
 def _data_dir(context: Context) -> Path | None:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 import ldpfl
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import from_json, read_text
 from ldpfl.number_format import number
@@ -30,19 +31,20 @@ _POINTS = 8
 """Rounds after which it is said what all so far cost: each takes up to some seconds."""
 
 
-def page(folders: Sequence[Path], *, refresh_s: int = 0) -> str:
+def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -> str:
     """Return the page of the runs in ``folders``; of one that is not finished, as far as it has come.
 
     Figures are computed from ledgers, as ``ldpfl show`` does: what a result's file says beside them is not repeated.
 
     Args:
         refresh_s: seconds after which a browser asks again while a run goes on; 0 for never.
+        public: whether to leave out what the guarantee does not cover, see :mod:`ldpfl.experiments.public_figures`.
 
     Raises:
         ConfigError: there is no run, or one of which no round is finished.
         DataError: a file is damaged.
     """
-    runs = [_run(RunFolder(folder)) for folder in folders]
+    runs = [_run(RunFolder(folder), public=public) for folder in folders]
     names = [run["name"] for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         run["label"] = run["name"] if names.count(run["name"]) == 1 else f"{run['name']} in {folder.resolve().name}"
@@ -57,12 +59,14 @@ class _Figure:
     more: str = ""
 
 
-def _run(folder: RunFolder) -> dict[str, Any]:
+def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     config, result = folder.config(), folder.result()
     progress = ""
     if result is None:
         result = figures_so_far(folder, config)
         progress = progress_of(folder, config, result["rounds"])
+    if public:
+        result = without_private(config, result)
     ledger = folder.ledger()
     statement = account(ledger, config.privacy.delta)
     result["privacy"] = statement.to_dict()
@@ -71,6 +75,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
     return {
         "name": result["name"],
         "progress": progress,
+        "left_out": _left_out(config) if public else "",
         "score": shown(result["metric"], result["score"]),
         "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
         "epsilon": number(best.epsilon) if best and isfinite(best.epsilon) else "none",
@@ -88,9 +93,9 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         else "",
         "rounds": list(_rounds(result)),
         "spent": _spent(ledger, statement),
-        "layers": list(_layers(folder, result)),
+        "layers": list(_layers(folder, result, public=public)),
         "environment": list(_environment(config, result)),
-        "config": _config_text(folder, secret=config.data.brought),
+        "config": _config_text(folder, seed=config.hides_seed, paths=public),
         "citation": _CITATION.format(version=ldpfl.__version__, name=result["name"]),
     }
 
@@ -102,15 +107,27 @@ _CITATION = """@software{{ldpfl,
 }}"""
 
 
-def _config_text(folder: RunFolder, *, secret: bool) -> str:
-    """Return the config as it stands in the folder, but for a seed from which the noise on a user's own data follows."""
+def _config_text(folder: RunFolder, *, seed: bool, paths: bool) -> str:
+    """Return the config as it stands in the folder, without a ``seed`` that noise follows from, and without ``paths`` of this machine."""
     text = read_text(folder.config_path)
-    return re.sub(r"^seed = .*$", "# seed: in the run's folder", text, count=1, flags=re.MULTILINE) if secret else text
+    for key in (*(["seed"] if seed else []), *(["path", "test_path"] if paths else [])):
+        text = re.sub(rf"^{key} = .*$", f"# {key}: in the run's folder", text, count=1, flags=re.MULTILINE)
+    return text
+
+
+def _left_out(config: RunConfig) -> str:
+    """Return what a page that is handed on says of what is not in it."""
+    always = "the noise-free baseline, how much was clamped, and times"
+    if scores_are_public(config):
+        return f"Left out, because the guarantee does not cover it: {always}. Scores were measured on the public test split."
+    scores = "scores, which were measured on rows that are not protected"
+    return f"Left out, because the guarantee does not cover it: {scores}; {always}."
 
 
 def _sentence(config: RunConfig, result: dict[str, Any]) -> str:
     of = "its own table" if config.data.brought else config.data.name
-    what = f"{config.model.name} on {of}: {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
+    reached = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
+    what = f"{config.model.name} on {of}{reached if result['score'] is not None else ''}"
     cohort = result["clients_per_round"]
     part = "" if cohort == result["clients"] else f", {cohort:,} a round"
     return f"{what} after {result['rounds']:,} rounds with {result['clients']:,} clients{part}, by {result['mechanism']}."
@@ -118,7 +135,8 @@ def _sentence(config: RunConfig, result: dict[str, Any]) -> str:
 
 def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
-    yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data")
+    if score is not None:
+        yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data")
     if baseline is not None:
         yield _Figure("without noise", shown(metric, baseline), cost(metric, baseline, score) if score is not None else "")
     for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
@@ -147,12 +165,17 @@ def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
     return inline(lambda axes: plot_spent(axes, points), (6.2, 2.6))
 
 
-def _layers(folder: RunFolder, result: dict[str, Any]) -> Iterator[dict[str, str]]:
+def _first_clamped(folder: RunFolder) -> Any:
+    """Return which share of each layer was clamped in the first round that anybody took part in, as the file says it."""
     try:
         lines = [from_json(line) for line in read_text(folder.metrics_path).splitlines()]
     except (OSError, ValueError):
         lines = []
-    first: Any = next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
+    return next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
+
+
+def _layers(folder: RunFolder, result: dict[str, Any], *, public: bool) -> Iterator[dict[str, str]]:
+    first: Any = {} if public else _first_clamped(folder)
     shares = (
         {name: share for name, share in first.items() if isinstance(share, float) or share in (0, 1)} if isinstance(first, dict) else {}
     )
@@ -179,7 +202,8 @@ def _environment(config: RunConfig, result: dict[str, Any]) -> Iterator[tuple[st
     if not result.get("seed_is_secret"):
         yield "seed", str(result["seed"])
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
-    yield "device", f"{result['device']}, {result.get('threads', '?')} threads, {result['seconds']:.1f} s of training"
-    if not result.get("seed_is_secret"):
+    training = "" if result["seconds"] is None else f", {result['seconds']:.1f} s of training"
+    yield "device", f"{result['device']}, {result.get('threads', '?')} threads{training}"
+    if not config.data.brought:
         yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
     yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))

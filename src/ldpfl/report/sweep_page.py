@@ -52,7 +52,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         rows=[_shown(row, sweep) for row in found],
         stopped=list(_stopped(found)),
         pictures=list(_pictures(sweep, found)),
-        config=tomli_w.dumps(sweep.model_dump(exclude={"seeds"} if any(cell.config.data.brought for cell, _ in results) else None)),
+        config=tomli_w.dumps(sweep.model_dump(exclude={"seeds"} if any(cell.config.hides_seed for cell, _ in results) else None)),
     )
 
 

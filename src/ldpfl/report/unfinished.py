@@ -26,7 +26,8 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     figures = {
         "name": config.name,
         "seed": config.seed,
-        "seed_is_secret": config.data.brought,
+        "seed_is_secret": config.hides_seed,
+        "own_data": config.data.brought,
         "metric": ACCURACY if config.task.name == RunConfig().task.name else "score",
         "score": last.history[-1].score,
         "score_per_round": [metrics.score for metrics in last.history],

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.randomness import Purpose, stream
+from ldpfl.randomness import Purpose, known, stream
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
 from ldpfl.simulation.federation import Federation
@@ -80,7 +80,8 @@ def _gradient_batch(
     whole, rate = full_batch(samples, federation.batch_width), federation.mechanism.record_rate
     if rate == 1:
         return whole
-    return poisson_batch(whole, rate, [stream(federation.coin_seed, Purpose.RECORDS, state.round + 1, int(client)) for client in clients])
+    seed = known(federation.coin_seed)
+    return poisson_batch(whole, rate, [stream(seed, Purpose.RECORDS, state.round + 1, int(client)) for client in clients])
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:

@@ -17,7 +17,7 @@ from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel
-from ldpfl.randomness import Purpose, SeededStreams, bound_stream, stream
+from ldpfl.randomness import Purpose, SeededStreams, bound_stream, known, stream
 from ldpfl.ranges import RangeRule
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
 from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
@@ -29,8 +29,8 @@ class Federation:
 
     Attributes:
         seed: all random streams derive from it that may be known: divisions, batches, whom a server asks.
-        secret_seed: of noise.
-        coin_seed: of records that take part by chance, clients that decide for themselves or are in a secret order.
+        secret_seed: of noise; None where the secret of the run is not there, so that no noise can be drawn.
+        coin_seed: of records that take part by chance, clients that decide for themselves or are in a secret order; None likewise.
         own_data: whether the data are a user's own: then noise follows from what it hides as well, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
@@ -54,8 +54,8 @@ class Federation:
     """
 
     seed: int
-    secret_seed: int
-    coin_seed: int
+    secret_seed: int | None
+    coin_seed: int | None
     task: LocalTask
     trainer: Trainer
     samples: tuple[NDArray[np.int64], ...]
@@ -88,15 +88,15 @@ class Federation:
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
         if self.once_over is not None:
-            return once_cohort(self.coin_seed, round_number, len(self.samples), self.once_over)
-        seed = self.seed if self.self_sampling is None else self.coin_seed
+            return once_cohort(known(self.coin_seed), round_number, len(self.samples), self.once_over)
+        seed = self.seed if self.self_sampling is None else known(self.coin_seed)
         return round_cohort(seed, round_number, len(self.samples), self.fraction, self.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
         """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
         number = state.round + 1
         if not self.own_data:
-            return SeededStreams.for_clients(self.secret_seed, number, clients.tolist())
+            return SeededStreams.for_clients(known(self.secret_seed), number, clients.tolist())
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
         variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
@@ -104,7 +104,7 @@ class Federation:
         if mechanism.record_clip is None:  # whose noise is of the size of its ranges; that of records is of lattice points
             ranges = state.ranges
             context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
-        return SeededStreams.bound(self.secret_seed, Purpose.MECHANISM, keys, values, context, variance)
+        return SeededStreams.bound(known(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""
@@ -112,7 +112,7 @@ class Federation:
         if not self.own_data:
             return stream(self.seed, Purpose.MIXING, number)
         context = state.weights.numpy().tobytes() + SummedReports.kind_of(reports)
-        return bound_stream(self.secret_seed, Purpose.MIXING, (number,), SummedReports.total_of(reports), context)
+        return bound_stream(known(self.secret_seed), Purpose.MIXING, (number,), SummedReports.total_of(reports), context)
 
     @property
     def rules(self) -> ServerRules:

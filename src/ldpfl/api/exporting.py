@@ -1,0 +1,67 @@
+"""Put together what may be handed on of a finished run: its model and what it guarantees, and nothing that the guarantee does not cover."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import ldpfl
+from ldpfl.api.arguments import checked
+from ldpfl.api.certifying import certify
+from ldpfl.api.results import RunResult
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
+from ldpfl.privacy.statement import account
+from ldpfl.report.model_card import model_card
+
+
+@checked
+def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path | None = None) -> Path:
+    """Write what may be handed on of a finished run to a new folder, and return the folder.
+
+    The folder holds the model, its description and encoding, the guarantee, a certificate and a model card (README.md). It holds no
+    secret, no score that was measured on private rows, no noise-free baseline, no path of this machine, and no fingerprint of the rows.
+
+    Args:
+        run: a finished run that has a folder, or its folder.
+        folder: a new or empty folder.
+        key: file of the private key that signs the certificate, see :func:`ldpfl.certify`.
+
+    Raises:
+        ConfigError: the run is not finished, has no folder or protects nothing of a user's own data; or ``folder`` is not empty.
+        DataError: a file of the run is damaged.
+        WriteError: the folder cannot be written.
+    """
+    place = run.folder if isinstance(run, RunResult) else Path(run)
+    if place is None:
+        raise ConfigError("this run has no folder to export: give ldpfl.run a folder=")
+    kept, out = RunFolder(place), Path(folder)
+    config, result = kept.config(), kept.result()
+    if result is None:
+        raise ConfigError(f"{place} holds a run that is not finished: go on with it by ldpfl run --resume before it is exported")
+    described = kept.model_file()
+    encoder = kept.encoder() if kept.encoding_path.exists() else None
+    if config.data.brought and not config.mechanism.protects:
+        raise ConfigError(
+            f"{place} was trained on your data without noise: its model may hold what any row says, and is not exported; train it with "
+            "another mechanism than 'none'"
+        )
+    certificate = certify(place, key=key)
+    statement = account(kept.ledger(), config.privacy.delta)
+    card = model_card(config, described, encoder, statement, result, ldpfl.__version__)
+    with writing(out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
+        check_regular(kept.model_path)
+    target = RunFolder(out)
+    make_folder(out)
+    with replace_atomically(target.model_path) as temporary:
+        shutil.copyfile(kept.model_path, temporary)
+    if encoder is not None:
+        write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
+    write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
+    write_text(out / "guarantee.json", to_json(statement.to_dict(), indent=2) + "\n")
+    write_text(out / "certificate.json", certificate.to_json())
+    write_text(out / "README.md", card)
+    return out

@@ -1,0 +1,151 @@
+"""What a trained model is, beside its weights: ``model.json``, which holds nothing secret and names no code that would be run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
+from ldpfl.experiments.build import made_of
+from ldpfl.experiments.config import ModelConfig
+from ldpfl.experiments.dataset import Description
+from ldpfl.files import check_regular, read_text
+from ldpfl.importing import GIVEN, is_code, lies_in_file
+from ldpfl.tasks import Targets
+
+MAX_BYTES = 1 << 26
+"""Size of the largest description that is read: nobody has columns and classes for more, and the file may be somebody else's."""
+
+_Size = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class ModelFile(BaseModel):
+    """What ``model.json`` holds.
+
+    Attributes:
+        name, options, mend: those of the config. Code is named without its folder, for people alone: it is never imported from here.
+        shape: of one sample; None where a sample is several tensors.
+        outputs: of the model.
+        vocabulary: how many tokens there are, where samples are texts.
+        targets: what is told of a sample.
+        mean, std: of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str
+    options: dict[str, bool | int | float | str] = {}
+    mend: bool = False
+    shape: tuple[_Size, ...] | None
+    outputs: _Size
+    vocabulary: _Size | None = None
+    targets: Targets
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, model: ModelConfig, data: Description, targets: Targets, mean: tuple[float, ...], std: tuple[float, ...]) -> ModelFile:
+        """Return what is said of the trained ``model`` on such ``data``."""
+        module, colon, attribute = model.name.partition(":")
+        name = f"{Path(module).name}{colon}{attribute}" if lies_in_file(model.name) else model.name
+        return cls(
+            name=name,
+            options=dict(model.options),
+            mend=model.mend,
+            shape=data.shape,
+            outputs=int(data.outputs),  # numbers of a caller's own data set may be NumPy's
+            vocabulary=None if data.vocabulary is None else int(data.vocabulary),
+            targets=targets,
+            mean=tuple(map(float, mean)),
+            std=tuple(map(float, std)),
+        )
+
+    @property
+    def described(self) -> Description:
+        """What the model takes and gives."""
+        return Description(self.shape, self.outputs, self.vocabulary)
+
+    def module(self, weights: Path, own: str | nn.Module | None = None) -> nn.Module:
+        """Return the model with the weights of a safetensors file.
+
+        Nothing is allocated before the shapes in the file are those of the model: either may be somebody else's.
+
+        Args:
+            own: the caller's module, or its name, where the model is code.
+
+        Raises:
+            ConfigError: the model is code, and the caller names none.
+            DataError: the file is damaged, or of another model.
+        """
+        model = self._named(own)
+        try:
+            check_regular(weights)
+            shapes = _shapes(weights)
+            if isinstance(own, str | None) and not is_code(model.name):
+                with torch.device("meta"):
+                    _check_shapes(self._made(model), shapes)
+            module = self._made(model, own if isinstance(own, nn.Module) else None)
+            _check_shapes(module, shapes)
+            module.load_state_dict(load_file(weights))
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
+        return module
+
+    def _named(self, own: str | nn.Module | None) -> ModelConfig:
+        """Return which model is made; code is what the caller names, whatever the file says."""
+        if isinstance(own, nn.Module):
+            return ModelConfig(name=GIVEN, mend=self.mend)
+        if self.name == GIVEN and own is None:
+            raise ConfigError("the model of this run was handed over: give the module again, ldpfl.predict(..., model=module)")
+        if (self.name == GIVEN or is_code(self.name)) and (own is None or not is_code(own)):
+            raise ConfigError(f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model")
+        return ModelConfig(name=own if own is not None and is_code(own) else self.name, options=self.options, mend=self.mend)
+
+    def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:
+        try:
+            return made_of(model, self.described, by_place=self.targets == "tokens", given=given)
+        except LdpflError:
+            raise
+        except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
+            raise ValueError(f"no such model can be made, {type(error).__name__}: {error}") from error
+
+
+def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in the header of a file of tensors; no tensor is read."""
+    with safe_open(weights, framework="pt") as handle:
+        return {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118  # no dict
+
+
+def _check_shapes(module: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
+    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if found == expected:
+        return
+    name = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    raise ValueError(f"expected {name[:80]!r} of shape {expected.get(name, 'none')}, found {found.get(name, 'none')}")
+
+
+def read_description(path: Path, kind: type[BaseModel]) -> Any:
+    """Return what a small JSON file says of a model.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DataError: the file is damaged, or larger than any such file is.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path} is damaged: it has more than {MAX_BYTES >> 20} MiB")
+        return kind.model_validate_json(read_text(path))
+    except FileNotFoundError:
+        raise
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise DataError(f"{path} is damaged: {f'{place}: ' if place else ''}{problem['msg']}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,37 @@
+"""Which figures of a run may be handed on: those that follow from what clients released, or from public data.
+
+The guarantee of a run covers the model and all that was sent. It does not cover scores that are measured on private rows, the noise-free
+baseline, how much was clamped, how long training took, a fingerprint of the rows, or the round after which training stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.figures import STOPPED
+
+
+def scores_are_public(config: RunConfig) -> bool:
+    """Whether scores are measured on the public test split of a built-in data set."""
+    data = config.data
+    return not (data.brought or data.at_nodes) and data.evaluate_on == "test"
+
+
+def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
+    """Return what a run says against its figures, without the round at which private rows stopped it."""
+    if not config.data.brought or config.training.patience == 0:
+        return caveats
+    kept = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]
+    return [*kept, "which round's model was kept was decided by the loss on rows that are not protected: the guarantee does not cover it"]
+
+
+def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a run, with None or nothing in the place of each that may not be handed on."""
+    layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
+    hidden: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}
+    hidden |= {"caveats": public_caveats(config, list(result.get("caveats", ()))), "seconds": None}
+    if not scores_are_public(config):
+        hidden |= {"score": None, "scores": {}, "score_per_round": [None] * len(result["score_per_round"])}
+    return {**result, **hidden}

@@ -1,0 +1,47 @@
+"""The secret from which the noise on a user's own rows follows: a file of its own in the run's folder, and nowhere else."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from ldpfl.errors import DataError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.files import read_text, replace_atomically
+
+FILE = "SECRET-seed"
+_BITS = 128
+"""Beyond what anybody could try."""
+
+_WARNING = (
+    "# Keep this file to yourself: with it, the noise on the rows of this run can be computed. Only --resume and --more-rounds need it.\n"
+)
+
+
+def drawn(config: RunConfig) -> int | None:
+    """Return a new secret for a run of ``config``; None where noise follows from the config's own seed."""
+    return secrets.randbits(_BITS) if config.secret_noise else None
+
+
+def save(secret: int, path: Path) -> None:
+    """Write a secret to a file that its owner alone may read; errors as in :func:`ldpfl.files.replace_atomically`."""
+    with replace_atomically(path, 0o600) as temporary:
+        temporary.write_text(f"{_WARNING}{secret:0{_BITS // 4}x}\n", encoding="utf-8")
+
+
+def load(path: Path) -> int | None:
+    """Return the secret in a file that :func:`save` wrote; None if there is no such file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        lines = read_text(path).splitlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    found = lines[-1] if lines else ""
+    if len(found) != _BITS // 4 or not set(found) <= set("0123456789abcdef"):
+        raise DataError(f"{path} is damaged: expected {_BITS // 4} hexadecimal digits in its last line; put the file back as it was")
+    return int(found, 16)

@@ -1,0 +1,110 @@
+"""The card of a model that is handed on: a README in the form of Hugging Face's model cards, without a figure of private rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ldpfl.data.encoder import Encoder
+from ldpfl.errors import printable
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.model_file import ModelFile
+from ldpfl.experiments.public_figures import public_caveats, scores_are_public
+from ldpfl.importing import GIVEN, is_code
+from ldpfl.privacy.guarantee import Statement
+from ldpfl.report.privacy import guarantee_rows
+from ldpfl.report.scores import shown
+
+_PIPELINES = {"class": "tabular-classification", "classes": "tabular-classification", "number": "tabular-regression"}
+
+
+def model_card(
+    config: RunConfig, described: ModelFile, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any], version: str
+) -> str:
+    """Return the card of a finished run's model as Markdown.
+
+    Args:
+        result: figures of the run; scores are stated only where they were measured on public data.
+        version: of ldpfl.
+    """
+    sections = (
+        ("", _head(config, encoder)),
+        ("What it was trained on", _data(config, described, encoder)),
+        ("What is guaranteed", _guarantee(config, statement)),
+        ("Limits", _limits(config, encoder, statement, result)),
+        ("How to use it", _use(described, encoder)),
+    )
+    body = "\n".join(f"{f'## {title}' if title else f'# {_text(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
+    return f"{_front_matter(encoder)}\n{body}\nMade with ldpfl {version}.\n"
+
+
+def _front_matter(encoder: Encoder | None) -> str:
+    pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: {_PIPELINES[encoder.targets]}\n"
+    return f"---\nlibrary_name: ldpfl\n{pipeline}tags:\n- differential-privacy\n- federated-learning\n---\n"
+
+
+def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
+    told = f" It tells {_names([encoder.data.target] if isinstance(encoder.data.target, str) else encoder.data.target)}." if encoder else ""
+    yield f"A model ({_text(config.model.name.rpartition(':')[2])}) that was trained with ldpfl under local differential privacy.{told}\n"
+    if config.description:
+        yield f"\n{_text(config.description)}\n"
+
+
+def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+    of = "rows that stayed with their owners" if config.data.brought or config.data.at_nodes else f"the data set `{config.data.name}`"
+    yield f"Trained on {of}: {config.clients.count:,} clients, {config.training.rounds:,} rounds, mechanism `{config.mechanism.name}`.\n"
+    if encoder is None:
+        shape = "" if described.shape is None else f" A sample has the shape {described.shape}."
+        yield f"{shape.strip()}\n" if shape else ""
+        return
+    data = encoder.data
+    yield f"\nInputs: {_names([data.text] if data.text else data.columns)}. No value of a row is in these files.\n"
+    if encoder.classes:
+        whence = "named beforehand" if config.data.classes else "**taken from the rows**, which the guarantee does not cover"
+        yield f"\nClasses: {_names(encoder.classes)}; they were {whence}.\n"
+    if encoder.shares or encoder.knots:
+        yield "\nScales of columns, and shares of classes, are public settings or were measured as a part of the run's guarantee.\n"
+
+
+def _guarantee(config: RunConfig, statement: Statement) -> Iterator[str]:
+    yield f"{statement.verdict or 'Nothing is protected: values left as they are.'}\n\n"
+    yield f"| protected | trusted | epsilon (delta {statement.delta:g}) | status |\n|---|---|---|---|\n"
+    for row in guarantee_rows(statement.to_dict()):
+        yield f"| {' | '.join(map(_text, row))} |\n"
+    yield "\n`guarantee.json` has these lines with what each assumes. `ldpfl verify certificate.json` computes them a second time.\n"
+
+
+def _limits(config: RunConfig, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any]) -> Iterator[str]:
+    if scores_are_public(config):
+        yield f"- {result['metric']} on the public test split: {shown(result['metric'], result['score'])}\n"
+    else:
+        yield "- How good the model is is not said: scores were measured on rows that are not protected. Measure it on rows of your own.\n"
+    if encoder is not None:
+        yield "- Names of columns, and whether each holds numbers or words, count as public.\n"
+    for line in (*public_caveats(config, list(result.get("caveats", ()))), *statement.notes, *statement.warnings):
+        yield f"- {_text(line)}\n"
+
+
+def _use(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+    code = described.name == GIVEN or is_code(described.name)
+    if code:
+        yield f"The model is code of its owner (`{_text(described.name)}`), which is not in this folder and is never run by its name.\n\n"
+    if encoder is None:
+        own = ", model=MODULE" if code else ""
+        yield f'```python\nimport ldpfl\n\nmodule = ldpfl.load_model("FOLDER"{own})  # a plain PyTorch module\n```\n'
+        if described.mean:
+            mean, std = ([round(value, 6) for value in own] for own in (described.mean, described.std))
+            yield f"\nIt takes pixels x from 0 to 255 as (x / 255 - mean) / std, by channel: mean {mean}, std {std}.\n"
+        return
+    yield f"```\nldpfl predict FOLDER rows.csv{' --model file.py:Class' if code else ''}\n```\n"
+    yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if code else ""})\n```\n'
+
+
+def _names(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(f"`{_text(name).replace('`', '')}`" for name in names)
+
+
+def _text(text: str) -> str:
+    """Return ``text`` in one line, as Markdown that makes no table, link or markup of it."""
+    shown_text = printable(str(text))
+    return "".join(f"\\{char}" if char in "\\|<>[]*_#" else char for char in shown_text)

@@ -1,0 +1,164 @@
+"""What is handed on of a run: that others can predict with it, and that it tells nothing which the guarantee does not cover."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from conftest import CommandLine
+from ldpfl import ConfigError, api
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.report.page import page
+
+pytestmark = pytest.mark.slow
+
+FILES = {"README.md", "certificate.json", "encoding.json", "guarantee.json", "model.json", "model.safetensors"}
+HOW: dict[str, Any] = {"target": "sick", "count": 4, "progress": False}
+FEW: dict[str, Any] = {"training.rounds": 2, "data.bounds": {"age": [0, 100]}}
+
+
+def table(folder: Path) -> Path:
+    path = folder / "rows.csv"
+    sick = ["no", "yes", "yes", "no", "yes", "no"] * 20
+    pd.DataFrame({"age": [20 + place % 50 for place in range(120)], "sick": sick}).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return table(tmp_path_factory.mktemp("rows in a folder of mine"))
+
+
+@pytest.fixture(scope="module")
+def run(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    api.run(data=rows, **HOW, settings=FEW, folder=folder)
+    return folder
+
+
+def test_an_export_predicts_and_holds_no_figure_of_private_rows(run: Path, rows: Path, ldpfl: CommandLine) -> None:
+    outcome = ldpfl("export", run, "given")
+    assert outcome.code == 0, outcome.err
+    texts = {path.name: path.read_bytes() for path in Path("given").iterdir()}
+    assert set(texts) == FILES
+    assert ldpfl("predict", "given", rows).out == ldpfl("predict", run, rows).out != ""
+    result, secret = RunFolder(run).result(), RunFolder(run).secret()
+    assert result is not None
+    assert secret is not None
+    assert result["noise_free_score"] is not None
+    scores = [*result["score_per_round"], *result["noise_free_score_per_round"], *result["scores"].values()]
+    private = {*(f"{score:.4g}" for score in scores if score not in (None, 0.0, 1.0)), *(f"{score:.2%}" for score in scores if score)}
+    for said in (*private, result["data_fingerprint"], f"{secret:x}", str(secret), str(rows.parent), rows.name.join("/ "), str(run)):
+        assert not any(said.encode() in text for name, text in texts.items() if not name.endswith(".safetensors")), said
+    assert "rows.csv" not in texts["encoding.json"].decode()
+    card = texts["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: ldpfl\npipeline_tag: tabular-classification\n")
+    for said in ("`sick`", "`age`", "**taken from the rows**", "How good the model is is not said", "ldpfl predict FOLDER rows.csv"):
+        assert said in card, said
+    assert json.loads(texts["guarantee.json"])["verdict"] in card
+    assert ldpfl("verify", "given/certificate.json").code == 0
+
+
+def test_an_export_goes_to_a_new_folder_alone(run: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    Path("given").mkdir()
+    Path("given/notes.txt").write_text("mine")
+    assert "given is not empty: give a new folder" in ldpfl.refused("export", run, "given")
+    assert [path.name for path in Path("given").iterdir()] == ["notes.txt"]
+    assert "holds no run" in ldpfl.refused("export", tmp_path, "new")
+    assert not Path("new").exists()
+
+
+def test_what_is_not_protected_is_not_exported(rows: Path, tmp_path: Path) -> None:
+    settings = {**FEW, "mechanism.name": "none", "mechanism.perturbed": "update", "privacy.target_epsilon": "off"}
+    settings["shuffling.channel"] = "direct"
+    found = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False)
+    with pytest.raises(ConfigError, match="without noise: its model may hold what any row says"):
+        api.export(found, tmp_path / "given")
+    with pytest.raises(ConfigError, match=r"give ldpfl\.run a folder="):
+        api.export(api.run(data=rows, **HOW, settings=FEW, baseline=False), tmp_path / "given")
+
+
+def test_the_score_on_public_rows_is_exported(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
+    found = api.run(config_file, folder=tmp_path / "run", data_dir=tiny_data, rounds=1, progress=False)
+    given = api.export(found, tmp_path / "given")
+    assert {path.name for path in given.iterdir()} == FILES - {"encoding.json"}
+    card = (given / "README.md").read_text()
+    assert f"accuracy on the public test split: {found.accuracy:.2%}" in card
+    assert "ldpfl.load_model" in card
+    module = api.load_model(given)
+    for name, value in found.module().state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
+    with pytest.raises(ConfigError, match="something else than a table"):
+        api.predict(given, tmp_path)
+
+
+def test_a_model_that_was_handed_over_is_handed_over_again(rows: Path, tmp_path: Path) -> None:
+    net = nn.Linear(1, 2)
+    found = api.run(data=rows, **HOW, settings=FEW, model=net, folder=tmp_path / "run", baseline=False)
+    given = api.export(found, tmp_path / "given")
+    with pytest.raises(ConfigError, match="give the module again"):
+        api.predict(given, rows)
+    chances = api.predict(given, rows, model=nn.Linear(1, 2))["probability of yes"]
+    np.testing.assert_allclose(chances, found.predict(rows)["probability of yes"])
+
+
+def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    net = "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self) -> None:\n        super().__init__(1, 2)\n"
+    (tmp_path / "net.py").write_text(net)
+    settings = {**FEW, "model.name": f"{tmp_path / 'net.py'}:Net"}
+    given = api.export(api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False), tmp_path / "given")
+    assert str(tmp_path) not in (given / "model.json").read_text()
+    with pytest.raises(ConfigError, match=r"is code, which would be run: if net\.py:Net is yours, name it"):
+        api.predict(given, rows)
+    (given / "model.json").write_text((given / "model.json").read_text().replace("net.py:Net", "os:abort"))
+    assert len(api.predict(given, rows, model="net.py:Net")) == 120
+    with pytest.raises(ConfigError, match="is code"):
+        api.predict(given, rows, model="linear")
+
+
+def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpfl: CommandLine) -> None:
+    whole, result = page([run]), RunFolder(run).result()
+    assert result is not None
+    assert ldpfl("report", run, "--public", "--out", "public.html").code == 0
+    public = Path("public.html").read_text()
+    scores = {f"{score:.2%}" for score in (*result["score_per_round"], *result["noise_free_score_per_round"])}
+    for said in (*scores, "without noise", "clamped, first round", "s of training", "rows.csv"):
+        assert said in whole, said
+        assert said not in public, said
+    assert "Left out, because the guarantee does not cover it: scores, which were measured on rows that are not protected" in public
+    assert "fingerprint" not in public
+    assert page([run, run], public=True).count("Left out") == 2
+
+
+def test_a_public_page_says_where_scores_are_those_of_public_rows(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
+    for place, settings in enumerate(({}, {"data.evaluate_on": "holdout"})):
+        folder = tmp_path / f"{place}"
+        found = api.run(config_file, settings=settings, folder=folder, data_dir=tiny_data, rounds=1, progress=False)
+        public = page([folder], public=True)
+        assert (f"{found.accuracy:.2%}" in public) == (not settings)
+        assert ("Scores were measured on the public test split" in public) == (not settings)
+        assert "without noise" not in public
+
+
+def test_the_round_at_which_private_rows_stopped_a_run_is_not_handed_on(rows: Path, tmp_path: Path) -> None:
+    settings = {**FEW, "training.rounds": 6, "training.patience": 1, "data.validation": 0.3, "training.server_learning_rate": 1e-9}
+    found = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False)
+    stopped = "training stopped after round"
+    assert any(stopped in caveat for caveat in found.to_dict()["caveats"])
+    given = api.export(found, tmp_path / "given")
+    for text in (*(path.read_text() for path in given.iterdir() if path.suffix != ".safetensors"), page([tmp_path / "run"], public=True)):
+        assert stopped not in text
+    assert "was decided by the loss on rows that are not protected" in (given / "README.md").read_text()
+
+
+def test_sweeps_and_plans_have_no_public_page(ldpfl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    assert "--public is for runs" in ldpfl.refused("report", tmp_path / "plan.json", "--public")

@@ -1,0 +1,122 @@
+"""The secret that noise on a user's own rows follows from: in one file of a run's folder, which only going on with the run needs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from conftest import CommandLine
+from ldpfl import ConfigError, DataError, api
+
+pytestmark = pytest.mark.slow
+
+SECRET = 0x7F3A5C1E9B2D4068AFC3E1D5B7924680
+FILE = "SECRET-seed"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.csv"
+    pd.DataFrame({"age": [20 + place % 50 for place in range(80)], "sick": ["no", "yes", "yes", "no"] * 20}).to_csv(path, index=False)
+    return path
+
+
+HOW: dict[str, Any] = {"target": "sick", "count": 4, "baseline": False, "progress": False}
+FEW: dict[str, Any] = {"training.rounds": 2, "data.bounds": {"age": [0, 100]}}
+
+
+@pytest.fixture
+def run(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run whose secret is known here."""
+    monkeypatch.setattr("ldpfl.experiments.secret_seed.secrets.randbits", lambda bits: SECRET if bits == 128 else 5)
+    folder = tmp_path / "run"
+    api.run(data=rows, **HOW, settings=FEW, folder=folder)
+    return folder
+
+
+def spelled(secret: int) -> list[bytes]:
+    """The ways in which a number may stand in a file."""
+    words = [form.encode() for form in (str(secret), f"{secret:x}", f"{secret:X}", f"{secret:032x}"[:16], f"{secret:032x}"[16:])]
+    halves = [half.to_bytes(8, order) for half in divmod(secret, 1 << 64) for order in ("little", "big")]
+    return [*words, *halves, str(secret >> 64).encode(), str(secret % (1 << 64)).encode()]
+
+
+def test_no_file_of_a_folder_but_one_tells_the_secret(run: Path, ldpfl: CommandLine) -> None:
+    assert ldpfl("report", run).code == 0
+    assert ldpfl("certify", run, "--out", run / "certificate.json").code == 0
+    api.run(folder=run, resume=True, more_rounds=1, baseline=False, progress=False)
+    files = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {"config.toml", "result.json", "checkpoint.safetensors", "ledger.json", "metrics.jsonl", "report.html"} <= set(files)
+    found = {name for name, content in files.items() for form in spelled(SECRET) if form in content}
+    assert found == {FILE}
+    assert (run / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_only_what_draws_noise_again_needs_the_secret(run: Path, ldpfl: CommandLine, rows: Path) -> None:
+    (run / FILE).unlink()
+    for command in ("show", "ledger", "report", "certify"):
+        assert ldpfl(command, run).code == 0, command
+    assert ldpfl("predict", run, rows).code == 0
+    assert ldpfl("audit", run, "--trials", "100").code == 0
+    assert api.load_run(run).predict(rows).shape == (80, 3)
+    api.run(folder=run, resume=True, progress=False)  # it is finished
+    with pytest.raises(ConfigError, match=f"the file {FILE} is not in its folder: put the file back, or begin another run"):
+        api.run(folder=run, resume=True, more_rounds=1, progress=False)
+    (run / "result.json").unlink()
+    with pytest.raises(ConfigError, match=FILE):
+        api.run(folder=run, resume=True, progress=False)
+
+
+def test_a_run_whose_columns_are_measured_cannot_be_loaded_without_its_secret(run: Path, rows: Path, tmp_path: Path) -> None:
+    api.run(data=rows, **HOW, settings={"training.rounds": 1}, folder=tmp_path / "measured")
+    (tmp_path / "measured" / FILE).unlink()
+    with pytest.raises(ConfigError, match=FILE):
+        api.load_run(tmp_path / "measured")
+    assert len(api.predict(tmp_path / "measured", rows)) == 80
+
+
+def test_a_run_goes_on_with_its_own_secret(run: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the model of a run that was never interrupted."""
+    monkeypatch.setattr("ldpfl.experiments.secret_seed.secrets.randbits", lambda bits: 1)
+    config, before = api.load_run(run).config, (run / "model.safetensors").read_bytes()
+    shutil.copytree(run, tmp_path / "again")
+    for name in ("model.safetensors", "result.json", "checkpoint.safetensors", "metrics.jsonl", "ledger.json"):
+        (tmp_path / "again" / name).unlink()
+    api.run(folder=tmp_path / "again", resume=True, baseline=False, progress=False)
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == before
+    other = api.run(config, data=rows, folder=tmp_path / "other", baseline=False, progress=False)
+    assert other.config == config
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"12\n", b"# a comment\n"])
+def test_a_damaged_secret_is_told_of(run: Path, content: bytes) -> None:
+    (run / FILE).write_bytes(content)
+    with pytest.raises(DataError, match=FILE):
+        api.run(folder=run, resume=True, more_rounds=1, progress=False)
+
+
+def test_a_folder_whose_config_has_the_seed_goes_on(rows: Path, tmp_path: Path) -> None:
+    """One of before there were files of secrets, or of a seed that was given; of as many bits as there may be."""
+    for seed in (2**127 + 5, 3):
+        folder = tmp_path / f"{seed}"
+        api.run(data=rows, **HOW, settings=FEW, folder=folder, seed=seed)
+        assert not (folder / FILE).exists()
+        longer = api.run(folder=folder, resume=True, more_rounds=1, baseline=False, progress=False)
+        assert longer.config.seed == seed
+        assert len(api.predict(folder, rows)) == 80
+
+
+def test_a_model_is_looked_over_for_seeds_of_any_length(rows: Path) -> None:
+    for seed in (0, 2**63, 2**64 + 1, 2**128 - 1):
+        assert api.check(data=rows, target="sick", count=4, settings={**FEW, "seed": seed}).is_fit
+    assert api.check(data=rows, target="sick", count=4).is_fit
+
+
+def test_a_model_and_data_are_looked_over_on_the_command_line(rows: Path, ldpfl: CommandLine) -> None:
+    looked = ldpfl("check", "logistic-regression", "--data", rows, "--target", "sick", "--set", "clients.count=4")
+    assert "can be trained privately" in looked.out, looked.err
