@@ -334,8 +334,11 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path)
 
     def save_ledger(self, ledger: Ledger) -> None:
-        """Record charges ahead of the checkpoint that they belong to."""
-        ledger.save(self.ledger_path)
+        """Record charges ahead of the checkpoint that they belong to; a ledger without any is no file."""
+        if ledger.events:
+            ledger.save(self.ledger_path)
+        else:
+            self.ledger_path.unlink(missing_ok=True)
 
     def save_result(self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], encoder: Encoder | None = None) -> None:
         """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
