@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -40,7 +40,7 @@ class Patience:
         return max(0.0, self._last - time.monotonic())
 
 
-def replies_as_they_come(grid: Grid, messages: Sequence[Message], patience: Patience) -> Iterator[Message]:
+def replies_as_they_come(grid: Grid, messages: Sequence[Message], patience: Patience) -> Generator[Message, None, None]:
     """Send ``messages`` and yield each reply when it is there; Flower's own grids return all of them at the end."""
     if isinstance(grid, InProcessGrid):  # it runs one client after another, so that none is ever silent
         yield from grid.send_and_receive(messages, timeout=patience.most)
