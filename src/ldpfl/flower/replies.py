@@ -47,7 +47,7 @@ def replies_as_they_come(grid: Grid, messages: Sequence[Message], patience: Pati
         return
     waiting = {name for name in grid.push_messages(messages) if name}
     while waiting:
-        for reply in grid.pull_messages(waiting):
+        for reply in grid.pull_messages(list(waiting)):
             waiting.discard(reply.metadata.reply_to_message_id)
             yield reply
         if not waiting or patience.left <= 0:
