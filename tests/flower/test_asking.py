@@ -13,14 +13,13 @@ import torch
 from flower_parts import OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
 from flwr.serverapp import Grid
-from relayed_parts import CLIENTS, World, policy_of, world_in
+from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
 
-from ldpfl.errors import Declined
+from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import (
     AllDeclined,
     Ask,
-    ConfigError,
     InProcessGrid,
     LdpClientApp,
     LdpStrategy,
@@ -192,14 +191,14 @@ def test_a_server_killed_after_the_answers_has_begun_nothing(world: World, calm:
 
 @pytest.mark.slow
 def test_a_round_that_the_relay_does_not_open_is_not_begun(world: World, calm: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(self: httpx.BaseTransport, request: httpx.Request) -> httpx.Response:
+    def away(self: InProcess, request: httpx.Request) -> httpx.Response:
         if request.method == "PUT":
             raise httpx.ConnectError("away")
         return handle(self, request)
 
-    folder, handle = RunFolder(world.folder / "run"), type(world.wire).handle_request
+    folder, handle = RunFolder(world.folder / "run"), InProcess.handle_request
     with monkeypatch.context() as patched:
-        patched.setattr(type(world.wire), "handle_request", away)
+        patched.setattr(InProcess, "handle_request", away)
         with pytest.raises(RelayUnreachable):
             run(world, folder)
     assert not folder.ledger_path.exists()
@@ -286,7 +285,7 @@ def test_a_run_may_want_more_nodes_to_agree_than_one() -> None:
     assert list(told) == [1, 2, 3, 4]
     for wrong in ({"agreeing": 0}, {"answer_s": 0.0}):
         with pytest.raises(ConfigError, match="has to agree"):
-            Waiting(**wrong)  # type: ignore[arg-type]
+            Waiting(**wrong)
 
 
 def test_a_server_app_that_calls_the_steps_itself_asks_as_well() -> None:
@@ -311,7 +310,7 @@ class Remote(Grid):
         return list(self._inner.push_messages(sent))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        pulled = []
+        pulled: list[Message] = []
         for message in [self._inner._pushed[name] for name in sorted(message_ids) if name in self._inner._pushed]:
             node = int(message.metadata.dst_node_id) - 2
             if node not in self._silent.get(message.metadata.message_type, ()):

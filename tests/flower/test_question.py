@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -145,12 +146,12 @@ def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_not
         assert world.charges() == [0]
 
 
-def _in_question(field: str, value: object) -> Callable[[RecordDict], None]:
-    return lambda content: content.config_records["question"].__setitem__(field, value)  # type: ignore[arg-type]
+def _in_question(field: str, value: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.config_records["question"].__setitem__(field, value)
 
 
-def _in_terms(field: str, value: object) -> Callable[[RecordDict], None]:
-    return lambda content: content.config_records["ldpfl"].__setitem__(field, value)  # type: ignore[arg-type]
+def _in_terms(field: str, value: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.config_records["ldpfl"].__setitem__(field, value)
 
 
 MALFORMED: dict[str, Callable[[RecordDict], None]] = {
