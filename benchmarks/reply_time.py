@@ -37,6 +37,8 @@ class OpenNode:
     def keeps_state(self, ask: Ask) -> bool:
         return True
 
+    def would_admit(self, ask: Ask, cohort: int) -> None: ...
+
     def admit(self, ask: Ask) -> float:
         return inf
 

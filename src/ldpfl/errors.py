@@ -13,7 +13,8 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   ├── Declined            by the operator's policy
     │   │   ├── NotSetUp
     │   │   └── Exhausted       (a BudgetExhausted, too)
-    │   ├── AllDeclined         every node that was asked
+    │   ├── TooFewTakePart      fewer nodes than a round needs
+    │   │   └── AllDeclined     every node that was asked declined
     │   └── NotFiniteError      reports that add up to no model
     └── ProtocolError           somebody else's message
         ├── RelayRefused
@@ -142,7 +143,11 @@ class Exhausted(Declined, BudgetExhausted):
     """The lifetime budget, or the number of rounds, does not allow the release."""
 
 
-class AllDeclined(PrivacyError):
+class TooFewTakePart(PrivacyError):
+    """Fewer nodes take part than a round needs: the others declined, failed, or did not answer. No report was released."""
+
+
+class AllDeclined(TooFewTakePart):
     """Every node that was asked has declined: their operators allow no such report, and another round would bring none either."""
 
 

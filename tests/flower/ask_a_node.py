@@ -19,6 +19,7 @@ from ldpfl import mechanisms
 from ldpfl.experiments.config import known_keys
 from ldpfl.flower import InProcessGrid
 from ldpfl.flower.apps import client_app
+from ldpfl.flower.question import QUESTION
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy.budget_file import set_limit
 
@@ -93,7 +94,10 @@ def main(folder: Path) -> None:
     sys.addaudithook(watch)
     for content, settings in rounds:
         grid = InProcessGrid(client_app, 1, run_config=settings)
-        next(iter(grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])))
+        sizes = ConfigRecord({"sizes": [12, 3], "min-clients": 1})
+        asking = RecordDict({"ldpfl": content.config_records["ldpfl"], "question": sizes})
+        for sent, kind in ((asking, QUESTION), (content, "train")):
+            next(iter(grid.send_and_receive([Message(sent, grid.get_node_ids()[0], kind)])))
     events = (folder / "touched").read_text(encoding="utf-8")
     if events or "zebrafinch" in sys.modules:
         raise SystemExit(f"a zebrafinch was touched: {sorted(set(events.split()))}")

@@ -59,15 +59,21 @@ def start_vector() -> Tensor:
 
 @dataclass
 class OpenNode:
-    """A node that allows everything, or refuses at a step, and notes what it was asked."""
+    """A node that allows everything, or refuses at a step, and notes what it was asked; in ``questions`` among how many clients."""
 
     refuse: str = ""
     error: Exception = field(default_factory=lambda: Declined("private reason"))
     steps: list[str] = field(default_factory=list)
+    questions: list[int] = field(default_factory=list)
     uploads: list[bytes] = field(default_factory=list)
 
     def keeps_state(self, ask: Ask) -> bool:
         return True
+
+    def would_admit(self, ask: Ask, cohort: int) -> None:
+        if self.refuse == "question":
+            raise self.error
+        self.questions.append(cohort)
 
     def admit(self, ask: Ask) -> float:
         self._step("admit")

@@ -213,7 +213,7 @@ def test_the_environment_sets_up_simulated_nodes_with_a_budget_each(tmp_path: Pa
     strategy = LdpStrategy(config_of())
     with pytest.raises(AllDeclined, match="round 4: none of 3 nodes takes part: 3 said 'declined'"):
         strategy.start(InProcessGrid(LdpClientApp(shift), 3), start_arrays(), 5)
-    assert [metrics.clients for metrics in strategy.checkpoint.history] == [3, 3, 3, 0]
+    assert [metrics.clients for metrics in strategy.checkpoint.history] == [3, 3, 3]
     files = sorted((tmp_path / "budgets").iterdir())
     assert [path.name for path in files] == ["client-0.sqlite", "client-1.sqlite", "client-2.sqlite"]
     assert all(len(read_charges(path)) == 3 for path in files)

@@ -19,12 +19,12 @@ from relayed_parts import CLIENTS, KEY, World, policy_of, world_in
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, Node, RoundTerms
+from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrategy, Node, RoundTerms, TooFewTakePart
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import FAILED
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.relay import RelayRoundOver, Terms
+from ldpfl.relay import Terms
 from ldpfl.server import Checkpoint
 from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import OVERHEAD
@@ -45,6 +45,8 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
 
         def keeps_state(self, ask: Ask) -> bool:
             return True
+
+        def would_admit(self, ask: Ask, cohort: int) -> None: ...
 
         def admit(self, ask: Ask) -> float:
             if self._gone:
@@ -91,7 +93,7 @@ def test_the_flower_reply_is_a_bare_acknowledgement_and_the_relay_forgets(world:
     collector = world.collector()
     strategy = LdpStrategy(config_of(), collector=collector)
     strategy.start(Watched(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS), start_arrays(), 1, timeout=100.0)
-    assert len(replies) == CLIENTS
+    assert [reply.metadata.message_type for reply in replies] == ["query.takes_part"] * CLIENTS + ["train"] * CLIENTS
     for reply in replies:
         assert list(reply.content) == ["ldpfl"]
         assert set(reply.content.config_records["ldpfl"]) == {"version", "run", "round"}
@@ -118,11 +120,15 @@ def test_too_few_uploads_are_not_released_and_the_model_stays(world: World) -> N
         if client > 1:
             raise RuntimeError("power cut")
 
-    world.before_upload = fail
-    last = world.run()
-    assert last.history[0].clients == 0
+    world.before_upload, folder = fail, RunFolder(world.folder / "run")
+    with pytest.raises(TooFewTakePart, match=r"round 1 was ended, .*: 2 of 5 nodes can still take part, and it needs 3: 3 said 'failed'"):
+        world.run(2, folder=folder)
+    last = folder.checkpoint()
+    assert last is not None
+    assert [metrics.clients for metrics in last.history] == [0]
     assert [(event.cohort, event.population) for event in last.ledger.events] == [(3, 5)]  # two uploads left, sealed
     assert torch.equal(last.state.weights, start_vector())
+    assert world.collector().relay.round_status(world.asked[0].terms.run, 1).state == "gone"
 
 
 @pytest.mark.slow
@@ -180,16 +186,17 @@ def test_what_the_relay_is_asked_does_not_depend_on_training(cancelled: bool, re
         class Watched(InProcessGrid):
             def send_and_receive(self, messages, *, timeout=None, told=replies):  # type: ignore[no-untyped-def]
                 for reply in super().send_and_receive(messages, timeout=timeout):
-                    told.append(reply.has_error())
+                    if reply.metadata.message_type == "train":
+                        told.append(reply.has_error())
                     yield reply
 
         grid = Watched(LdpClientApp(step, node=world.node, source=world.source), CLIENTS)
-        with suppress(RelayRoundOver):  # what an aggregator gets that cancels its own round
+        with suppress(TooFewTakePart):  # what an aggregator gets that cancels its own round
             LdpStrategy(config_of(), collector=world.collector(), reply_s=reply_s).start(grid, start_arrays(), 1, timeout=100.0)
         seen.append((world.wire.replies[:], replies, world.charges()))
     (asked, errors, charges), (asked_too, errors_too, charges_too) = seen
     assert asked == asked_too
-    assert errors == errors_too == [cancelled] * CLIENTS
+    assert errors == errors_too == ([True] * 3 if cancelled else [False] * CLIENTS)  # it stops where too few are left
     assert charges == ([1, *[0] * (CLIENTS - 1)] if cancelled else [1] * CLIENTS)  # after a cancelled round no other client begins
     assert charges_too == [2 * charge for charge in charges]
 
@@ -200,7 +207,8 @@ def test_a_relay_round_of_other_size_is_not_uploaded_to(world: World, monkeypatc
         return Terms.model_validate({**fields, "records_per_upload": 16})
 
     monkeypatch.setattr("ldpfl.flower.relayed.Terms", other)
-    assert world.run().history[0].clients == 0
+    with pytest.raises(TooFewTakePart):
+        world.run()
     assert world.charges() == [0] * CLIENTS
 
 

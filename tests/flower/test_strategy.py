@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays, start_vector
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
+from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, TooFewTakePart, Waiting
 from ldpfl.server import Checkpoint
 
 CLIENTS = 10
@@ -25,7 +25,7 @@ Change = Callable[[list[Message]], Iterable[Message]]
 
 
 class ChangedGrid(InProcessGrid):
-    """A grid on whose way back replies are changed, in the rounds named (all, if none is)."""
+    """A grid on whose way back replies to ``train`` are changed, in the rounds named (all, if none is)."""
 
     def __init__(self, change: Change, *rounds: str, app: ClientApp | None = None, clients: int = CLIENTS) -> None:
         super().__init__(app or app_of(), clients)
@@ -33,7 +33,8 @@ class ChangedGrid(InProcessGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         replies = list(super().send_and_receive(messages, timeout=timeout))
-        changed = not self._rounds or replies[0].metadata.group_id in self._rounds
+        told = replies[0].metadata.message_type == MessageType.TRAIN
+        changed = told and (not self._rounds or replies[0].metadata.group_id in self._rounds)
         return iter(self._change(replies) if changed else replies)
 
 
@@ -156,12 +157,13 @@ def test_nodes_whose_training_fails_report_no_change_and_count() -> None:
 def test_a_run_in_which_no_node_takes_part_ends_and_says_what_they_wait_for(tmp_path: Path) -> None:
     """It does not go on for all its rounds, and leave an untrained model as if it had been trained."""
     folder = RunFolder(tmp_path / "run")
-    node = OpenNode(refuse="admit", error=NotSetUp("no policy is set up on this node"))
-    with pytest.raises(AllDeclined, match=r"10 said 'declined: this node has no policy and budget'.* policy init"):
-        run(InProcessGrid(app_of(node=node), CLIENTS), rounds=10, folder=folder)
-    assert node.steps == ["admit"] * CLIENTS
-    assert ledger_rounds(folder.ledger_path) == [1]
-    assert not folder.model_path.exists()
+    for step, steps in (("question", []), ("admit", ["admit"] * CLIENTS)):
+        node = OpenNode(refuse=step, error=NotSetUp("no policy is set up on this node"))
+        with pytest.raises(AllDeclined, match=r"round 1: .*10 said 'declined: this node has no policy and budget'.* policy init"):
+            run(InProcessGrid(app_of(node=node), CLIENTS), rounds=10, folder=folder)
+        assert node.steps == steps
+        assert not folder.ledger_path.exists()
+        assert not folder.model_path.exists()
 
 
 def test_the_server_asks_a_fraction_and_charges_who_was_asked_most() -> None:
@@ -290,6 +292,8 @@ def test_reports_that_come_after_the_time_out_are_charged_and_messages_end_with_
     class Late(InProcessGrid):
         def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
             messages = list(messages)
+            if messages[0].metadata.message_type != MessageType.TRAIN:
+                return super().send_and_receive(messages)
             lives.extend(message.metadata.ttl for message in messages)
             assert all(reply.has_content() for reply in super().send_and_receive(messages))  # they have left
             return iter(())
@@ -392,12 +396,17 @@ def test_a_strategy_measures_on_the_server_and_hands_its_own_settings_to_apps() 
 
 
 def test_an_app_without_the_mod_gets_no_round() -> None:
-    """Its reply is no answer to the terms: weights without noise are not used, even by mistake."""
-    app = ClientApp()
-    app.train()(shift)
-    last = run(InProcessGrid(app, 2))
-    assert last.history[0].clients == 0
-    assert torch.equal(last.state.weights, start_vector())
+    """It does not answer the question, and is never told to train: weights without noise do not even leave."""
+    app, trained = ClientApp(), list[Message]()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        trained.append(message)
+        return shift(message, context)
+
+    with pytest.raises(TooFewTakePart, match=r"round 1 was not begun, and nothing was charged: 0 of 2 nodes would take part"):
+        run(InProcessGrid(app, 2))
+    assert not trained
 
 
 def test_a_round_that_is_over_before_clients_reply_is_refused() -> None:

@@ -161,6 +161,21 @@ def test_rounds_left_are_those_that_can_be_charged(limit: float, delta: float, p
         budget.charge(request(left + 1))
 
 
+def test_a_check_allows_what_would_be_charged_and_writes_nothing(path: Path) -> None:
+    set_limit(path, 17.5, 0.0)
+    budget = Budget(path, with_policy(min_clients=10))
+    for number in (1, 2, 3):
+        before = path.read_bytes()
+        budget.check(request(number))
+        declined(lambda: budget.check(request(cohort=9)), "min_clients")
+        assert path.read_bytes() == before
+        budget.charge(request(number))
+    before = path.read_bytes()
+    for _ in range(2):
+        declined(lambda: budget.check(request(4)), "all releases would cost epsilon 20")
+    assert path.read_bytes() == before
+
+
 def test_rounds_left_of_what_costs_next_to_nothing_are_many(path: Path) -> None:
     tiny = mechanisms.create("duchi", epsilon=1e-6).release(RANGES)
     assert read_books(path).rounds_left(tiny) == 10**9

@@ -383,8 +383,11 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path)
 
     def save_ledger(self, ledger: Ledger) -> None:
-        """Record charges ahead of the checkpoint that they belong to."""
-        ledger.save(self.ledger_path)
+        """Record charges ahead of the checkpoint that they belong to; a ledger without any is no file."""
+        if ledger.events:
+            ledger.save(self.ledger_path)
+        else:
+            self.ledger_path.unlink(missing_ok=True)
 
     def save_result(
         self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None

@@ -1,6 +1,6 @@
 """Flower: a wrapper of a ClientApp that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
 
-from ldpfl.errors import AllDeclined, ConfigError
+from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
 
 try:
     import flwr as _flwr  # noqa: F401
@@ -8,9 +8,9 @@ except ImportError as error:
     raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
 
 from ldpfl.flower.ask import Ask, Node
+from ldpfl.flower.asking import Waiting
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
-from ldpfl.flower.course import Waiting
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.relayed import RelayCollector, operator_relay
@@ -29,6 +29,7 @@ __all__ = [
     "OperatorNode",
     "RelayCollector",
     "RoundTerms",
+    "TooFewTakePart",
     "Waiting",
     "operator_node",
     "operator_relay",

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.nodes import table_path
-from ldpfl.errors import AllDeclined, ConfigError
+from ldpfl.errors import ConfigError, TooFewTakePart
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.calibration import settled
@@ -34,9 +34,9 @@ from ldpfl.experiments.figures import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import model_file_of
 from ldpfl.flower.arrays import to_arrays, to_vector
+from ldpfl.flower.asking import Waiting
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector
-from ldpfl.flower.course import Waiting
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.policy_init import as_sent, for_nodes
@@ -90,7 +90,7 @@ def serve(grid: Grid, context: Context) -> None:
         for_nodes(prepared.config),
         collector=collector,
         folder=folder,
-        waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s),
+        waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s, settings.agreeing, settings.answer_s),
         score=federation.rules.score,
         origin=start.origin,
         reply_s=settings.reply_s,
@@ -100,7 +100,7 @@ def serve(grid: Grid, context: Context) -> None:
     initial = to_arrays(start.state.weights, federation.task.layout)
     try:
         strategy.start(grid, initial, timeout=settings.timeout_s)
-    except AllDeclined:
+    except TooFewTakePart:
         if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
             _keep_result(strategy, prepared, folder)
         raise

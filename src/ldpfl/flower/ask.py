@@ -43,6 +43,14 @@ class Node(Protocol):
         """
         ...
 
+    def would_admit(self, ask: Ask, cohort: int) -> None:
+        """Raise if :meth:`admit` would decline, as far as that is known before the round is opened.
+
+        The server asks as often as it likes: so this charges nothing, writes nothing and asks no relay. It is no promise: ``admit``
+        checks everything again. ``cohort`` is the number of clients that the report will be mixed with, as the server says.
+        """
+        ...
+
     def keeps_state(self, ask: Ask) -> bool:
         """Whether what the app remembers of this round is kept for the next."""
         ...
@@ -71,16 +79,8 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
     Raises:
         LdpflError: it is no round of ``LdpStrategy``, does not fit together, or names another run config than the node's.
     """
-    records = content.config_records
-    if RECORD not in records:
-        raise ProtocolError(f"the server's message holds no record {RECORD!r}: its strategy must be LdpStrategy")
-    terms = RoundTerms.from_record(records[RECORD])
-    if terms.run_config != run_config:
-        raise ProtocolError(
-            "the run config on this node is not the one that the server asks all clients for: "
-            "its strategy needs LdpStrategy(..., run_config=context.run_config)"
-        )
-    arrays = only_arrays(content, allowed=tuple(records))
+    terms = read_terms(content, run_config)
+    arrays = only_arrays(content, allowed=tuple(content.config_records))
     layout = layout_of(arrays, terms.layers)
     ranges = terms.ranges(layout)
     state = ServerState(terms.round - 1, to_vector(arrays, layout), ranges)
@@ -90,3 +90,21 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
     mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
     agreement = agreement_of(content, message_type) if terms.transport == "relay" else ""
     return Asked(Ask(terms, mechanism, ranges, agreement), layout, state)
+
+
+def read_terms(content: RecordDict, run_config: str) -> RoundTerms:
+    """Read the terms in a message; ``run_config`` is the digest of the node's own.
+
+    Raises:
+        ProtocolError: the message holds none, they cannot be read, or they name another run config than the node's.
+    """
+    records = content.config_records
+    if RECORD not in records:
+        raise ProtocolError(f"the server's message holds no record {RECORD!r}: its strategy must be LdpStrategy")
+    terms = RoundTerms.from_record(records[RECORD])
+    if terms.run_config != run_config:
+        raise ProtocolError(
+            "the run config on this node is not the one that the server asks all clients for: "
+            "its strategy needs LdpStrategy(..., run_config=context.run_config)"
+        )
+    return terms

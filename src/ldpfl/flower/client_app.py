@@ -19,8 +19,10 @@ from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
+from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
-from ldpfl.flower.terms import RECORD, Answer, digest_of, mechanism_named
+from ldpfl.flower.question import QUESTION, Question, read_question
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.reports.bits import packed_size
@@ -50,7 +52,8 @@ class LdpClientApp(ClientApp):
     """A locally private ClientApp around another one: ``app = LdpClientApp("my_package.training:app")``.
 
     What the app trains, or its change since the broadcast, goes through the mechanism that the server names and the node's policy
-    allows. All else that the app does or returns, metrics included, stays on the node. Only ``train`` messages are answered.
+    allows. All else that the app does or returns, metrics included, stays on the node. Only ``train`` messages are answered, and
+    the question whether this node would take part in a round (:mod:`ldpfl.flower.question`).
 
     Whether it takes part is decided, and the lifetime budget charged, from public facts before the app is called. From then on
     exactly one report leaves. Training that fails, is not finite or takes too long is replaced by the broadcast itself, which is no
@@ -81,6 +84,7 @@ class LdpClientApp(ClientApp):
         super().__init__()
         self._app, self._node, self._source, self._gradients = app, node, source, gradients
         self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
+        self._last_question: tuple[RecordDict, str, Question] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer ``message`` with a report, or with an error that does not depend on data."""
@@ -105,6 +109,8 @@ class LdpClientApp(ClientApp):
     evaluate = query = lifespan = train
 
     def _answer(self, message: Message, context: Context) -> Answer:
+        if message.metadata.message_type == QUESTION:
+            return self._would_answer(message, context)
         category = message.metadata.message_type.partition(".")[0]
         if category != "train":
             raise Declined(f"a message of type {category!r} asks for what has no noise; only train is answered")
@@ -113,8 +119,7 @@ class LdpClientApp(ClientApp):
             node.check_mechanism(mechanism_named(message.content))
         asked = self._asked(message, context)
         ask, terms = asked.ask, asked.ask.terms
-        if terms.config.mechanism.perturbed == "gradient" and not self._gradients:
-            raise Declined("the terms ask for gradients, and this node's app gives trained weights; nothing was charged or sent")
+        self._check_given(terms)
         if terms.reply_s >= message.metadata.ttl:
             raise ProtocolError("the message is not valid for as long as clients take to reply; nothing was charged or sent")
         if not is_built_in(ask.mechanism.name):  # one that cannot report no change is found before the charge
@@ -131,6 +136,24 @@ class LdpClientApp(ClientApp):
             return Answer(terms.run, terms.round, report)
         node.upload(ask, report, admitted + deliverable_s - time.monotonic())
         return Answer(terms.run, terms.round)
+
+    def _would_answer(self, message: Message, context: Context) -> Answer:
+        """Return that this node would take part in a round. Neither app nor data are touched; nothing is charged, written or uploaded."""
+        node, own = self._node(context), digest_of(context.run_config)
+        if isinstance(node, OperatorNode):  # before anything of it is looked up
+            check_mechanism(mechanism_named(message.content), node.policy)
+        if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != own:
+            with apart.one_thread():  # a fork may follow
+                self._last_question = message.content, own, read_question(message.content, own)
+        question = self._last_question[2]
+        self._check_given(question.ask.terms)
+        node.would_admit(question.ask, question.cohort)
+        return Answer(question.ask.terms.run, question.ask.terms.round)
+
+    def _check_given(self, terms: RoundTerms) -> None:
+        """Raise if the terms ask for what this node's app does not give."""
+        if terms.config.mechanism.perturbed == "gradient" and not self._gradients:
+            raise Declined("the terms ask for gradients, and this node's app gives trained weights; nothing was charged or sent")
 
     def _asked(self, message: Message, context: Context) -> Asked:
         """Read a message. Clients of one process get the same content: it is read for the first of them."""

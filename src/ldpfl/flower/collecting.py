@@ -98,6 +98,10 @@ class Collector(Protocol):
         """Return what came in; ``answers`` are those of the Flower replies, one a client, in the order of the clients' numbers."""
         ...
 
+    def give_up(self, round_: OpenRound) -> bool:
+        """End the round now, so that none of its reports is released; unless enough have come already. Return whether it was ended."""
+        ...
+
     def recover(self, round_: OpenRound) -> Received | None:
         """Return what came in for a round in which the server was stopped; None if that is lost."""
         ...
@@ -138,6 +142,9 @@ class DirectCollector:
             return Received(None, refused=tuple(notes))
         pool = mix([reports], stream(self.seed, Purpose.MIXING, round_.number))
         return Received(pool, reports.bytes_per_client, tuple(notes))
+
+    def give_up(self, round_: OpenRound) -> bool:
+        return True
 
     def recover(self, round_: OpenRound) -> Received | None:
         return None

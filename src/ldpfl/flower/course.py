@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, printable
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.flower.collecting import OpenRound
-from ldpfl.flower.internals import REFUSED
 from ldpfl.flower.nodes_asked import Participation
-from ldpfl.flower.terms import RECORD, Answer
+from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, said_in
+from ldpfl.flower.terms import Answer
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.server import Checkpoint, ServerRules
-
-_LONGEST = 80
-"""Characters of what a node says of why it sent no report."""
-
-
-def all_declined(number: int, declined: Counter[str]) -> AllDeclined:
-    """Return the error for round ``number``, in which nodes said how often what."""
-    said = "; ".join(f"{times} said {reason!r}" for reason, times in declined.most_common())
-    return AllDeclined(
-        f"round {number}: none of {declined.total()} nodes takes part: {said}. Each waits for its operator, and its log "
-        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
-    )
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """How patient the server is.
-
-    Attributes:
-        nodes: a round begins when so many nodes are connected.
-        seconds: longest wait for them.
-    """
-
-    nodes: int = 1
-    seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or not self.seconds >= 0:
-            raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
 
 
 @dataclass
@@ -54,8 +24,10 @@ class Course:
     Attributes:
         run: names it, on this server and after a resume.
         last: the checkpoint after the last round.
-        asked: nodes of the round that is under way.
+        before: who had been asked before the round that is under way.
+        asked: nodes of that round.
         began: when it began.
+        patience: until when its replies are waited for.
     """
 
     run: str
@@ -65,8 +37,10 @@ class Course:
     timeout: float
     last: Checkpoint
     participation: Participation
+    before: Participation = field(default_factory=Participation)
     asked: frozenset[int] = frozenset()
     began: float = 0.0
+    patience: Patience = field(default_factory=lambda: Patience(0.0))
     _round: OpenRound | None = field(default=None, repr=False)
 
     def open_round(self, number: int, asked: int, linked: int) -> None:
@@ -88,45 +62,50 @@ class Course:
         return self._round
 
 
-@dataclass(frozen=True, eq=False)
 class Replies:
-    """What nodes replied.
+    """What nodes replied that were told to train, as far as it has come."""
 
-    Attributes:
-        answers: one a node, in the order of the nodes' numbers.
-        refused: why others were left out, a line each.
-        declined: what those said whose operators do not allow a report.
-    """
+    def __init__(self, course: Course) -> None:
+        self._course, self._answers = course, dict[int, Answer]()
+        self._failed, self._declined = set[int](), set[int]()
+        self.refused = list[str]()
+        """Why replies were left out, a line each."""
+        self.said = Counter[str]()
+        """What nodes said that send no report, and how often."""
 
-    answers: list[Answer]
-    refused: list[str]
-    declined: Counter[str]
-
-
-def sorted_out(course: Course, replies: Iterable[Message]) -> Replies:
-    """Return which of ``replies`` answer the round that is under way."""
-    answers: dict[int, Answer] = {}
-    refused: list[str] = []
-    declined = Counter[str]()
-    for reply in replies:
+    def add(self, reply: Message) -> None:
+        """Sort one reply."""
         node = reply.metadata.src_node_id
         try:
-            if node not in course.asked:
+            if node not in self._course.asked:
                 raise ProtocolError("a reply of a node that was not asked")
-            if node in answers:
+            if node in self._answers or node in self._failed:
                 raise ProtocolError("a second reply of one node")
-            if reply.has_error() and reply.error.code == REFUSED:
-                declined[printable(str(reply.error.reason))[:_LONGEST]] += 1
-            answers[node] = _answer(course.round, reply)
+            if reply.has_error() and not is_absent(reply):
+                self._failed.add(node)
+                self.said[said_in(reply)] += 1
+            if is_refusal(reply):
+                self._declined.add(node)
+            self._answers[node] = answer_in(reply, self._course.round)
         except LdpflError as error:
-            refused.append(str(error))
-    return Replies([answers[node] for node in sorted(answers)], refused, declined)
+            self.refused.append(str(error))
 
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers to the round, one a node, in the order of the nodes' numbers."""
+        return [self._answers[node] for node in sorted(self._answers)]
 
-def _answer(round_: OpenRound, reply: Message) -> Answer:
-    if reply.has_error():
-        raise ProtocolError(f"a node answered {str(reply.error.reason)[:_LONGEST]!r}")
-    answer = Answer.from_record(reply.content.config_records.get(RECORD))
-    if (answer.run, answer.round) != (round_.run, round_.number):
-        raise ProtocolError("a reply for another run or round")
-    return answer
+    @property
+    def possible(self) -> int:
+        """Number of nodes whose reports have come or can still come."""
+        return len(self._course.asked) - len(self._failed)
+
+    @property
+    def only_declined(self) -> bool:
+        """Whether each reply so far says that the node's operator does not allow a report."""
+        return len(self._declined) == len(self.refused) and not self._answers
+
+    @property
+    def all_declined(self) -> bool:
+        """Whether every node that was asked has said so: then none has charged or sent anything."""
+        return self.only_declined and self._declined == self._course.asked

@@ -17,10 +17,13 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["APP_RAISED", "REFUSED", "SERVER_NODE", "Run", "local_run", "message_for_app", "set_message_id"]
+__all__ = ["ABSENT", "APP_RAISED", "REFUSED", "SERVER_NODE", "Run", "local_run", "message_for_app", "set_message_id"]
 
 APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
+ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""What the SuperLink says of a node that has not replied: what the node has done, it does not know."""
+
 SERVER_NODE = SUPERLINK_NODE_ID
 
 _LOCAL_RUN = 1

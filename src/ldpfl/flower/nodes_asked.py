@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from ldpfl.errors import DataError
+from ldpfl.errors import ConfigError, DataError
 from ldpfl.files import write_text
 
 
 class Participation(BaseModel):
-    """Rounds that each node was asked to join, an upper bound on those in which it sent a report.
+    """Rounds that each node was told to train in, an upper bound on those in which it sent a report.
+
+    A node that was only asked whether it would take part has sent nothing, and does not count.
 
     Attributes:
         run: names the run, the same after a resume; another one for each run, so that no relay takes one for the other.
-        begun: the last round that any node was asked to join.
-        asked: nodes asked in that round.
+        begun: the last round that any node was told to train in.
+        asked: nodes told so in that round.
         rounds: by node, how many rounds; every node that was ever seen is here.
         terms: how reports of that round come in: they are charged, and can be read, on these terms only.
     """
@@ -34,7 +36,7 @@ class Participation(BaseModel):
     terms: dict[str, str | int] = {}
 
     def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
-        """Return what follows when ``nodes``, out of those ``seen``, are asked to join round ``number`` on these ``terms``.
+        """Return what follows when ``nodes``, out of those ``seen``, are told to train in round ``number`` on these ``terms``.
 
         Flower gives a node another number when it is started again without a key. So a new number may be a client that was asked
         before, and counts as the one that was asked most often.
@@ -44,6 +46,23 @@ class Participation(BaseModel):
         for node in chosen:
             rounds[node] += 1
         return self.model_copy(update={"begun": number, "asked": len(chosen), "rounds": rounds, "terms": dict(terms)})
+
+    def renamed(self) -> Participation:
+        """Return the same for a run of another name: what was begun under the old one, and taken back, cannot be taken for it."""
+        return self.model_copy(update={"run": secrets.token_hex(16)})
+
+    def check_terms(self, now: Mapping[str, str | int]) -> None:
+        """Return if the round that was begun can be closed on the terms ``now``.
+
+        Raises:
+            ConfigError: it was begun on others.
+        """
+        others = sorted(name for name in now.keys() | self.terms.keys() if now.get(name) != self.terms.get(name))
+        if others:
+            raise ConfigError(
+                f"round {self.begun} was begun on other terms ({', '.join(others)}): its reports can be read and charged on "
+                "those only; start the run with them again, and change them between rounds"
+            )
 
     def counts(self) -> NDArray[np.int64]:
         """Return the rounds of all nodes, in no order that means anything."""

@@ -82,6 +82,16 @@ class OperatorNode:
         """Whether the app may remember this round: over a relay, only if the policy says so."""
         return ask.terms.transport == "direct" or self.policy.keep_state
 
+    def would_admit(self, ask: Ask, cohort: int) -> None:
+        """Check policy and budget as :meth:`admit` does, and write nothing: neither a charge nor, for the operator, a refusal.
+
+        Raises:
+            Declined: the operator does not allow the release.
+        """
+        check_config(ask.terms.config, self.policy)
+        self.policy.check_reply(ask.terms.reply_s)
+        self.budget.check(self._request(ask, cohort))
+
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
 

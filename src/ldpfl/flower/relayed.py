@@ -128,6 +128,20 @@ class RelayCollector:
         notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
         return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
 
+    def give_up(self, round_: OpenRound) -> bool:
+        """Cancel the round, unless the relay has as many uploads as it mixes: a node whose reply is lost may have uploaded before.
+
+        Raises:
+            RelayRefused, RelayUnreachable: as for :meth:`collect`.
+        """
+        status = self._status(round_)
+        if status is None:
+            return True
+        if status.state == "released" or (status.uploads or 0) >= self.min_clients:
+            return False
+        self.relay.cancel(round_.run, round_.number)
+        return True
+
     def recover(self, round_: OpenRound) -> Received | None:
         """Take up a round that the relay still holds; errors as for :meth:`collect`."""
         status = self._status(round_)

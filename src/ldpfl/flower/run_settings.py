@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.shipped import DEFAULT
-from ldpfl.quantities import NotNegative
+from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
 
 SECTION = "ldpfl"
@@ -27,7 +27,8 @@ class RunSettings(BaseModel):
         recipe, changes: a recipe's name, and under ``set`` changes to it, ``key=value``, separated by semicolons.
         out: folder on the server for checkpoints and results, which a later run of the same config goes on with; empty for none.
         nodes: that a round needs; 0 for all clients.
-        wait_s, timeout_s: seconds to wait for them, and for their replies.
+        agreeing: fewest of them that have to agree to a round; over the relay at least ``min_clients``.
+        wait_s, answer_s, timeout_s: seconds to wait for them, for further answers to the question whether they take part, and for replies.
         device: where the server measures: auto, cpu or cuda.
         transport: whether reports are in the replies, or go over the relay, with the next three as in
             :class:`ldpfl.flower.relayed.RelayCollector`.
@@ -40,7 +41,9 @@ class RunSettings(BaseModel):
     changes: str = ""
     out: str = ""
     nodes: NonNegativeInt = 0
+    agreeing: PositiveInt = 1
     wait_s: NotNegative = 300.0
+    answer_s: Positive = 60.0
     timeout_s: NotNegative = 3600.0
     device: str = "cpu"
     transport: Literal["direct", "relay"] = "direct"

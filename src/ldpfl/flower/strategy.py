@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite, nan
 from types import MappingProxyType
@@ -20,9 +20,11 @@ from ldpfl.experiments.build import initial_ranges, measured_weights
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.asking import Asking, Waiting, all_declined, too_few_came
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
-from ldpfl.flower.course import Course, Waiting, all_declined, sorted_out
+from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.ranges import range_rule
@@ -35,7 +37,6 @@ from ldpfl.server import (
     close_idle_round,
     close_round,
     initial_checkpoint,
-    round_cohort,
     round_event,
 )
 
@@ -44,8 +45,6 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 ARRAYS, CONFIG = "arrays", "config"
 """Names of the records that apps find in a message, as with Flower's FedAvg."""
 
-_POLL_S = 0.5
-
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -53,7 +52,10 @@ class LdpStrategy(Strategy):
     """Federated averaging of locally private reports, for ClientApps that are wrapped in ``LdpClientApp``.
 
     Every report counts the same. A reply that is an error, comes twice, or holds no valid report is left out; a round without any
-    report keeps the model. After each round the folder holds a checkpoint; started again, the strategy goes on after it. A round
+    report keeps the model. Before a round, nodes are asked whether they would take part, which costs them nothing: only those that
+    agree are told to train, and none if they are too few.
+
+    After each round the folder holds a checkpoint; started again, the strategy goes on after it. A round
     in which the server was stopped may have released reports that are lost: it is charged and not repeated.
 
     Args:
@@ -61,7 +63,7 @@ class LdpStrategy(Strategy):
             the ``collector``, whatever the config says.
         collector: how reports come in; by default in the replies.
         folder: where to keep checkpoints, metrics and ledger; without one, a run that is stopped is lost.
-        waiting: how many nodes a round needs, and how long to wait for them.
+        waiting: how many nodes a round needs, how many of them have to agree to it, and how long to wait for them.
         score: judges global weights (d,) after each round.
         origin: names the data, so that a run is not resumed on others.
         reply_s: seconds after its charge at which every client replies, long enough for the slowest to train: one that has nothing
@@ -119,7 +121,7 @@ class LdpStrategy(Strategy):
             evaluate_config: must be left out, because clients evaluate nothing.
 
         Raises:
-            AllDeclined: no node takes part any more; the rounds before are kept.
+            TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
         if evaluate_config is not None:
@@ -141,7 +143,8 @@ class LdpStrategy(Strategy):
                 else:
                     arrays = to_arrays(course.last.state.weights, course.layout)
                     messages = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
-                    self.aggregate_train(number, grid.send_and_receive(messages, timeout=timeout))
+                    with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
+                        self.aggregate_train(number, replies)
                 _record(result, course, evaluate_fn)
         result.arrays = to_arrays(course.last.state.weights, course.layout)
         return result
@@ -156,33 +159,52 @@ class LdpStrategy(Strategy):
         return self._started().last
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Ask the nodes of a round to train: return their messages, which share one content."""
+        """Ask the nodes of a round whether they take part: return messages that tell those that do to train, which share one content.
+
+        Raises:
+            TooFewTakePart: too few agree; nothing was begun or charged.
+        """
         course = self._started()
-        connected = self._wait_for_nodes(grid)
-        chosen = [
-            connected[place] for place in round_cohort(self.config.seed, server_round, len(connected), self.config.clients.fraction, None)
-        ]
-        course.open_round(server_round, len(chosen), self._collector.linked)
-        self._collector.check_ready(course.round, self._reply_s)
+        asking = Asking(course, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
+        agreed, connected = asking.agreed(server_round)
         # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
-        self._charge_ahead(course, course.participation.ask(server_round, chosen, connected, self._collector_terms()))
+        self._charge_ahead(course, course.participation.ask(server_round, agreed, connected, self._collector_terms()))
         own = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: self._terms(course).to_record()})
-        self._collector.open(course.round, content)
-        course.began, course.asked = time.perf_counter(), frozenset(chosen)
-        LOGGER.info("round %d: asking %d of %d nodes", server_round, len(chosen), len(connected))
+        try:
+            self._collector.open(course.round, content)
+        except LdpflError:
+            self._take_back(course)  # nobody was told to train
+            with suppress(LdpflError):
+                self._collector.give_up(course.round)
+            raise
+        course.began, course.asked, course.patience = time.perf_counter(), frozenset(agreed), Patience(course.timeout)
+        LOGGER.info("round %d: asking %d of %d nodes", server_round, len(agreed), len(connected))
         # A list, because Flower's grids go over the messages more than once. With ttl, nobody answers when the round is over.
-        return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in chosen]
+        return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in agreed]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Take the round's reports and close it; returns the new model and how the round went."""
-        course = self._started()
-        sorted_ = sorted_out(course, replies)
-        nobody = sorted_.declined.total() == course.round.asked
-        received = Received(None) if nobody else self._collector.collect(course.round, sorted_.answers)
+        """Take the round's reports and close it; returns the new model and how the round went.
+
+        Raises:
+            TooFewTakePart: so many nodes declined or failed that no report can be released: the round was ended at once.
+        """
+        course, needed = self._started(), self._collector.min_clients
+        sorted_, ended = Replies(course), False
+        for reply in replies:
+            sorted_.add(reply)
+            if not ended and sorted_.possible < needed:
+                ended = self._collector.give_up(course.round)
+                course.patience.renew(self._waiting.answer_s)  # for those that decline as well, which they say at once
+            if ended and not sorted_.only_declined:
+                break
+        if ended and sorted_.all_declined:
+            self._take_back(course)
+            raise all_declined(server_round, sorted_.said)
+        received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers)
         self._close(course, replace(received, refused=(*sorted_.refused, *received.refused)))
-        if nobody:
-            raise all_declined(course.last.state.round, sorted_.declined)
+        if ended:
+            raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -238,25 +260,8 @@ class LdpStrategy(Strategy):
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
             if participation.begun > checkpoint.state.round:
-                self._check_same_terms(participation)
+                participation.check_terms(self._collector_terms())
         return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
-
-    def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        """Return the connected nodes in ascending order.
-
-        Raises:
-            ConfigError: too few came in time.
-        """
-        end = time.monotonic() + self._waiting.seconds
-        while len(nodes := sorted(grid.get_node_ids())) < self._waiting.nodes:
-            if time.monotonic() >= end:
-                wanted, seconds = self._waiting.nodes, self._waiting.seconds
-                raise ConfigError(
-                    f"{len(nodes)} of the {wanted} nodes that a round needs are connected after {seconds:g} s: "
-                    "start SuperNodes, or ask for fewer"
-                )
-            time.sleep(min(_POLL_S, self._waiting.seconds))
-        return nodes
 
     def _terms(self, course: Course) -> RoundTerms:
         ranges = course.last.state.ranges
@@ -319,7 +324,7 @@ class LdpStrategy(Strategy):
         return self._event(course, min(course.round.asked, self._collector.min_clients))
 
     def _event(self, course: Course, cohort: int) -> RoundEvent:
-        """Return the ledger's record of the round. Nodes that were asked count as having taken part, whether or not they did."""
+        """Return the ledger's record of the round. Nodes that were told to train count as having taken part, whether or not they did."""
         release = course.round.mechanism.release(course.last.state.ranges)
         event = round_event(course.round.number, release, cohort, course.participation.counts(), self._collector.channel)
         return replace(event, linked=self._collector.linked)
@@ -343,25 +348,28 @@ class LdpStrategy(Strategy):
         LOGGER.info("round %d: %d reports%s", metrics.round, metrics.clients, measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
-        """Write down who is asked, and the round as if no report came: the ledger must not lack it if the server stops for good."""
-        course.participation = participation
+        """Write down who is told to train, and the round as if no report came: the ledger must not lack it if the server stops for good."""
+        course.before, course.participation = course.participation, participation
         if self._folder is not None:
             participation.save(self._folder.participation_path)
             self._folder.save_ledger(course.last.ledger.charge(self._idle_event(course)))
+
+    def _take_back(self, course: Course) -> None:
+        """Undo :meth:`_charge_ahead`: it is certain that no node has charged or sent anything for the round.
+
+        The round begins anew under another name of the run, so that nothing of it, at a relay or late, is taken for the new one. The
+        ledger is written first: whoever is killed in between finds the round begun, and charges it.
+        """
+        course.participation = course.before.renamed()
+        course.run = course.participation.run
+        if self._folder is not None:
+            self._folder.save_ledger(course.last.ledger)
+            course.participation.save(self._folder.participation_path)
 
     def _collector_terms(self) -> dict[str, str | int]:
         """Return how reports come in, as JSON has it."""
         terms = {**self._collector.terms(), "min_clients": self._collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
-
-    def _check_same_terms(self, participation: Participation) -> None:
-        now = self._collector_terms()
-        others = sorted(name for name in now.keys() | participation.terms.keys() if now.get(name) != participation.terms.get(name))
-        if others:
-            raise ConfigError(
-                f"round {participation.begun} was begun on other terms ({', '.join(others)}): its reports can be read and charged on "
-                "those only; start the run with them again, and change them between rounds"
-            )
 
     def _started(self) -> Course:
         if self._course is None:

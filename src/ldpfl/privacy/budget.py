@@ -42,6 +42,19 @@ class Budget:
         with self._noting_refusals():
             self.policy.check(request)
 
+    def check(self, request: Request) -> None:
+        """Return if :meth:`charge` would allow ``request`` now. Nothing is charged or written, a refusal neither.
+
+        So whoever asks costs nothing, however often. What is allowed now may not be when it is charged.
+
+        Raises:
+            Exhausted, Declined: as :meth:`charge`, but for a file that cannot be written.
+        """
+        self.policy.check(request)
+        with opened(self.path) as connection:
+            self._check_room(request, books_in(connection), as_stored(request.release))
+            self._check_hidden(request, connection)
+
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number; only after it returns may data be touched for it.
 

@@ -4,7 +4,7 @@ from ldpfl.errors import NotFiniteError
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
 from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round, close_round
-from ldpfl.server.cohort import once_cohort, round_cohort, sample_cohort, self_sampled_cohort
+from ldpfl.server.cohort import once_cohort, reserves, round_cohort, sample_cohort, self_sampled_cohort
 from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.round_events import histogram_event, round_event
 from ldpfl.server.round_metrics import RoundMetrics
@@ -28,6 +28,7 @@ __all__ = [
     "histogram_event",
     "initial_checkpoint",
     "once_cohort",
+    "reserves",
     "round_cohort",
     "round_event",
     "sample_cohort",

@@ -27,6 +27,12 @@ def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -
     return np.sort(chosen).astype(np.int64)
 
 
+def reserves(seed: int, round_number: int, clients: int, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the clients that are not in the ``cohort`` of a round, in the random order in which they may stand in for its members."""
+    others = np.setdiff1d(np.arange(clients), cohort)
+    return stream(seed, Purpose.COHORT, round_number, 1).permutation(others)
+
+
 def self_sampled_cohort(seed: int, round_number: int, clients: int, self_sampling: float) -> NDArray[np.int64]:
     """Return the clients that decide to take part, in ascending order; it may be none.
 

@@ -1,0 +1,243 @@
+"""The server asks nodes whether they would take part in a round, before any of them is told to train and charges for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, TooFewTakePart
+from ldpfl.experiments.config import RunConfig
+from ldpfl.flower.collecting import Collector, OpenRound
+from ldpfl.flower.course import Course
+from ldpfl.flower.question import QUESTION, question_of
+from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
+from ldpfl.flower.terms import RoundTerms
+from ldpfl.server import reserves, round_cohort
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How many nodes the server needs for a round, and how patient it is.
+
+    Attributes:
+        nodes: a round begins when so many nodes are connected.
+        seconds: longest wait for them, and for nodes that do not answer the question whether they take part.
+        agreeing: fewest nodes that have to agree to take part; over a relay at least as many as it mixes.
+        answer_s: a node that has not answered the question is left out when no further answer came for so many seconds.
+    """
+
+    nodes: int = 1
+    seconds: float = 300.0
+    agreeing: int = 1
+    answer_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or not self.seconds >= 0:
+            raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
+        if self.agreeing < 1 or not self.answer_s > 0:
+            got = f"agreeing = {self.agreeing} and answer_s = {self.answer_s}"
+            raise ConfigError(f"at least one node has to agree to a round, in more than 0 s, got {got}")
+
+
+def wait_for_nodes(grid: Grid, waiting: Waiting, end: float) -> list[int]:
+    """Return the connected nodes in ascending order; waits until ``end`` by the monotonic clock.
+
+    Raises:
+        ConfigError: too few came in time.
+    """
+    while len(nodes := sorted(grid.get_node_ids())) < waiting.nodes:
+        if time.monotonic() >= end:
+            raise ConfigError(
+                f"{len(nodes)} of the {waiting.nodes} nodes that a round needs are connected after {waiting.seconds:g} s: "
+                "start SuperNodes, or ask for fewer"
+            )
+        time.sleep(min(_POLL_S, waiting.seconds))
+    return nodes
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What nodes said to the question.
+
+    Attributes:
+        agreed: the nodes that would take part.
+        said: what the others said, and how often.
+        declined: how many of these said that their operators do not allow it.
+        silent: how many did not answer in time.
+    """
+
+    agreed: tuple[int, ...] = ()
+    said: Counter[str] = field(default_factory=Counter)
+    declined: int = 0
+    silent: int = 0
+
+    @property
+    def asked(self) -> int:
+        """How many nodes were asked."""
+        return len(self.agreed) + self.said.total() + self.silent
+
+    def joined(self, later: Answers, *, again: bool = False) -> Answers:
+        """Return these answers and ``later`` ones, of other nodes or, ``again``, of those that have agreed before."""
+        agreed = later.agreed if again else (*self.agreed, *later.agreed)
+        return Answers(agreed, self.said + later.said, self.declined + later.declined, self.silent + later.silent)
+
+
+def ask_nodes(grid: Grid, nodes: Sequence[int], content: RecordDict, round_: OpenRound, answer_s: float) -> Answers:
+    """Ask ``nodes`` whether they would take part in the round; all are asked the same."""
+    patience = Patience(round_.timeout)
+    patience.renew(answer_s)
+    messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in nodes]
+    agreed, waiting, said, declined = list[int](), set(nodes), Counter[str](), 0
+    with closing(replies_as_they_come(grid, messages, patience)) as replies:
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in waiting:
+                continue  # a second answer, or one of a node that was not asked
+            if is_absent(reply):
+                continue
+            waiting.discard(node)
+            patience.renew(answer_s)
+            try:
+                answer_in(reply, round_)
+                agreed.append(node)
+            except LdpflError:
+                said[said_in(reply)] += 1
+                declined += is_refusal(reply)
+    return Answers(tuple(agreed), said, declined, len(waiting))
+
+
+def agreement(
+    ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, exact: bool
+) -> Answers:
+    """Return what the nodes said of which a round may consist: those of the ``cohort`` that agree, and for the others some ``reserves``.
+
+    The cohort is chosen first and asked then. So a run in which everybody agrees asks the same nodes as if nobody had been asked, and asks
+    no more of them. Where nodes do not agree, as many of the reserves are asked, in their order, until the cohort is full.
+
+    Args:
+        ask: asks some nodes about a round of so many nodes.
+        needed: fewest nodes for a round.
+        exact: whether nodes may judge by the number of nodes. Then those that agreed to a larger round are asked about the smaller one.
+    """
+    wanted, total = len(cohort), Answers()
+    candidates, spare = list(cohort), list(reserves)
+    while candidates:
+        total = total.joined(ask(candidates, wanted))
+        missing = wanted - len(total.agreed)
+        candidates, spare = spare[:missing], spare[missing:]
+    while exact and needed <= len(total.agreed) < wanted:
+        wanted = len(total.agreed)
+        total = total.joined(ask(total.agreed, wanted), again=True)
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class Asking:
+    """Chooses a round's nodes and asks them.
+
+    Attributes:
+        reply_s: seconds after the charge at which nodes reply.
+        terms: returns the terms of the round that is under way.
+    """
+
+    course: Course
+    grid: Grid
+    collector: Collector
+    waiting: Waiting
+    config: RunConfig
+    reply_s: float
+    terms: Callable[[Course], RoundTerms]
+
+    def agreed(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the nodes that agree to round ``number``, which is ready to be opened for them, and all that are connected.
+
+        Nodes that do not answer may come back: where they are missing, they are asked again as long as the round waits for nodes.
+
+        Raises:
+            ConfigError: too few nodes are connected, or the round does not fit the relay.
+            TooFewTakePart: too few nodes agree.
+        """
+        end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
+        while True:
+            connected = wait_for_nodes(self.grid, self.waiting, end)
+            answers = self._answers(number, connected, needed)
+            if len(answers.agreed) >= needed:
+                break
+            if len(answers.agreed) + answers.silent < needed or time.monotonic() >= end:
+                raise too_few_agree(number, answers, needed)
+            time.sleep(_POLL_S)
+        if answers.said or answers.silent:
+            LOGGER.warning("round %d: left out %d nodes%s", number, answers.said.total() + answers.silent, _because(answers))
+            self._make_ready(number, len(answers.agreed))
+        return sorted(answers.agreed), connected
+
+    def _answers(self, number: int, connected: Sequence[int], needed: int) -> Answers:
+        """Return what the cohort of a round answers, and those that are asked in the place of others."""
+        places = round_cohort(self.config.seed, number, len(connected), self.config.clients.fraction, None)
+        spare = reserves(self.config.seed, number, len(connected), places)
+        self._make_ready(number, len(places))
+        terms = self.terms(self.course)
+
+        def ask(nodes: Sequence[int], asked: int) -> Answers:
+            content = question_of(replace(terms, asked=asked), self.course.layout.sizes, self.collector.min_clients)
+            return ask_nodes(self.grid, nodes, content, self.course.round, self.waiting.answer_s)
+
+        cohort, others = ([connected[place] for place in chosen] for chosen in (places, spare))
+        return agreement(ask, cohort, others, needed, exact=terms.transport == "direct")
+
+    def _make_ready(self, number: int, asked: int) -> None:
+        self.course.open_round(number, asked, self.collector.linked)
+        self.collector.check_ready(self.course.round, self.reply_s)
+
+
+def all_declined(number: int, said: Counter[str]) -> AllDeclined:
+    """Return the error for round ``number``, in which nodes ``said`` how often what."""
+    return AllDeclined(
+        f"round {number}: none of {said.total()} nodes takes part: {_counted(said)}. Each waits for its operator, and its log "
+        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
+    )
+
+
+def too_few_agree(number: int, answers: Answers, needed: int) -> TooFewTakePart:
+    """Return the error for round ``number``, which was not begun."""
+    if answers.declined == answers.asked > 0:
+        return all_declined(number, answers.said)
+    return TooFewTakePart(
+        f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {answers.asked} nodes would take part, and it "
+        f"needs {needed}{_because(answers)}. {_REMEDY}"
+    )
+
+
+def too_few_came(number: int, asked: int, needed: int, said: Counter[str]) -> TooFewTakePart:
+    """Return the error for round ``number``, in which nodes that had agreed sent no report: it was ended before any was released."""
+    return TooFewTakePart(
+        f"round {number} was ended, and no report of it was released: {asked - said.total()} of {asked} nodes can still take part, and it "
+        f"needs {needed}{_because(Answers(said=said))}. All of them had agreed before; nodes that train may have been charged. {_REMEDY}"
+    )
+
+
+_REMEDY = (
+    "The log of each of these nodes says why: a node that declined waits for its operator, and one without policy and budget gets them by: "
+    "ldpfl policy init APP. Start the run again afterwards, or let fewer nodes be enough"
+)
+
+
+def _because(answers: Answers) -> str:
+    silent = [f"{answers.silent} did not answer in time"] if answers.silent else []
+    parts = [*([_counted(answers.said)] if answers.said else []), *silent]
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def _counted(said: Counter[str]) -> str:
+    return "; ".join(f"{times} said {reason!r}" for reason, times in said.most_common())

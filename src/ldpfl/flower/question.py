@@ -1,0 +1,83 @@
+"""The question before a round: would a node take part in it? A node answers from public facts alone, and the answer costs nothing.
+
+The question holds the round's terms and the layers' sizes, and no model. An answer is no promise: when a node is told to train, it checks
+everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from ldpfl.errors import ProtocolError
+from ldpfl.flower.ask import Ask, read_terms
+from ldpfl.flower.terms import RECORD, RoundTerms
+from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms.base import PublicState
+
+QUESTION = "query.takes_part"
+"""Type of the message."""
+
+_RECORD = "question"
+_MAX_WEIGHTS = 2**28
+"""Weights of the largest model that a node thinks about: a few bytes must not make it take all of its memory."""
+
+
+class _Wire(BaseModel):
+    """The fields of the question's own record, each of its own kind, and no other."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+
+    sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    min_clients: PositiveInt
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a node is asked: whether it would release what ``ask`` says, mixed among ``cohort`` clients."""
+
+    ask: Ask
+    cohort: int
+
+
+def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> RecordDict:
+    """Return the content of the question, the same for all nodes.
+
+    Args:
+        sizes: number of weights of each layer.
+        min_clients: fewest clients among which the relay will mix the reports.
+    """
+    return RecordDict({RECORD: terms.to_record(), _RECORD: ConfigRecord({"sizes": list(sizes), "min-clients": min_clients})})
+
+
+def read_question(content: RecordDict, run_config: str) -> Question:
+    """Read a question; ``run_config`` is the digest of the node's own.
+
+    Raises:
+        LdpflError: the content is no question, or does not fit together.
+    """
+    if set(content) != {RECORD, _RECORD} or _RECORD not in content.config_records:
+        raise ProtocolError(f"a question holds the records {RECORD!r} and {_RECORD!r} and nothing else")
+    terms = read_terms(content, run_config)
+    try:
+        wire = _Wire.model_validate(dict(content.config_records[_RECORD]))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise ProtocolError(f"the server's question cannot be read: {'.'.join(map(str, first['loc']))[:40]}: {first['msg'][:80]}") from None
+    if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
+        raise ProtocolError(f"a question names {len(terms.layers)} layers, each once, and gives a size for each: it has {len(wire.sizes)}")
+    dimension = sum(wire.sizes)
+    if dimension > _MAX_WEIGHTS:
+        raise ProtocolError(f"a question is for a model of at most {_MAX_WEIGHTS:,} weights, got {dimension:,}")
+    ranges = terms.ranges(ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)))
+    # What a mechanism releases depends on the round's number and the layers' sizes, and not on the model: zeros stand for it.
+    public = PublicState(terms.round, torch.zeros(()).expand(dimension), None, ranges.sizes)
+    mechanism = terms.mechanism(ranges).in_round(public)
+    mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
+    cohort = wire.min_clients if terms.transport == "relay" else terms.asked
+    return Question(Ask(terms, mechanism, ranges, agreement=""), cohort)

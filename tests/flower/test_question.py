@@ -1,0 +1,186 @@
+"""The question before a round: a node answers from policy, budget and terms alone, for no charge, and leaves no trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from flower_parts import OpenNode, app_of, ask, config_of, shift, terms_of
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from relayed_parts import CLIENTS, KEY, policy_of, world_in
+
+from ldpfl.errors import NotSetUp
+from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
+from ldpfl.flower.client_app import DECLINED, FAILED
+from ldpfl.flower.question import QUESTION, question_of
+from ldpfl.flower.terms import VERSION
+from ldpfl.privacy.budget_file import read_charges, set_limit
+
+SIZES = (12, 3)
+POLICY = {
+    "mechanisms": '["duchi"]',
+    "epsilon_per_unit": "2.0",
+    "epsilon_per_round": "30.0",
+    "lifetime_epsilon": "100.0",
+    "delta": "0.0",
+    "rounds": "10",
+    "min_clients": "3",
+    "transports": '["direct"]',
+    "immediate_replies": "true",
+}
+
+
+def question(terms: RoundTerms | None = None, min_clients: int = 1) -> Message:
+    return Message(question_of(terms or terms_of(), SIZES, min_clients), 2, QUESTION, group_id="1")
+
+
+def refused(reply: Message, reason: str) -> bool:
+    return reply.has_error() and reply.error.reason == reason
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A node's folder, with policy and budget that the environment names."""
+    set_limit(tmp_path / "budget.sqlite", 100.0, 0.0)
+    allow(tmp_path)
+    own = {"LDPFL_POLICY": str(tmp_path / "policy.toml"), "LDPFL_BUDGET": str(tmp_path / "budget.sqlite")}
+    with mock.patch.dict(os.environ, own):
+        yield tmp_path
+
+
+def allow(folder: Path, **changes: str) -> None:
+    (folder / "policy.toml").write_text("".join(f"{key} = {value}\n" for key, value in {**POLICY, **changes}.items()), encoding="utf-8")
+
+
+def untouched(message: Message, context: Context) -> Message:
+    raise AssertionError("the app was called for a question")
+
+
+def test_the_answer_is_run_and_round_and_nothing_else() -> None:
+    node = OpenNode()
+    reply = ask(app_of(untouched, node), question())
+    assert list(reply.content) == ["ldpfl"]
+    assert dict(reply.content.config_records["ldpfl"]) == {"version": VERSION, "run": "run", "round": 1}
+    assert (node.steps, node.questions) == ([], [3])
+
+
+def test_what_policy_or_budget_do_not_allow_is_declined_and_nothing_is_written(folder: Path) -> None:
+    """Neither a charge nor, as for a message that tells to train, a refusal: whoever asks all the time changes nothing."""
+    app, before = LdpClientApp(untouched), (folder / "budget.sqlite").read_bytes()
+    assert ask(app, question()).has_content()
+    for changes in (
+        {"mechanisms": "[]"},
+        {"epsilon_per_unit": "1.9"},
+        {"epsilon_per_round": "29.9"},
+        {"lifetime_epsilon": "29.9"},
+        {"rounds": "0"},
+        {"min_clients": "4"},
+        {"transports": '["relay"]'},
+        {"immediate_replies": "false"},
+    ):
+        allow(folder, **changes)
+        assert refused(ask(app, question()), DECLINED), changes
+    allow(folder)
+    for setting in ("mechanism.epsilon=2.5", "mechanism.name=harmony", "model.name=os:getcwd", 'data.path="rows.csv"'):
+        assert refused(ask(app, question(terms_of(config=config_of(setting)))), DECLINED), setting
+    assert (folder / "budget.sqlite").read_bytes() == before
+    assert sorted(path.name for path in folder.iterdir()) == ["budget.sqlite", "policy.toml"]
+
+
+def test_a_spent_budget_is_declined_until_more_is_granted(folder: Path) -> None:
+    app = LdpClientApp(shift)
+    set_limit(folder / "budget.sqlite", 29.0)
+    assert refused(ask(app, question()), DECLINED)
+    set_limit(folder / "budget.sqlite", 30.0)
+    assert ask(app, question()).has_content()
+    assert ask(app).has_content()
+    assert refused(ask(app, question()), DECLINED)
+    assert len(read_charges(folder / "budget.sqlite")) == 1
+
+
+def test_a_node_without_a_policy_says_so() -> None:
+    with mock.patch.dict(os.environ):
+        os.environ.pop("LDPFL_POLICY", None)
+        assert refused(ask(LdpClientApp(untouched), question()), NotSetUp.public)
+
+
+def test_an_answer_is_no_promise(folder: Path) -> None:
+    app = LdpClientApp(shift)
+    assert ask(app, question()).has_content()
+    allow(folder, rounds="0")
+    assert refused(ask(app), DECLINED)
+    assert read_charges(folder / "budget.sqlite") == ()
+
+
+def test_data_and_app_change_nothing_of_an_answer(folder: Path) -> None:
+    """The app is not even imported, and no file of data is looked at."""
+    answers = []
+    for name, data in (("flower_parts:shift", "there.csv"), ("nowhere.at_all:app", "missing.csv")):
+        (folder / "there.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+        (folder / "there.csv").chmod(0)
+        with mock.patch.dict(os.environ, {"LDPFL_DATA": str(folder / data), "LDPFL_DATA_DIR": str(folder / data)}):
+            answers.append(dict(ask(LdpClientApp(name), question()).content.config_records["ldpfl"]))
+    assert answers[0] == answers[1]
+
+
+def test_an_app_that_gives_trained_weights_does_not_agree_to_gradients() -> None:
+    config = config_of("mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.records=5")
+    assert refused(ask(app_of(), question(terms_of(config=config))), DECLINED)
+
+
+def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_nothing(tmp_path: Path) -> None:
+    terms = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS)
+    with world_in(tmp_path) as world:
+        grid = InProcessGrid(LdpClientApp(untouched, node=world.node), CLIENTS)
+        for min_clients, agrees in ((2, False), (3, True)):
+            (reply,) = grid.send_and_receive([question(terms, min_clients)])
+            assert reply.has_content() == agrees
+        world.policy = policy_of(lifetime_epsilon=1.0)
+        (reply,) = grid.send_and_receive([question(terms, 3)])
+        assert refused(reply, DECLINED)
+        assert world.wire.replies == []
+        assert world.charges() == [0]
+
+
+def _in_question(field: str, value: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.config_records["question"].__setitem__(field, value)
+
+
+def _in_terms(field: str, value: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.config_records["ldpfl"].__setitem__(field, value)
+
+
+MALFORMED: dict[str, Callable[[RecordDict], None]] = {
+    "no terms": lambda content: content.__delitem__("ldpfl"),
+    "no question": lambda content: content.__delitem__("question"),
+    "another record": lambda content: content.__setitem__("config", ConfigRecord({"path": "/etc/passwd"})),
+    "unknown field": _in_question("charge", True),
+    "no sizes": _in_question("sizes", []),
+    "a size too few": _in_question("sizes", [12]),
+    "a size of 0": _in_question("sizes", [15, 0]),
+    "a size below 0": _in_question("sizes", [16, -1]),
+    "a size that is no whole number": _in_question("sizes", [12.0, 3.0]),
+    "a model that fills all memory": _in_question("sizes", [2**62, 3]),
+    "no cohort": _in_question("min-clients", 0),
+    "cohort as text": _in_question("min-clients", "many"),
+    "another version": _in_terms("version", VERSION + 1),
+    "another run config": _in_terms("run-config", "0" * 64),
+    "a path for a run": _in_terms("run", "../../admin"),
+    "a layer twice": _in_terms("layers", ["weight", "weight"]),
+    "too few ranges": _in_terms("center", [0.0]),
+    "no ranges": _in_terms("radius", [0.0, float("nan")]),
+    "unknown mechanism": _in_terms("config", '[mechanism]\nname = "trust-me"'),
+    "an endless config": _in_terms("config", "#" * 100_000),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_question_gets_no_answer_and_asks_the_node_nothing(case: str) -> None:
+    node, message = OpenNode(), question()
+    MALFORMED[case](message.content)
+    assert refused(ask(app_of(untouched, node), message), FAILED)
+    assert (node.steps, node.questions) == ([], [])
