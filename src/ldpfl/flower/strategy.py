@@ -278,7 +278,7 @@ class LdpStrategy(Strategy):
         number = course.participation.begun
         course.open_round(number, course.participation.asked, self._collector.linked)
         course.began = time.perf_counter()
-        received = self._collector.recover(course.round)
+        received = self._collector.begun_on(course.participation.terms).recover(course.round)
         if received is not None:
             self._close(course, received)
             return
@@ -349,18 +349,19 @@ class LdpStrategy(Strategy):
             participation.save(self._folder.participation_path)
             self._folder.save_ledger(course.last.ledger.charge(self._idle_event(course)))
 
-    def _collector_terms(self) -> dict[str, str | int]:
-        """Return how reports come in, as JSON has it."""
-        terms = {**self._collector.terms(), "min_clients": self._collector.min_clients}
+    def _collector_terms(self, begun_on: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
+        """Return how reports come in, as JSON has it; of a round that was ``begun_on`` terms, as far as they can still be met."""
+        collector = self._collector.begun_on(begun_on)
+        terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
 
     def _check_same_terms(self, participation: Participation) -> None:
-        now = self._collector_terms()
+        now = self._collector_terms(participation.terms)
         others = sorted(name for name in now.keys() | participation.terms.keys() if now.get(name) != participation.terms.get(name))
         if others:
             raise ConfigError(
                 f"round {participation.begun} was begun on other terms ({', '.join(others)}): its reports can be read and charged on "
-                "those only; start the run with them again, and change them between rounds"
+                "those only; start the run with them again (a key that was replaced is named by LDPFL_AGGREGATOR_KEY_BEFORE)"
             )
 
     def _started(self) -> Course:
