@@ -65,15 +65,47 @@ def demo(
 
 
 @app.command()
-def key(file: Annotated[Path, typer.Argument(help="New file for the private key; only its owner may read it.")]) -> None:
+def key(
+    file: Annotated[Path, typer.Argument(help="File of the private key, which only its owner may read.")],
+    show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
+) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
     _check_packages()
     from ldpfl.keys import save_key
-    from ldpfl.shuffling.sealing import generate_key, public_text
+    from ldpfl.shuffling.sealing import generate_key, load_key, public_text
 
+    if show:
+        print(public_text(load_key(file)))
+        return
+    if file.exists():
+        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
     made = generate_key()
     save_key(made, file)
     print(public_text(made))
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Folder of the authority, and of a folder for each server; made if there is none.")],
+    host: Annotated[
+        list[str], typer.Option(help="Name or address of a server; several of one server joined by commas. One --host for each server.")
+    ],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the servers' certificates are valid.")] = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="Replace certificates that are there, and their keys.")] = False,
+) -> None:
+    """Write an authority and certificates for SuperLink and relay. If your organisation has an authority, take certificates of that one."""
+    _check_packages()
+    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
+
+    issued = issue(folder, host, days, renew=renew)
+    console = terminal()
+    for server in issued:
+        files = f"{server.folder / CERTIFICATE}, {server.folder / KEY} (mode 600)"
+        console.print(Text(f"{', '.join(server.names)}: {files}, valid until {server.until:%Y-%m-%d}"), soft_wrap=True)
+    authority = folder / AUTHORITY
+    console.print(Text(f"for every node and the operator: {authority}, valid until {end_of(authority):%Y-%m-%d}"), soft_wrap=True)
+    warned = f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. An organisation's own authority is better"
+    console.print(Text(f"{warned}: it revokes, records what it issues, and guards its key."), style="yellow", soft_wrap=True)
 
 
 def _check_packages() -> None:
