@@ -104,7 +104,9 @@ def certificates(
         console.print(Text(f"{', '.join(server.names)}: {files}, valid until {server.until:%Y-%m-%d}"), soft_wrap=True)
     authority = folder / AUTHORITY
     console.print(Text(f"for every node and the operator: {authority}, valid until {end_of(authority):%Y-%m-%d}"), soft_wrap=True)
-    warned = f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. An organisation's own authority is better"
+    warned = (
+        f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. An organisation's own authority is better"
+    )
     console.print(Text(f"{warned}: it revokes, records what it issues, and guards its key."), style="yellow", soft_wrap=True)
 
 

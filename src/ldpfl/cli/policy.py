@@ -15,15 +15,48 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import Policy
+from ldpfl.privacy.policy import Policy, read_policy
+from ldpfl.privacy.policy_keys import add_key, remove_key
 from ldpfl.report.terminal import terminal
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="What a client's operator allows to leave.")
 
 
+key_app = typer.Typer(cls=Group, no_args_is_help=True, help="Aggregators' keys that reports may be sealed to: two while one is replaced.")
+app.add_typer(key_app, name="key")
+PolicyFile = Annotated[Path, typer.Option("--file", help="The node's policy.")]
+KeyArgument = Annotated[str, typer.Argument(help="Public key, as ldpfl deploy key prints it.")]
+
+
 @app.callback()
 def _policy() -> None:
     """What a client's operator allows to leave."""
+
+
+@key_app.command("add")
+def add_key_command(key: KeyArgument, file: PolicyFile = Path("policy.toml")) -> None:
+    """Let reports be sealed to one more key. Nothing else in the policy changes."""
+    _print_keys(file, add_key(file, key))
+
+
+@key_app.command("remove")
+def remove_key_command(key: KeyArgument, file: PolicyFile = Path("policy.toml")) -> None:
+    """Let no more reports be sealed to a key. Nothing else in the policy changes."""
+    _print_keys(file, remove_key(file, key))
+
+
+@key_app.command("list")
+def list_keys_command(file: PolicyFile = Path("policy.toml")) -> None:
+    """Print the keys that reports may be sealed to, a line each."""
+    for known in read_policy(file).aggregator_keys:
+        print(known)
+
+
+def _print_keys(file: Path, policy: Policy) -> None:
+    console = terminal()
+    console.print(Text(f"{file}: reports may be sealed to {len(policy.aggregator_keys)} keys, from the next round on"), soft_wrap=True)
+    if not policy.aggregator_keys and "relay" in policy.transports:
+        console.print(Text("without a key no report leaves over a relay", style="yellow"))
 
 
 @app.command()
