@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.cli import operators
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
@@ -49,7 +50,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
-    _check_packages()
+    check_packages()
     if sys.platform == "win32":
         raise ConfigError("the demo runs on Linux and macOS")
     from ldpfl.deploy.site import Site
@@ -70,7 +71,7 @@ def key(
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
-    _check_packages()
+    check_packages()
     from ldpfl.keys import save_key
     from ldpfl.shuffling.sealing import generate_key, load_key, public_text
 
@@ -94,7 +95,7 @@ def certificates(
     renew: Annotated[bool, typer.Option("--renew", help="Replace certificates that are there, and their keys.")] = False,
 ) -> None:
     """Write an authority and certificates for SuperLink and relay. If your organisation has an authority, take certificates of that one."""
-    _check_packages()
+    check_packages()
     from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
 
     issued = issue(folder, host, days, renew=renew)
@@ -105,12 +106,13 @@ def certificates(
     authority = folder / AUTHORITY
     console.print(Text(f"for every node and the operator: {authority}, valid until {end_of(authority):%Y-%m-%d}"), soft_wrap=True)
     warned = (
-        f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. An organisation's own authority is better"
+        f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. "
+        "An organisation's own authority is better: it revokes, records what it issues, and guards its key."
     )
-    console.print(Text(f"{warned}: it revokes, records what it issues, and guards its key."), style="yellow", soft_wrap=True)
+    console.print(Text(warned, style="yellow"), soft_wrap=True)
 
 
-def _check_packages() -> None:
+def check_packages() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
@@ -150,3 +152,6 @@ def _interruptible() -> Iterator[Interrupts]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+app.command()(operators.check_node)

@@ -80,7 +80,7 @@ def init(
         raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
     if out.exists():
         raise ConfigError(f"{out} exists and is left as it is: give another --out")
-    policy = fitting_policy(offer, ranges_for(offer.config, _sizes(layers)), key or ())
+    policy = fitting_policy(offer, ranges_for(offer.config, sizes_of(layers)), key or ())
     fitting = None if data is None else fitting_rows(offer.config, data)
     code = list(run_at_import(Path(of))) if (Path(of) / "pyproject.toml").is_file() else []
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
@@ -118,7 +118,7 @@ def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
     terminal().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def sizes_of(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"--layers takes whole numbers, as in 500,10, not {text!r}")
