@@ -154,4 +154,5 @@ def _interruptible() -> Iterator[Interrupts]:
             signal.signal(number, handler)
 
 
-app.command()(operators.check_node)
+for own in (operators.check_node, operators.node_metrics, operators.left_open):
+    app.command()(own)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ldpfl.cli.policy import sizes_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
 
 NOT_READY = 3
@@ -58,3 +59,40 @@ def check_node(
         console.print(line, soft_wrap=True)
     if wrong:
         raise SystemExit(NOT_READY)
+
+
+def node_metrics(
+    budget: Annotated[Path, _named("LDPFL_BUDGET", "File of the lifetime budget.")],
+    log: Annotated[Path | None, typer.Option(help="The SuperNode's log: counts reports sent, replaced, declined and failed.")] = None,
+) -> None:
+    """Print what a node's operator watches, in Prometheus' text format. For the operator alone: some of it depends on the node's data."""
+    from ldpfl.deploy.node_metrics import metrics_text
+
+    print(metrics_text(budget, log), end="")
+
+
+def left_open(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The aggregator's run folder.")],
+    relay: Annotated[str | None, _named("LDPFL_RELAY", "URL of the relay.")] = None,
+    token: Annotated[Path | None, _named("LDPFL_AGGREGATOR_TOKEN", "File of the aggregator's token at the relay.")] = None,
+    relay_ca: Annotated[Path | None, _named("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Have the relay delete what it holds of the run.")] = False,
+) -> None:
+    """Say what a run on Flower that was stopped has left open, at the aggregator and at the relay, and close it if told to."""
+    from ldpfl.cli.deploy import check_packages
+
+    check_packages()
+    from ldpfl.deploy import leftover
+    from ldpfl.experiments.run_folder import RunFolder
+
+    left = leftover.left_open(RunFolder(run))
+    lines = leftover.described(left)
+    if left.over_relay:
+        if relay is None or token is None:
+            raise ConfigError(
+                "the run's reports go over a relay: name it in LDPFL_RELAY, and the file of its token in LDPFL_AGGREGATOR_TOKEN"
+            )
+        with leftover.operator_aggregator(relay, token, relay_ca) as calling:
+            lines += leftover.closed(calling, left) if cancel else leftover.held(calling, left, run)
+    for line in lines:
+        terminal().print(Text(line), soft_wrap=True)
