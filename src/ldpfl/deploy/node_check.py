@@ -291,7 +291,7 @@ def _of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
         return
     try:
         table = table_path(node.data, node.partition)
-        if offer is None:
+        if offer is None or not offer.config.data.at_nodes:  # an app of one's own knows itself what it reads
             read = read_table(table)
             yield Finding(
                 "data", Standing.FINE, f"{table} has {len(read):,} rows and {len(read.columns)} columns; whether it fits, --app tells"

@@ -27,11 +27,11 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
             if getattr(data, name) != getattr(usual.data, name):
                 yield f"data.{name} = {getattr(data, name)}: does nothing, since each node has a table of its own"
     else:
-        yield f"clients.count = {clients.count}: the data are dealt into as many parts, and each node needs a partition-id of its own below it"
+        yield f"clients.count = {clients.count}: the data are dealt into so many parts, of which each node needs one (partition-id)"
     if config.shuffling.channel != "direct":
         yield f"shuffling.channel = {config.shuffling.channel}: does nothing: how reports travel is ldpfl.transport, direct or relay"
     yield f"seed = {config.seed}: decides the initial model and who is asked. Noise is drawn on each node, from its system, not from this"
-    yield "no model without noise is trained beside it to compare with, and ldpfl attack has nothing to work on: both need all clients' data"
+    yield "no model without noise is trained to compare with, and ldpfl attack finds nothing to work on: both need all clients' data"
 
 
 def needed_by_nodes(*, at_nodes: bool, relay: bool) -> Iterator[str]:
