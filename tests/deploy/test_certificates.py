@@ -30,6 +30,7 @@ def test_servers_are_trusted_by_their_names_and_say_how_long(ldpfl: CommandLine)
         shake_hands(CA / "relay.example", CA / "ca.crt", "superlink.example")
     days = (end_of(CA / "relay.example" / "server.crt") - datetime.now(UTC)) / timedelta(days=1)
     assert 89 < days <= 90
+    assert timedelta(days=3649) < end_of(CA / "ca.crt") - datetime.now(UTC) <= timedelta(days=3650)
     assert {mode(path) for path in (CA / "ca.key", *CA.glob("*/server.key"))} == {0o600}
     assert {mode(path) for path in (CA / "ca.crt", *CA.glob("*/server.crt"))} == {0o644}
     assert f"{end_of(CA / 'relay.example' / 'server.crt'):%Y-%m-%d}" in shown

@@ -1,16 +1,21 @@
-"""An authority of one's own, and certificates of it for SuperLink and relay, where no organisation's authority is at hand."""
+"""An authority of one's own, and certificates of it for SuperLink and relay, where no organisation's authority is at hand.
+
+Not by trustme, which the demo uses: its certificates are for tests, last for centuries, and may sign code.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-import trustme
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ldpfl.errors import ConfigError
 from ldpfl.file_owners import require_own
@@ -18,6 +23,8 @@ from ldpfl.files import make_folder, replace_atomically
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _ORGANISATION = "ldpfl deployment"
+
+AUTHORITY_LASTS = timedelta(days=3650)
 
 AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "server.key"
 
@@ -78,7 +85,13 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
     return [Issued(place, names, end_of(place / CERTIFICATE)) for names, place in zip(servers, places, strict=True)]
 
 
-def _authority(folder: Path) -> trustme.CA:
+@dataclass(frozen=True)
+class _Authority:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def _authority(folder: Path) -> _Authority:
     """Return the authority in ``folder``; make one if there is none."""
     make_folder(folder, 0o700)
     certificate, key = folder / AUTHORITY, folder / AUTHORITY_KEY
@@ -86,24 +99,87 @@ def _authority(folder: Path) -> trustme.CA:
         here, missing = (certificate, key) if certificate.exists() else (key, certificate)
         raise ConfigError(f"{folder} has {here.name} and no {missing.name}: put it back, or give another folder for a new authority")
     if not key.exists():
-        made = trustme.CA(organization_name=_ORGANISATION)
-        _write(key, made.private_key_pem.bytes(), 0o600)
-        _write(certificate, made.cert_pem.bytes(), 0o644)
-        return made
+        private, made = _new_authority()
+        _write(key, _pem(private), 0o600)
+        _write(certificate, made.public_bytes(serialization.Encoding.PEM), 0o644)
     require_own(key, "the authority's key", ConfigError, secret=True)
     try:
-        return trustme.CA.from_pem(certificate.read_bytes(), key.read_bytes())
+        own, private_key = (
+            x509.load_pem_x509_certificate(certificate.read_bytes()),
+            serialization.load_pem_private_key(key.read_bytes(), None),
+        )
     except (ValueError, TypeError):
-        raise ConfigError(f"{certificate} and {key} are no authority that this command has made") from None
+        own, private_key = None, None
+    if own is None or not isinstance(private_key, ec.EllipticCurvePrivateKey) or own.public_key() != private_key.public_key():
+        raise ConfigError(f"{certificate} and {key} are no authority that this command has made: give another folder for a new one")
+    return _Authority(own, private_key)
 
 
-def _issue(authority: trustme.CA, names: Sequence[str], place: Path, end: datetime) -> None:
+def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"authority {secrets.token_hex(4)}")
+    made = (
+        _certificate(name, name, key.public_key(), datetime.now(UTC) + AUTHORITY_LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return key, made
+
+
+def _issue(authority: _Authority, names: Sequence[str], place: Path, end: datetime) -> None:
     """Write a server's private key, and its certificate after it: servers read both when they start."""
-    begin = datetime.now(UTC) - timedelta(hours=1)  # clocks of other machines may be behind
-    issued = authority.issue_cert(*names, organization_name=_ORGANISATION, not_before=begin, not_after=end)
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    issued = (
+        _certificate(_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_shown_name(name) for name in names]), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
     make_folder(place, 0o700)
-    _write(place / KEY, issued.private_key_pem.bytes(), 0o600)
-    _write(place / CERTIFICATE, b"".join(pem.bytes() for pem in issued.cert_chain_pems), 0o644)
+    _write(place / KEY, _pem(key), 0o600)
+    _write(place / CERTIFICATE, issued.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime) -> x509.CertificateBuilder:
+    begin = datetime.now(UTC) - timedelta(hours=1)  # clocks of other machines may be behind
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), begin, end)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(what: str) -> x509.Name:
+    return x509.Name(
+        [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, _ORGANISATION), x509.NameAttribute(x509.NameOID.COMMON_NAME, what)]
+    )
+
+
+def _shown_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
