@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flower_parts import app_of, config_of, start_arrays
@@ -27,8 +28,8 @@ class Stopped(Exception):
 
 
 class Stopping(LdpStrategy):
-    def configure_train(self, *args: object) -> list[Message]:
-        messages = super().configure_train(*args)  # type: ignore[arg-type]
+    def configure_train(self, *args: Any) -> list[Message]:
+        messages = super().configure_train(*args)
         if args[0] == 3:
             raise Stopped
         return messages

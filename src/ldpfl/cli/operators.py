@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -86,13 +87,16 @@ def left_open(
     from ldpfl.experiments.run_folder import RunFolder
 
     left = leftover.left_open(RunFolder(run))
-    lines = leftover.described(left)
-    if left.over_relay:
-        if relay is None or token is None:
-            raise ConfigError(
-                "the run's reports go over a relay: name it in LDPFL_RELAY, and the file of its token in LDPFL_AGGREGATOR_TOKEN"
-            )
-        with leftover.operator_aggregator(relay, token, relay_ca) as calling:
-            lines += leftover.closed(calling, left) if cancel else leftover.held(calling, left, run)
+    _print(leftover.described(left))
+    if not left.over_relay:
+        return
+    if relay is None or token is None:
+        raise ConfigError("its reports go over a relay: name that in LDPFL_RELAY, and the file of the token in LDPFL_AGGREGATOR_TOKEN")
+    with leftover.operator_aggregator(relay, token, relay_ca) as calling:
+        _print(leftover.closed(calling, left) if cancel else leftover.held(calling, left, run))
+
+
+def _print(lines: Iterable[str]) -> None:
+    console = terminal()
     for line in lines:
-        terminal().print(Text(line), soft_wrap=True)
+        console.print(Text(line), soft_wrap=True)

@@ -201,7 +201,7 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     for line in left_out(config, at_nodes=at_nodes):
         console.print(Text(f"  {line}"), soft_wrap=True)
     console.print("each node has to be given:")
-    for line in needed_by_nodes(at_nodes=at_nodes, relay=False):
+    for line in needed_by_nodes(at_nodes=at_nodes):
         console.print(Text(f"  {line}"), soft_wrap=True)
     if public:
         said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"

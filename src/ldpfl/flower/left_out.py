@@ -34,13 +34,12 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     yield "no model without noise is trained to compare with, and ldpfl attack finds nothing to work on: both need all clients' data"
 
 
-def needed_by_nodes(*, at_nodes: bool, relay: bool) -> Iterator[str]:
+def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
     """Yield a line for each thing that a node has to be given, as it is named in the environment of its SuperNode."""
     yield "LDPFL_POLICY, LDPFL_BUDGET: its policy and its lifetime budget, which no two nodes share (ldpfl policy init)"
     if at_nodes:
         yield "LDPFL_DATA: its own table"
     else:
         yield 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N num-partitions=M": its part of them'
-    if relay:
-        yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA: the relay, the node's own token, and whom it trusts"
+    yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay: the relay, the node's own token, its authority"
     yield "to see whether a node has all of it: ldpfl deploy check-node --app APP"
