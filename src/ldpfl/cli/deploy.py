@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +18,7 @@ from ldpfl.cli import operators
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
+from ldpfl.cli.operators import check_packages
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.report.terminal import terminal
@@ -26,8 +26,6 @@ from ldpfl.report.terminal import terminal
 if TYPE_CHECKING:
     from ldpfl.deploy.site import Site
     from ldpfl.deploy.trial import Trial
-
-_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
@@ -110,12 +108,6 @@ def certificates(
         "An organisation's own authority is better: it revokes, records what it issues, and guards its key."
     )
     console.print(Text(warned, style="yellow"), soft_wrap=True)
-
-
-def check_packages() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
 
 
 def _run(trial: Trial, site: Site) -> None:

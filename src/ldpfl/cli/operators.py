@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +15,18 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
 
+_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
+
 NOT_READY = 3
 """Exit code when something has to be mended before a node takes part."""
 
 _COLOURS = {"ok": "green", "look": "yellow", "wrong": "red"}
+
+
+def check_packages() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
 
 
 def _named(variable: str, what: str) -> typer.models.OptionInfo:
@@ -45,8 +54,6 @@ def check_node(
 
     Run it as the user, and with the environment, that the SuperNode has.
     """
-    from ldpfl.cli.deploy import check_packages
-
     check_packages()
     from ldpfl.deploy.node_check import NodeSetUp, Standing, check_node
 
@@ -80,8 +87,6 @@ def left_open(
     cancel: Annotated[bool, typer.Option("--cancel", help="Have the relay delete what it holds of the run.")] = False,
 ) -> None:
     """Say what a run on Flower that was stopped has left open, at the aggregator and at the relay, and close it if told to."""
-    from ldpfl.cli.deploy import check_packages
-
     check_packages()
     from ldpfl.deploy import leftover
     from ldpfl.experiments.run_folder import RunFolder

@@ -16,6 +16,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ldpfl.errors import ConfigError
 from ldpfl.file_owners import require_own
@@ -135,7 +136,7 @@ def _issue(authority: _Authority, names: Sequence[str], place: Path, end: dateti
         _certificate(_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
         .add_extension(x509.SubjectAlternativeName([_shown_name(name) for name in names]), critical=False)
         .sign(authority.key, hashes.SHA256())
