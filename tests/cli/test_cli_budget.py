@@ -179,3 +179,22 @@ def test_a_damaged_file_is_one_line(command: tuple[str, ...], spent: CommandLine
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], named: str, ldpfl: CommandLine) -> None:
     assert named in ldpfl.refused("budget", *arguments)
     assert not Path("b").exists()
+
+
+def test_a_program_that_watches_over_a_node_reads_the_same_as_json(spent: CommandLine) -> None:
+    with pytest.raises(PrivacyError):
+        charge(number=3, cohort=1)
+    found = json.loads(spent("budget", "show", "--file", FILE, "--json").out)
+    assert (found["budget"], found["delta"], found["spent"], found["reports"], found["rounds_left"]) == (40, 0, 25, 5, 3)
+    assert (found["last_charge"]["run"], found["last_charge"]["round"], found["protected"]) == ("femnist/2", 2, "client")
+    assert found["refusals"] == 1
+    assert "min_clients" in found["last_refusal"]["reason"]
+    set_limit(Path("fresh.sqlite"), 1.0)
+    fresh = json.loads(spent("budget", "show", "--file", "fresh.sqlite", "--json").out)
+    assert (fresh["spent"], fresh["last_charge"], fresh["rounds_left"], fresh["last_refusal"]) == (0, None, None, None)
+
+
+def test_a_budget_is_moved_by_a_command(spent: CommandLine) -> None:
+    outcome = spent("budget", "move", "--file", FILE, "--to", "new.sqlite")
+    assert "new.sqlite holds the budget: epsilon 40 at delta 0, 5 reports charged. budget.sqlite is 0 from now on" in outcome.out
+    assert "this budget was moved to" in spent("budget", "show", "--file", FILE).out

@@ -93,3 +93,21 @@ def test_what_a_table_is_called_by_writes_no_setting(name: str, tmp_path: Path, 
         outcome.err
     )
     assert (config.model.name, config.seed) == (load_recipe("own", []).model.name, load_recipe("own", []).seed)
+
+
+def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    changes = ("--set", "clients.self_sampling=plain", "--set", "training.patience=3")
+    shown = ldpfl("init", "--flower", tmp_path / "ready", "--recipe", "quickstart", *changes).out
+    for words in (
+        "clients.self_sampling = plain: refused",
+        "training.patience = 3: refused",
+        "clients.count = 100: the data are dealt into",
+    ):
+        assert words in shown
+    assert "shuffling.channel = ideal-shuffler: does nothing" in shown
+    assert 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N' in shown
+    shown = ldpfl("init", "--flower", tmp_path / "own", "--data", table, "--target", "outcome", "--set", "data.partition=dirichlet").out
+    assert ": does nothing, since each node is a client" in shown
+    assert "data.partition = dirichlet: does nothing" in shown
+    assert "LDPFL_DATA: its own table" in shown
+    assert "refused" not in shown

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
+from relay_support import RUN, Clock, on_disk, opened, put, terms, upload_id
 from typer.testing import CliRunner
 
 from ldpfl import ConfigError
 from ldpfl.cli import relay
 from ldpfl.relay.database import open_engine
+from ldpfl.relay.errors import Unauthenticated, Unknown
+from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Tokens
+
+pytest_plugins = ["relay_fixtures"]
 
 
 def call(*arguments: str | Path) -> str:
@@ -55,3 +62,59 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(relay, "find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(ConfigError, match=r"needs uvicorn: pip install 'ldpfl\[relay\]'"):
         call("serve", "--store", tmp_path / "relay.db")
+
+
+def test_a_token_is_renewed_and_the_older_one_revoked_when_nobody_uses_it_any_more(tmp_path: Path) -> None:
+    store = tmp_path / "relay.db"
+    first = call("token", "add", "alice", "--role", "client", "--store", store).strip()
+    with pytest.raises(ConfigError, match="ldpfl relay token renew alice"):
+        call("token", "add", "alice", "--role", "client", "--store", store)
+    second = call("token", "renew", "alice", "--store", store).strip()
+    assert call("token", "list", "--store", store).splitlines() == ["client      alice  (two tokens)"]
+    engine = open_engine(str(store))
+    tokens = Tokens(engine)
+    assert tokens.owner(first) == tokens.owner(second)
+    with pytest.raises(ConfigError, match="two tokens already: revoke the older one first"):
+        call("token", "renew", "alice", "--store", store)
+    call("token", "revoke", "alice", "--older", "--store", store)
+    assert call("token", "list", "--store", store).splitlines() == ["client      alice"]
+    assert tokens.owner(second).name == "alice"
+    with pytest.raises(Unauthenticated):
+        tokens.owner(first)
+    with pytest.raises(ConfigError, match="no older token"):
+        call("token", "revoke", "alice", "--older", "--store", store)
+    call("token", "renew", "alice", "--store", store)
+    call("token", "revoke", "alice", "--store", store)  # both
+    with pytest.raises(Unauthenticated):
+        tokens.owner(second)
+    with pytest.raises(ConfigError, match="alice has no token"):
+        call("token", "renew", "alice", "--store", store)
+    engine.dispose()
+
+
+def test_rounds_are_listed_by_what_the_relay_s_operator_may_see_and_cancelled(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:
+    place = ("--store", tmp_path / "relay.db")
+    assert call("rounds", *place).startswith("no round")
+    clock.now = time.time() - 500
+    opened(sqlite_store, 1, closes_in_s=100.0)
+    opened(sqlite_store, 2, closes_in_s=5000.0)
+    opened(sqlite_store, 3)
+    put(sqlite_store, "carol")
+    put(sqlite_store, "alice", 2)
+    put(sqlite_store, "bob", 2)
+    sqlite_store.begin("dora", RUN, 2, upload_id("dora"), terms().upload_bytes)
+    sqlite_store.cancel("aggregator", RUN, 3)
+    text = call("rounds", *place)
+    assert not any(name in text for name in ("alice", "bob", "carol", "dora"))
+    waiting, still_open = json.loads(call("rounds", "--json", *place))
+    assert (waiting["round"], waiting["state"], waiting["uploads"], waiting["min_clients"]) == (1, "waiting", 1, 2)
+    assert (still_open["round"], still_open["state"], still_open["uploads"], still_open["incomplete"]) == (2, "open", 2, 1)
+    assert 500 <= still_open["age_s"] < 600
+    assert 4400 < still_open["seconds_left"] <= 4500
+    assert -500 < waiting["seconds_left"] <= -400
+    assert "round 2 of run-1 is cancelled" in call("cancel", RUN, "2", *place)
+    assert "was gone already" in call("cancel", RUN, "2", *place)
+    assert b"upload-of-alice" not in on_disk(tmp_path / "relay.db")
+    assert [one["round"] for one in json.loads(call("rounds", "--json", *place))] == [1]
+    with pytest.raises(Unknown, match="ldpfl relay rounds lists"):
+        call("cancel", RUN, "7", *place)

@@ -447,9 +447,9 @@ def test_a_journal_that_another_worker_ends_meanwhile_is_nobodys(tmp_path: Path,
 def test_a_store_of_another_version_is_refused(place: str) -> None:
     engine = open_engine(place)
     with engine.begin() as connection:
-        connection.execute(update(meta).values(version=2))
+        connection.execute(update(meta).values(version=3))
     engine.dispose()
-    with pytest.raises(ConfigError, match="has version 2; this program knows version 1"):
+    with pytest.raises(ConfigError, match="has version 3; this program knows version 2"):
         open_engine(place)
 
 

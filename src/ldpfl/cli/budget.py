@@ -17,10 +17,12 @@ from rich.text import Text
 
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
+from ldpfl.files import to_json
 from ldpfl.number_format import number
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
+from ldpfl.privacy.budget_move import move as move_budget
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.report.terminal import terminal
 
@@ -49,9 +51,15 @@ def _budget() -> None:
 
 
 @app.command()
-def show(file: File) -> None:
+def show(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs that watch over this node.")] = False,
+) -> None:
     """Print what was spent, what is left, and why something was refused last."""
     books, charges, console = read_books(file), read_charges(file), terminal()
+    if as_json:
+        print(to_json(_standing(books, charges), indent=2))
+        return
     console.print(_summary(file, books, charges))
     if charges:
         console.print(_by_run(charges, books))
@@ -76,6 +84,14 @@ def set_(
 
 
 @app.command()
+def move(file: File, to: Annotated[Path, typer.Option(help="New file, which alone counts from now on.", show_default=False)]) -> None:
+    """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
+    books = move_budget(file, to)
+    said = f"{to} holds the budget: {_limit(books, -1)}, {books.charges:,} reports charged. {file} is 0 from now on, and may be removed"
+    terminal().print(Text(said), soft_wrap=True)
+
+
+@app.command()
 def export(
     file: File,
     form: Annotated[Format, typer.Option("--format", help="csv holds the charges; json also the budgets that were set.")] = Format.JSON,
@@ -97,6 +113,22 @@ def export(
         "pure_sum": json_number(books.spent(0.0)),
     }
     print(json.dumps({"holds": _HOLDS, "spent": spent, "budgets": granted, "charges": rows}, indent=2))
+
+
+def _standing(books: Books, charges: Sequence[Charged]) -> dict[str, Any]:
+    limit, last = books.limit, charges[-1] if charges else None
+    refused = books.refusals
+    return {
+        "protected": books.protected,
+        "delta": limit.delta,
+        "budget": limit.epsilon,
+        "spent": json_number(books.spent(limit.delta)),
+        "reports": books.charges,
+        "last_charge": None if last is None else {"at": printable(last.at), "run": printable(last.run), "round": last.round},
+        "rounds_left": None if last is None or not last.release.protected else books.rounds_left(last.release),
+        "refusals": 0 if refused is None else refused.times,
+        "last_refusal": None if refused is None else {"at": printable(refused.at), "reason": printable(refused.reason)},
+    }
 
 
 def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:

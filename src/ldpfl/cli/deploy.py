@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.cli import operators
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
+from ldpfl.cli.operators import check_packages
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.report.terminal import terminal
@@ -25,8 +26,6 @@ from ldpfl.report.terminal import terminal
 if TYPE_CHECKING:
     from ldpfl.deploy.site import Site
     from ldpfl.deploy.trial import Trial
-
-_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
@@ -49,7 +48,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
-    _check_packages()
+    check_packages()
     if sys.platform == "win32":
         raise ConfigError("the demo runs on Linux and macOS")
     from ldpfl.deploy.site import Site
@@ -65,21 +64,50 @@ def demo(
 
 
 @app.command()
-def key(file: Annotated[Path, typer.Argument(help="New file for the private key; only its owner may read it.")]) -> None:
+def key(
+    file: Annotated[Path, typer.Argument(help="File of the private key, which only its owner may read.")],
+    show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
+) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
-    _check_packages()
+    check_packages()
     from ldpfl.keys import save_key
-    from ldpfl.shuffling.sealing import generate_key, public_text
+    from ldpfl.shuffling.sealing import generate_key, load_key, public_text
 
+    if show:
+        print(public_text(load_key(file)))
+        return
+    if file.exists():
+        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
     made = generate_key()
     save_key(made, file)
     print(public_text(made))
 
 
-def _check_packages() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Folder of the authority, and of a folder for each server; made if there is none.")],
+    host: Annotated[
+        list[str], typer.Option(help="Name or address of a server; several of one server joined by commas. One --host for each server.")
+    ],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the servers' certificates are valid.")] = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="Replace certificates that are there, and their keys.")] = False,
+) -> None:
+    """Write an authority and certificates for SuperLink and relay. If your organisation has an authority, take certificates of that one."""
+    check_packages()
+    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
+
+    issued = issue(folder, host, days, renew=renew)
+    console = terminal()
+    for server in issued:
+        files = f"{server.folder / CERTIFICATE}, {server.folder / KEY} (mode 600)"
+        console.print(Text(f"{', '.join(server.names)}: {files}, valid until {server.until:%Y-%m-%d}"), soft_wrap=True)
+    authority = folder / AUTHORITY
+    console.print(Text(f"for every node and the operator: {authority}, valid until {end_of(authority):%Y-%m-%d}"), soft_wrap=True)
+    warned = (
+        f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. "
+        "An organisation's own authority is better: it revokes, records what it issues, and guards its key."
+    )
+    console.print(Text(warned, style="yellow"), soft_wrap=True)
 
 
 def _run(trial: Trial, site: Site) -> None:
@@ -116,3 +144,7 @@ def _interruptible() -> Iterator[Interrupts]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+for own in (operators.check_node, operators.node_metrics, operators.left_open):
+    app.command()(own)

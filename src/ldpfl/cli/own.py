@@ -210,14 +210,15 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     if find_spec("flwr") is None:
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
     from ldpfl.cli.policy import init as init_policy
+    from ldpfl.flower.left_out import left_out, needed_by_nodes
     from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
     from ldpfl.flower.run_settings import RunSettings, joined
 
     public: dict[str, Any] = {}
+    config = api.configure(recipe, changes)
     if data is not None:
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
-        config = api.configure(recipe, changes)
         public = public_settings(Path(data), target, client, config.data.bounds, classes=config.task.name == "classification")
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
@@ -225,6 +226,13 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     left = [name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN]
     console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
+    at_nodes = bool(public) or config.data.at_nodes
+    console.print("on Flower these are otherwise than in a simulation:")
+    for line in left_out(config, at_nodes=at_nodes):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    console.print("each node has to be given:")
+    for line in needed_by_nodes(at_nodes=at_nodes):
+        console.print(Text(f"  {line}"), soft_wrap=True)
     if public:
         said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
         console.print(Text(said, style="yellow"), soft_wrap=True)

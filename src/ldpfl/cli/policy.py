@@ -15,15 +15,48 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import Policy
+from ldpfl.privacy.policy import Policy, read_policy
+from ldpfl.privacy.policy_keys import add_key, remove_key
 from ldpfl.report.terminal import terminal
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="What a client's operator allows to leave.")
 
 
+key_app = typer.Typer(cls=Group, no_args_is_help=True, help="Aggregators' keys that reports may be sealed to: two while one is replaced.")
+app.add_typer(key_app, name="key")
+PolicyFile = Annotated[Path, typer.Option("--file", help="The node's policy.")]
+KeyArgument = Annotated[str, typer.Argument(help="Public key, as ldpfl deploy key prints it.")]
+
+
 @app.callback()
 def _policy() -> None:
     """What a client's operator allows to leave."""
+
+
+@key_app.command("add")
+def add_key_command(key: KeyArgument, file: PolicyFile = Path("policy.toml")) -> None:
+    """Let reports be sealed to one more key. Nothing else in the policy changes."""
+    _print_keys(file, add_key(file, key))
+
+
+@key_app.command("remove")
+def remove_key_command(key: KeyArgument, file: PolicyFile = Path("policy.toml")) -> None:
+    """Let no more reports be sealed to a key. Nothing else in the policy changes."""
+    _print_keys(file, remove_key(file, key))
+
+
+@key_app.command("list")
+def list_keys_command(file: PolicyFile = Path("policy.toml")) -> None:
+    """Print the keys that reports may be sealed to, a line each."""
+    for known in read_policy(file).aggregator_keys:
+        print(known)
+
+
+def _print_keys(file: Path, policy: Policy) -> None:
+    console = terminal()
+    console.print(Text(f"{file}: reports may be sealed to {len(policy.aggregator_keys)} keys, from the next round on"), soft_wrap=True)
+    if not policy.aggregator_keys and "relay" in policy.transports:
+        console.print(Text("without a key no report leaves over a relay", style="yellow"))
 
 
 @app.command()
@@ -47,7 +80,7 @@ def init(
         raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
     if out.exists():
         raise ConfigError(f"{out} exists and is left as it is: give another --out")
-    policy = fitting_policy(offer, ranges_for(offer.config, _sizes(layers)), key or ())
+    policy = fitting_policy(offer, ranges_for(offer.config, sizes_of(layers)), key or ())
     fitting = None if data is None else fitting_rows(offer.config, data)
     code = list(run_at_import(Path(of))) if (Path(of) / "pyproject.toml").is_file() else []
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
@@ -85,7 +118,7 @@ def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
     terminal().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def sizes_of(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"--layers takes whole numbers, as in 500,10, not {text!r}")

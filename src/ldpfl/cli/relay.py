@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +13,10 @@ import typer
 
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError
+from ldpfl.files import to_json
 
 if TYPE_CHECKING:
+    from ldpfl.relay.store import Store
     from ldpfl.relay.tokens import Tokens
 
 _NEEDED = ("httpx", "sqlalchemy", "starlette", "uvicorn")
@@ -78,14 +81,74 @@ def list_command(store: StoreOption) -> None:
     """Print who has a token, and in which role."""
     with _tokens(store) as tokens:
         for owner in tokens.all():
-            print(f"{owner.role.value:<10}  {owner.name}")
+            print(f"{owner.role.value:<10}  {owner.name}{'  (two tokens)' if owner.renewed else ''}")
 
 
 @token_app.command()
-def revoke(name: Annotated[str, typer.Argument(help="Whose token.")], store: StoreOption) -> None:
+def renew(name: Annotated[str, typer.Argument(help="Who the token is for.")], store: StoreOption) -> None:
+    """Make a second token for somebody who has one, and print it. The first works until "revoke NAME --older"; both are one client."""
+    with _tokens(store) as tokens:
+        print(tokens.renew(name))
+
+
+@token_app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="Whose token.")],
+    store: StoreOption,
+    older: Annotated[bool, typer.Option("--older", help="Only the older one of two, after renew.")] = False,
+) -> None:
     """Take a token away; it works no more from the next request on."""
     with _tokens(store) as tokens:
-        tokens.revoke(name)
+        tokens.revoke(name, older=older)
+
+
+@app.command("rounds")
+def rounds_command(
+    store: StoreOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the rounds that the relay holds: state, uploads so far, age, deadline. Names no client."""
+    with _opened(store) as opened:
+        from ldpfl.relay.rounds_listed import list_rounds
+
+        found = list_rounds(opened)
+    if as_json:
+        print(to_json([asdict(one) for one in found], indent=2))
+        return
+    for one in found:
+        due = f"deadline in {one.seconds_left:,.0f} s" if one.seconds_left > 0 else f"deadline {-one.seconds_left:,.0f} s ago"
+        more = f", {one.incomplete:,} incomplete" if one.incomplete else ""
+        uploads = f"{one.uploads:,} uploads{more} (waits for {one.min_clients:,}, takes {one.max_uploads:,})"
+        print(f"{one.run} {one.round}: {one.state}, {uploads}, {one.age_s:,.0f} s old, {due}, opened by {one.aggregator}")
+    if not found:
+        print("no round: all are acknowledged, cancelled, or were never opened")
+
+
+@app.command("cancel")
+def cancel_command(
+    run: Annotated[str, typer.Argument(help="Name of the run, as ldpfl relay rounds shows it.")],
+    round_: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="Number of the round.")],
+    store: StoreOption,
+) -> None:
+    """End a round and delete what the relay holds of it. What clients were charged for it stays charged, and its reports are lost."""
+    with _opened(store) as opened:
+        from ldpfl.relay.rounds_listed import cancel_round
+
+        ended = cancel_round(opened, run, round_)
+    print(f"round {round_} of {run} {'is cancelled, and its uploads are deleted' if ended else 'was gone already'}")
+
+
+@contextmanager
+def _opened(store: str) -> Iterator[Store]:
+    _check_packages()
+    from ldpfl.relay.database import open_engine
+    from ldpfl.relay.store import Store
+
+    opened = Store(open_engine(store))
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 @contextmanager

@@ -96,6 +96,7 @@ class LdpClientApp(ClientApp):
         except (Exception, SystemExit) as error:
             LOGGER.error("failed: %s", apart.place_of(error))
             return Message(Error(APP_RAISED, FAILED), reply_to=message)
+        LOGGER.info("sent: the report of round %d", answer.round)
         return Message(RecordDict({RECORD: answer.to_record()}), reply_to=message)
 
     def train(self, *_: object, **__: object) -> NoReturn:

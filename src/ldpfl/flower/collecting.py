@@ -86,6 +86,10 @@ class Collector(Protocol):
         """Return what clients are told of it: fields of ``RoundTerms``."""
         ...
 
+    def begun_on(self, terms: Mapping[str, str | int]) -> Collector:
+        """Return the collector that can take up a round that was begun on ``terms``; this one, unless it knows how they came about."""
+        ...
+
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         """Raise if the round could not be opened now, with replies after ``reply_s``; called before anything is written down of it."""
         ...
@@ -127,6 +131,9 @@ class DirectCollector:
 
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct"}
+
+    def begun_on(self, terms: Mapping[str, str | int]) -> DirectCollector:
+        return self
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         return

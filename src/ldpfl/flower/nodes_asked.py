@@ -61,7 +61,7 @@ class Participation(BaseModel):
         if others:
             raise ConfigError(
                 f"round {self.begun} was begun on other terms ({', '.join(others)}): its reports can be read and charged on "
-                "those only; start the run with them again, and change them between rounds"
+                "those only; start the run with them again (a key that was replaced is named by LDPFL_AGGREGATOR_KEY_BEFORE)"
             )
 
     def counts(self) -> NDArray[np.int64]:

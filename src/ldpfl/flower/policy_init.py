@@ -28,6 +28,7 @@ from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
+from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
@@ -108,11 +109,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     Raises:
         ConfigError: nothing would be protected, or a key is none.
     """
-    config = offer.config
-    mechanism, weights = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension)
-    # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
-    public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, config.training.rounds + 1))
-    releases = [mechanism.in_round(state).release(ranges) for state in public]
+    config, releases = offer.config, releases_of(offer, ranges)
     if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: there is no policy that fits it")
     for key in keys:
@@ -132,6 +129,18 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         models=code_of(config),
         immediate_replies=offer.reply_s == 0,
     )
+
+
+def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
+    """Return what a client releases in each round of ``offer``.
+
+    Raises:
+        ConfigError: the mechanism does not run on Flower, or not for these layers.
+    """
+    mechanism, weights = deployable_mechanism(offer.config, ranges), torch.zeros(ranges.dimension)
+    # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
+    public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, offer.config.training.rounds + 1))
+    return [mechanism.in_round(state).release(ranges) for state in public]
 
 
 def policy_text(policy: Policy, title: str) -> str:

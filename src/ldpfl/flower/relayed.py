@@ -6,7 +6,7 @@ import logging
 import os
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class RelayCollector:
         linked: units that stay together in a record (linked); 1 is LDP-FL's parameter shuffling.
         min_clients: fewest uploads among which the relay mixes.
         window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train in this time.
+        before: the aggregator's key before ``key``: a round that was begun with it, and is taken up again, is read with it.
     """
 
     relay: RelayAggregator
@@ -55,10 +56,17 @@ class RelayCollector:
     min_clients: int = 2
     window_s: float = 60.0
     channel: Channel = "ideal-shuffler"
+    before: X25519PrivateKey | None = None
 
     def terms(self) -> Mapping[str, Any]:
         public = self.key.public_key().public_bytes_raw()
         return {"transport": "relay", "key": public, "linked": self.linked}
+
+    def begun_on(self, terms: Mapping[str, str | int]) -> RelayCollector:
+        """Return this collector with the key of before, if a round was begun with that one."""
+        if self.before is None or terms.get("key") != self.before.public_key().public_bytes_raw().hex():
+            return self
+        return replace(self, key=self.before)
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         """Ask the relay for the round, which it should not know.
@@ -172,7 +180,8 @@ def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCo
     """Return the collector for the relay that the ServerApp's operator named in its environment.
 
     ``LDPFL_RELAY`` is the relay's URL, ``LDPFL_RELAY_CA`` its certificate authority if it has its own,
-    ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` one with the private key.
+    ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` one with the private key. After a change of that key,
+    ``LDPFL_AGGREGATOR_KEY_BEFORE`` may name the one before, for a round that was begun with it.
 
     Raises:
         ConfigError: one of them is missing or cannot be used.
@@ -181,7 +190,8 @@ def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCo
     authority = os.environ.get("LDPFL_RELAY_CA")
     verify = ssl.create_default_context(cafile=authority) if authority else True
     relay = RelayAggregator(url, read_token(Path(token)), verify=verify)
-    return RelayCollector(relay, load_key(Path(key)), linked, min_clients, window_s)
+    before = os.environ.get("LDPFL_AGGREGATOR_KEY_BEFORE")
+    return RelayCollector(relay, load_key(Path(key)), linked, min_clients, window_s, before=load_key(Path(before)) if before else None)
 
 
 def _variable(name: str) -> str:

@@ -260,7 +260,7 @@ class LdpStrategy(Strategy):
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
             if participation.begun > checkpoint.state.round:
-                participation.check_terms(self._collector_terms())
+                participation.check_terms(self._collector_terms(participation.terms))
         return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
     def _terms(self, course: Course) -> RoundTerms:
@@ -283,7 +283,7 @@ class LdpStrategy(Strategy):
         number = course.participation.begun
         course.open_round(number, course.participation.asked, self._collector.linked)
         course.began = time.perf_counter()
-        received = self._collector.recover(course.round)
+        received = self._collector.begun_on(course.participation.terms).recover(course.round)
         if received is not None:
             self._close(course, received)
             return
@@ -366,9 +366,10 @@ class LdpStrategy(Strategy):
             self._folder.save_ledger(course.last.ledger)
             course.participation.save(self._folder.participation_path)
 
-    def _collector_terms(self) -> dict[str, str | int]:
-        """Return how reports come in, as JSON has it."""
-        terms = {**self._collector.terms(), "min_clients": self._collector.min_clients}
+    def _collector_terms(self, begun_on: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
+        """Return how reports come in, as JSON has it; of a round that was ``begun_on`` terms, as far as they can still be met."""
+        collector = self._collector.begun_on(begun_on)
+        terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
 
     def _started(self) -> Course:

@@ -347,6 +347,12 @@ def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
     )
 
 
+def close_for_good(connection: sqlite3.Connection, why: str) -> None:
+    """Set the budget to 0, and note ``why``: nothing leaves by this file any more."""
+    _grant(connection, Limit(0.0, books_in(connection).limit.delta))
+    note_refusal(connection, why)
+
+
 def _grant(connection: sqlite3.Connection, limit: Limit) -> None:
     figures = (float(limit.epsilon), float(limit.delta))
     connection.execute("INSERT INTO limits (at, epsilon, delta, digest) VALUES (?, ?, ?, ?)", (_now(), *figures, _digest(*figures)))

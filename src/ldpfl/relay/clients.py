@@ -7,10 +7,12 @@ from urllib.parse import quote
 
 import httpx
 
-from ldpfl.errors import ProtocolError, RelayNotReleased
+from ldpfl.errors import ProtocolError, RelayNotReleased, RelayRefused
 from ldpfl.relay.calling import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
 from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, Terms, upload_of
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
+
+_NO_RUN, _NO_UPLOAD, _UNKNOWN = "ldpfl-check", "ldpfl-check-0000", 404
 
 
 class RelayClient(Caller):
@@ -24,6 +26,22 @@ class RelayClient(Caller):
             RelayUnreachable: no answer.
         """
         return self._round_status(run, number)
+
+    def check_token(self) -> None:
+        """Return if this is a relay that knows the token as a client's. Nothing is sent but the token.
+
+        Raises:
+            RelayRefused: it does not know the token (401), or as an aggregator's (403).
+            RelayUnreachable: no answer.
+            ProtocolError: no relay answers.
+        """
+        if "status" not in self._call("GET", "/health").text:
+            raise ProtocolError("what answers is not a relay of this version: check the URL")
+        try:
+            self._call("HEAD", f"{path_of(_NO_RUN, 1)}/uploads/{_NO_UPLOAD}")  # only a client may ask for it
+        except RelayRefused as refusal:
+            if refusal.status != _UNKNOWN:
+                raise
 
     def upload(self, run: str, number: int, upload_id: str, blob: bytes, *, within_s: float) -> None:
         """Upload ``blob``, whole records of the round's terms, and return once the relay has all of it on disk.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Engine,
@@ -21,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 1
+VERSION = 2
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 SQLITE = "sqlite"
 SCHEMA = "ldpfl_relay"
@@ -36,8 +37,10 @@ tokens = Table(
     "relay_tokens",
     metadata,
     Column("hash", LargeBinary(32), primary_key=True),
-    Column("name", String(64), nullable=False, unique=True),
+    Column("name", String(64), nullable=False),
     Column("role", String(16), nullable=False),
+    Column("older", Boolean, nullable=False),  # one that a newer token of the same name is about to replace
+    UniqueConstraint("name", "older"),
 )
 
 rounds = Table(

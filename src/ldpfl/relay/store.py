@@ -252,6 +252,11 @@ class Store:
             latest = self._now(connection) + rounds.c.closes_in_s
             connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
 
+    def now(self) -> float:
+        """Return the time that deadlines are judged by, in seconds."""
+        with self._reading() as connection:
+            return self._now(connection)
+
     def end_hung(self) -> None:
         """End connections of other relays that hang and would hold their rounds for ever; on SQLite the system does when they end."""
         if is_sqlite(self.engine):

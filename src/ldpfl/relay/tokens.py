@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ldpfl.errors import ConfigError
@@ -29,10 +29,15 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Owner:
-    """Who a token belongs to."""
+    """Who a token belongs to.
+
+    Attributes:
+        renewed: whether an older token works beside the newest one. Whoever has two is still one client, which uploads once a round.
+    """
 
     name: str
     role: Role
+    renewed: bool = False
 
 
 class Tokens:
@@ -49,13 +54,37 @@ class Tokens:
             StoreUnavailable, StoreFull: the store does not take it.
         """
         token = secrets.token_urlsafe(32)
-        row = {"hash": hashed(token), "name": owner_of(name), "role": role.value}
         with store_errors():
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(insert(tokens).values(row))
+                    connection.execute(insert(tokens).values(_row(token, owner_of(name), role.value)))
             except IntegrityError:
-                raise ConfigError(f"{name} has a token already; revoke it to give a new one") from None
+                raise ConfigError(
+                    f"{name} has a token already: give it a second one (ldpfl relay token renew {name}), or revoke that one"
+                ) from None
+        return token
+
+    def renew(self, name: str) -> str:
+        """Make a second token for ``name`` and return it. The one before works until it is revoked, so that nothing breaks off.
+
+        Raises:
+            ConfigError: there is no token, or there are two already.
+            StoreUnavailable, StoreFull: the store does not take it.
+        """
+        token = secrets.token_urlsafe(32)
+        known = tokens.c.name == name
+        with store_errors():
+            try:
+                with self._engine.begin() as connection:
+                    role = connection.scalar(select(tokens.c.role).where(known, tokens.c.older.is_(False)))
+                    if role is None:
+                        raise _no_token(name)
+                    connection.execute(update(tokens).where(known).values(older=True))  # the older of two would collide
+                    connection.execute(insert(tokens).values(_row(token, name, role)))
+            except IntegrityError:
+                raise ConfigError(
+                    f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)"
+                ) from None
         return token
 
     def all(self) -> list[Owner]:
@@ -64,20 +93,21 @@ class Tokens:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        known = select(tokens.c.name, tokens.c.role).order_by(tokens.c.name)
+        known = select(tokens.c.name, tokens.c.role, func.count()).group_by(tokens.c.name, tokens.c.role).order_by(tokens.c.name)
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-            return [Owner(name, Role(role)) for name, role in connection.execute(known)]
+            return [Owner(name, Role(role), count > 1) for name, role, count in connection.execute(known)]
 
-    def revoke(self, name: str) -> None:
-        """Take the token of ``name`` away, from its next request on.
+    def revoke(self, name: str, *, older: bool = False) -> None:
+        """Take all tokens of ``name`` away, from its next request on; or only the ``older`` one of two.
 
         Raises:
             ConfigError: there is none.
             StoreUnavailable, StoreFull: the store does not take it.
         """
+        meant = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
         with store_errors(), self._engine.begin() as connection:
-            if connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount == 0:
-                raise ConfigError(f"{name} has no token")
+            if connection.execute(delete(tokens).where(*meant)).rowcount == 0:
+                raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token(name)
 
     def owner(self, token: str) -> Owner:
         """Return whose token this is.
@@ -92,6 +122,14 @@ class Tokens:
             if row is not None:
                 return Owner(row.name, Role(row.role))
         raise unknown_token()
+
+
+def _row(token: str, name: str, role: str) -> dict[str, object]:
+    return {"hash": hashed(token), "name": name, "role": role, "older": False}
+
+
+def _no_token(name: str) -> ConfigError:
+    return ConfigError(f"{name} has no token: ldpfl relay token list says who has one")
 
 
 def is_token(text: str) -> bool:

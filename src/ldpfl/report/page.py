@@ -16,7 +16,7 @@ from markupsafe import Markup
 import ldpfl
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import from_json, read_text
 from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
@@ -60,7 +60,7 @@ class _Figure:
 
 
 def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
-    config, result = folder.config(), folder.result()
+    config, result, kind = folder.config(), folder.result(), folder.kind()
     progress = ""
     if result is None:
         result = figures_so_far(folder, config)
@@ -68,6 +68,10 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     if public:
         result = without_private(config, result)
     ledger = folder.ledger()
+    if kind.on_flower:  # what the config says of clients is a plan, or of an own app nothing
+        result["clients"] = max(event.population for event in ledger.events)
+        if len(ledger.events) > result["rounds"]:
+            progress += f" Round {ledger.events[-1].round:,} is begun, and counts in what is said of privacy: its reports may have left."
     statement = account(ledger, config.privacy.delta)
     result["privacy"] = statement.to_dict()
     best = statement.best
@@ -80,7 +84,7 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
         "epsilon": number(best.epsilon) if best and isfinite(best.epsilon) else "none",
         "bytes": f"{result['uplink_bytes_per_client_round']:,}",
-        "sentence": _sentence(config, result),
+        "sentence": _sentence(config, result, kind),
         "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
         "worth": worth_of(best.epsilon) if best else "bad",
         "figures": list(_figures(result, statement)),
@@ -94,7 +98,7 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "rounds": list(_rounds(result)),
         "spent": _spent(ledger, statement),
         "layers": list(_layers(folder, result, public=public)),
-        "environment": list(_environment(config, result)),
+        "environment": list(_environment(config, result, kind, ledger)),
         "config": _config_text(folder, seed=config.hides_seed, paths=public),
         "citation": _CITATION.format(version=ldpfl.__version__, name=result["name"]),
     }
@@ -124,10 +128,13 @@ def _left_out(config: RunConfig) -> str:
     return f"Left out, because the guarantee does not cover it: {scores}; {always}."
 
 
-def _sentence(config: RunConfig, result: dict[str, Any]) -> str:
+def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
     of = "its own table" if config.data.brought else config.data.name
     reached = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
     what = f"{config.model.name} on {of}{reached if result['score'] is not None else ''}"
+    if kind is Kind.OWN_APP:  # its model and data stand in no config
+        scored = "" if result["score"] is None else f": a score of {result['score']:.4g}"
+        what = f"An {kind}{scored}"
     cohort = result["clients_per_round"]
     part = "" if cohort == result["clients"] else f", {cohort:,} a round"
     return f"{what} after {result['rounds']:,} rounds with {result['clients']:,} clients{part}, by {result['mechanism']}."
@@ -198,12 +205,20 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _environment(config: RunConfig, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    if kind.on_flower:
+        yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"
+        yield "nodes", f"{result['clients']:,}, of which none was asked in more than {ledger.events[-1].joined:,} rounds"
+        yield "reports", "in the replies" if ledger.events[-1].channel == "direct" else "sealed, over the relay"
     if not result.get("seed_is_secret"):
         yield "seed", str(result["seed"])
-    yield "versions", ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
-    training = "" if result["seconds"] is None else f", {result['seconds']:.1f} s of training"
-    yield "device", f"{result['device']}, {result.get('threads', '?')} threads{training}"
-    if not config.data.brought:
+    if "versions" in result:  # of a finished run
+        yield "versions", ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    training = "" if result["seconds"] is None else f"{result['seconds']:.1f} s of training"
+    if "threads" in result:
+        yield "device", ", ".join(filter(None, (result["device"], f"{result['threads']} threads", training)))
+    elif training:
+        yield "time", f"{training} so far"
+    if not config.data.brought and kind is not Kind.OWN_APP:
         yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
     yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))

@@ -1,0 +1,107 @@
+"""Commands of those who operate a node or the aggregator of a deployment: registered with ``ldpfl deploy``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from ldpfl.cli.policy import sizes_of
+from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
+from ldpfl.report.terminal import terminal
+
+_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
+
+NOT_READY = 3
+"""Exit code when something has to be mended before a node takes part."""
+
+_COLOURS = {"ok": "green", "look": "yellow", "wrong": "red"}
+
+
+def check_packages() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
+
+
+def _named(variable: str, what: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(envvar=variable, show_envvar=True, help=what)
+    return option
+
+
+def check_node(
+    policy: Annotated[Path | None, _named("LDPFL_POLICY", "Policy file.")] = None,
+    budget: Annotated[Path | None, _named("LDPFL_BUDGET", "File of the lifetime budget.")] = None,
+    relay: Annotated[str | None, _named("LDPFL_RELAY", "URL of the relay.")] = None,
+    token: Annotated[Path | None, _named("LDPFL_RELAY_TOKEN", "File of the node's token at the relay.")] = None,
+    relay_ca: Annotated[Path | None, _named("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
+    data: Annotated[str | None, _named("LDPFL_DATA", "This node's own table.")] = None,
+    data_dir: Annotated[Path | None, _named(DATA_DIR_VARIABLE, "Folder of data sets.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="The node's partition-id.")] = None,
+    node_key: Annotated[Path | None, typer.Option(help="Private key with which the SuperNode proves who it is.")] = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
+    superlink_ca: Annotated[Path | None, typer.Option(help="Authority of the SuperLink's certificate.")] = None,
+    app: Annotated[str | None, typer.Option(help="Folder of the app that is going to run: do policy, budget and table fit it?")] = None,
+    config: Annotated[Path | None, typer.Option(help="Config of the app's own ServerApp.")] = None,
+    layers: Annotated[str, typer.Option(help="Values in each of the model's arrays, as 500,10: for a model of its own.")] = "",
+) -> None:
+    """Check a node's set-up as its SuperNode would find it, a line a finding. Sends nothing of the data. Exit code 3: something is wrong.
+
+    Run it as the user, and with the environment, that the SuperNode has.
+    """
+    check_packages()
+    from ldpfl.deploy.node_check import NodeSetUp, Standing, check_node
+
+    node = NodeSetUp(
+        policy, budget, relay, token, relay_ca, data, data_dir, node_key, superlink, superlink_ca, app, config, sizes_of(layers), partition
+    )
+    console, wrong = terminal(), 0
+    for finding in check_node(node):
+        wrong += finding.standing is Standing.WRONG
+        line = Text.assemble((f"{finding.standing.value:<6}", _COLOURS[finding.standing]), f"{finding.what:<10}", finding.said)
+        console.print(line, soft_wrap=True)
+    if wrong:
+        raise SystemExit(NOT_READY)
+
+
+def node_metrics(
+    budget: Annotated[Path, _named("LDPFL_BUDGET", "File of the lifetime budget.")],
+    log: Annotated[Path | None, typer.Option(help="The SuperNode's log: counts reports sent, replaced, declined and failed.")] = None,
+) -> None:
+    """Print what a node's operator watches, in Prometheus' text format. For the operator alone: some of it depends on the node's data."""
+    from ldpfl.deploy.node_metrics import metrics_text
+
+    print(metrics_text(budget, log), end="")
+
+
+def left_open(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The aggregator's run folder.")],
+    relay: Annotated[str | None, _named("LDPFL_RELAY", "URL of the relay.")] = None,
+    token: Annotated[Path | None, _named("LDPFL_AGGREGATOR_TOKEN", "File of the aggregator's token at the relay.")] = None,
+    relay_ca: Annotated[Path | None, _named("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Have the relay delete what it holds of the run.")] = False,
+) -> None:
+    """Say what a run on Flower that was stopped has left open, at the aggregator and at the relay, and close it if told to."""
+    check_packages()
+    from ldpfl.deploy import leftover
+    from ldpfl.experiments.run_folder import RunFolder
+
+    left = leftover.left_open(RunFolder(run))
+    _print(leftover.described(left))
+    if not left.over_relay:
+        return
+    if relay is None or token is None:
+        raise ConfigError("its reports go over a relay: name that in LDPFL_RELAY, and the file of the token in LDPFL_AGGREGATOR_TOKEN")
+    with leftover.operator_aggregator(relay, token, relay_ca) as calling:
+        _print(leftover.closed(calling, left) if cancel else leftover.held(calling, left, run))
+
+
+def _print(lines: Iterable[str]) -> None:
+    console = terminal()
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)

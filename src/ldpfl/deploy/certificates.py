@@ -1,0 +1,196 @@
+"""An authority of one's own, and certificates of it for SuperLink and relay, where no organisation's authority is at hand.
+
+Not by trustme, which the demo uses: its certificates are for tests, last for centuries, and may sign code.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from ldpfl.errors import ConfigError
+from ldpfl.file_owners import require_own
+from ldpfl.files import make_folder, replace_atomically
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_ORGANISATION = "ldpfl deployment"
+
+AUTHORITY_LASTS = timedelta(days=3650)
+
+AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "server.key"
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate that was written.
+
+    Attributes:
+        names: under which the server is reached.
+        until: end of its validity.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    until: datetime
+
+
+def end_of(certificate: Path) -> datetime:
+    """Return when the first certificate in a file of PEM ends.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return x509.load_pem_x509_certificates(certificate.read_bytes())[0].not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{certificate} holds no certificate in PEM: {getattr(error, 'strerror', None) or 'nothing was found'}") from None
+
+
+def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False) -> list[Issued]:
+    """Write a certificate for each of ``hosts``, by the authority in ``folder``, which is made if there is none.
+
+    ``hosts`` are names or addresses; several of one server are joined by commas, and its folder is called like the first of them.
+
+    Args:
+        days: for which the certificates are valid.
+        renew: whether certificates that are there are replaced, each with a new key.
+
+    Raises:
+        ConfigError: a host is no name, a certificate is there, or the authority cannot be used.
+        WriteError: the system refuses to write.
+    """
+    servers = [tuple(name.strip() for name in host.split(",")) for host in hosts]
+    for name in (name for names in servers for name in names):
+        if not _is_host(name):
+            raise ConfigError(f"--host takes a name or an address, or several of one server joined by commas, not {name!r}")
+    places = [folder / names[0].replace(":", "-") for names in servers]
+    if len(set(places)) < len(places):
+        raise ConfigError("two of the hosts begin with the same name: join the names of one server by commas")
+    for place in places:
+        if place.exists() and not renew:
+            raise ConfigError(f"{place} is there and is left as it is: give --renew to replace the certificate and its key")
+    authority = _authority(folder)
+    end = min(datetime.now(UTC) + timedelta(days=days), end_of(folder / AUTHORITY))
+    for names, place in zip(servers, places, strict=True):
+        _issue(authority, names, place, end)
+    return [Issued(place, names, end_of(place / CERTIFICATE)) for names, place in zip(servers, places, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Authority:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def _authority(folder: Path) -> _Authority:
+    """Return the authority in ``folder``; make one if there is none."""
+    make_folder(folder, 0o700)
+    certificate, key = folder / AUTHORITY, folder / AUTHORITY_KEY
+    if certificate.exists() != key.exists():
+        here, missing = (certificate, key) if certificate.exists() else (key, certificate)
+        raise ConfigError(f"{folder} has {here.name} and no {missing.name}: put it back, or give another folder for a new authority")
+    if not key.exists():
+        private, made = _new_authority()
+        _write(key, _pem(private), 0o600)
+        _write(certificate, made.public_bytes(serialization.Encoding.PEM), 0o644)
+    require_own(key, "the authority's key", ConfigError, secret=True)
+    try:
+        own, private_key = (
+            x509.load_pem_x509_certificate(certificate.read_bytes()),
+            serialization.load_pem_private_key(key.read_bytes(), None),
+        )
+    except (ValueError, TypeError):
+        own, private_key = None, None
+    if own is None or not isinstance(private_key, ec.EllipticCurvePrivateKey) or own.public_key() != private_key.public_key():
+        raise ConfigError(f"{certificate} and {key} are no authority that this command has made: give another folder for a new one")
+    return _Authority(own, private_key)
+
+
+def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"authority {secrets.token_hex(4)}")
+    made = (
+        _certificate(name, name, key.public_key(), datetime.now(UTC) + AUTHORITY_LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return key, made
+
+
+def _issue(authority: _Authority, names: Sequence[str], place: Path, end: datetime) -> None:
+    """Write a server's private key, and its certificate after it: servers read both when they start."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    issued = (
+        _certificate(_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_shown_name(name) for name in names]), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    make_folder(place, 0o700)
+    _write(place / KEY, _pem(key), 0o600)
+    _write(place / CERTIFICATE, issued.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime) -> x509.CertificateBuilder:
+    begin = datetime.now(UTC) - timedelta(hours=1)  # clocks of other machines may be behind
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), begin, end)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(what: str) -> x509.Name:
+    return x509.Name(
+        [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, _ORGANISATION), x509.NameAttribute(x509.NameOID.COMMON_NAME, what)]
+    )
+
+
+def _shown_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    with replace_atomically(path, mode) as temporary:
+        temporary.write_bytes(content)
+
+
+def _is_host(name: str) -> bool:
+    try:
+        ip_address(name)
+        return True
+    except ValueError:
+        return all(_LABEL.fullmatch(label) for label in name.split("."))

@@ -1,0 +1,70 @@
+"""What the operator of a node watches: the budget, what was charged and refused, and what became of it by the SuperNode's log.
+
+All of it is for the operator's own eyes. How often training gave nothing to report depends on the node's data, and no noise is on it:
+let only the node's own monitoring read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
+
+OUTCOMES = {
+    "sent": "left, in a reply or over the relay",
+    "replaced": "left as no change, because training gave nothing to report",
+    "declined": "did not leave: the operator does not allow it",
+    "failed": "did not leave: something went wrong, before or after the charge",
+}
+"""By the word that its line in the log of ``flwr.ldpfl`` begins with, what became of a report."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join(OUTCOMES)}): ")
+
+
+def outcomes_in(lines: Iterable[str]) -> Counter[str]:
+    """Return how often a SuperNode's log says each of :data:`OUTCOMES`; a report that was replaced has left, and counts as sent, too."""
+    found = (_LINE.search(_COLOUR.sub("", line)) for line in lines)
+    return Counter(match[1] for match in found if match)
+
+
+def metrics_text(budget: Path, log: Path | None = None) -> str:
+    """Return the metrics in the text format of Prometheus; no run, round or reason is a label.
+
+    Raises:
+        Declined: the budget file is not to be relied on.
+        ConfigError: the log cannot be read.
+    """
+    books, charges = read_books(budget), read_charges(budget)
+    limit = books.limit
+    lines = [
+        *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
+        *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon that was spent of it.", books.spent(limit.delta)),
+        *_metric("ldpfl_node_reports_charged_total", "counter", "Reports that were charged.", books.charges),
+        *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
+        *_rounds_left(books, charges),
+    ]
+    if log is not None:
+        try:
+            with log.open(encoding="utf-8", errors="replace") as opened:
+                counts = outcomes_in(opened)
+        except OSError as error:
+            raise ConfigError(f"the SuperNode's log {log} cannot be read: {error.strerror}") from None
+        lines += ["# HELP ldpfl_node_outcomes_total By the log: what became of reports.", "# TYPE ldpfl_node_outcomes_total counter"]
+        lines += [f'ldpfl_node_outcomes_total{{outcome="{name}"}} {counts[name]}' for name in OUTCOMES]
+    return "\n".join(lines) + "\n"
+
+
+def _rounds_left(books: Books, charges: tuple[Charged, ...]) -> list[str]:
+    if not charges or not charges[-1].release.protected:
+        return []
+    left = books.rounds_left(charges[-1].release)
+    return _metric("ldpfl_node_rounds_left", "gauge", "Rounds like the last that still fit the budget; the policy may allow fewer.", left)
+
+
+def _metric(name: str, kind: str, what: str, value: float) -> list[str]:
+    return [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name} {value:.10g}"]

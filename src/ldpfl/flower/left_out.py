@@ -1,0 +1,45 @@
+"""What of a recipe does nothing on Flower, or is refused there, and what nodes have to be given: said when an app is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ldpfl.experiments import RunConfig
+
+
+def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
+    """Yield a line for each setting of ``config`` that means something else on Flower than in a simulation.
+
+    Args:
+        at_nodes: whether each node trains on its own table, whatever ``config`` says of its data.
+    """
+    clients, data, usual = config.clients, config.data, RunConfig()
+    if clients.self_sampling != "off":
+        yield f"clients.self_sampling = {clients.self_sampling}: refused on Flower, which shows who answers: set it to off"
+    if clients.once:
+        yield "clients.once: refused on Flower, which shows who answers: leave it out"
+    if config.training.patience:
+        yield f"training.patience = {config.training.patience}: refused on Flower: leave it out, and ask for fewer rounds"
+    if at_nodes:
+        yield f"clients.count = {clients.count}: does nothing, since each node is a client: ldpfl.nodes says how many a round waits for"
+        dealt = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
+        for name in dealt:
+            if getattr(data, name) != getattr(usual.data, name):
+                yield f"data.{name} = {getattr(data, name)}: does nothing, since each node has a table of its own"
+    else:
+        yield f"clients.count = {clients.count}: the data are dealt into so many parts, of which each node needs one (partition-id)"
+    if config.shuffling.channel != "direct":
+        yield f"shuffling.channel = {config.shuffling.channel}: does nothing: how reports travel is ldpfl.transport, direct or relay"
+    yield f"seed = {config.seed}: decides the initial model and who is asked. Noise is drawn on each node, from its system, not from this"
+    yield "no model without noise is trained to compare with, and ldpfl attack finds nothing to work on: both need all clients' data"
+
+
+def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
+    """Yield a line for each thing that a node has to be given, as it is named in the environment of its SuperNode."""
+    yield "LDPFL_POLICY, LDPFL_BUDGET: its policy and its lifetime budget, which no two nodes share (ldpfl policy init)"
+    if at_nodes:
+        yield "LDPFL_DATA: its own table"
+    else:
+        yield 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N num-partitions=M": its part of them'
+    yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay: the relay, the node's own token, its authority"
+    yield "to see whether a node has all of it: ldpfl deploy check-node --app APP"

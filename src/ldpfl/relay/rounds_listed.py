@@ -1,0 +1,90 @@
+"""The rounds that a relay holds, as its operator may see them, and the way to end one from the machine of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+
+from ldpfl.relay.database import store_errors
+from ldpfl.relay.errors import Unknown
+from ldpfl.relay.protocol import State
+from ldpfl.relay.queries import HELD
+from ldpfl.relay.schema import READ_ONLY, rounds, uploads
+from ldpfl.relay.store import Store
+
+
+@dataclass(frozen=True)
+class ListedRound:
+    """A round that is not gone. Nothing here names a client.
+
+    Attributes:
+        aggregator: who opened it.
+        uploads: complete ones.
+        incomplete: uploads that have begun, and of which bytes are missing.
+        min_clients, max_uploads: of its terms: how many it waits for, and how many it takes.
+        upload_bytes: length of one upload.
+        age_s: seconds since it was opened.
+        seconds_left: until its deadline; negative after it.
+    """
+
+    run: str
+    round: int
+    aggregator: str
+    state: State
+    uploads: int
+    incomplete: int
+    min_clients: int
+    max_uploads: int
+    upload_bytes: int
+    age_s: float
+    seconds_left: float
+
+
+def list_rounds(store: Store) -> list[ListedRound]:
+    """Return the rounds that are not gone, by run and number.
+
+    All of it stands in the store, which its operator holds anyway: a number of uploads tells this reader nothing new.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    begun = select(func.count()).where(uploads.c.round_id == rounds.c.id).scalar_subquery()
+    held = select(rounds, begun.label("begun")).where(rounds.c.state.in_(HELD)).order_by(rounds.c.run, rounds.c.round)
+    with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:
+        rows = connection.execute(held).all()
+    now = store.now()
+    found = [(row, store.status(row.owner, row.run, row.round)) for row in rows]
+    return [
+        ListedRound(
+            run=row.run,
+            round=row.round,
+            aggregator=row.owner,
+            state=status.state,
+            uploads=status.uploads or 0,
+            incomplete=max(0, row.begun - (status.uploads or 0)),
+            min_clients=row.min_clients,
+            max_uploads=row.max_uploads,
+            upload_bytes=status.terms.upload_bytes,
+            age_s=now - (row.closes_at - row.closes_in_s),
+            seconds_left=row.closes_at - now,
+        )
+        for row, status in found
+        if status.state != "gone"  # since it was listed
+    ]
+
+
+def cancel_round(store: Store, run: str, number: int) -> bool:
+    """End a round for the aggregator that opened it, and return whether it was not gone before. Once more changes nothing.
+
+    Raises:
+        Unknown: there is no such round.
+        StoreUnavailable, StoreFull: the store does not take it.
+    """
+    found = select(rounds.c.owner, rounds.c.state).where(rounds.c.run == run, rounds.c.round == number)
+    with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:
+        row = connection.execute(found).first()
+    if row is None:
+        raise Unknown(f"there is no round {number} of {run}: ldpfl relay rounds lists those that are not gone")
+    store.cancel(row.owner, run, number)
+    return bool(row.state != "gone")

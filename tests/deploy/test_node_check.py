@@ -1,0 +1,240 @@
+"""A node is looked over before it starts: each mistake of a set-up is one line, and of the data nothing is sent."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from conftest import CommandLine
+from ldpfl import LayerRanges, mechanisms
+from ldpfl.deploy.certificates import issue
+from ldpfl.deploy.node_check import Finding, NodeSetUp, Standing, check_node
+from ldpfl.deploy.site import node_key
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.budget_file import set_limit
+from ldpfl.privacy.budget_move import move
+from ldpfl.privacy.policy import Request, read_policy
+from ldpfl.relay import Patience, RelayClient
+from ldpfl.shuffling.sealing import generate_key, public_text
+
+POLICY = f"""
+mechanisms = ["duchi"]
+epsilon_per_unit = 1.0
+epsilon_per_round = 100.0
+lifetime_epsilon = 1000.0
+rounds = 10
+min_clients = 2
+aggregator_keys = ["{public_text(generate_key())}"]
+"""
+APP = """
+[tool.flwr.app]
+publisher = "somebody"
+[tool.flwr.app.config.ldpfl]
+transport = "relay"
+min-clients = 100
+reply-s = 30
+set = '''
+data.name="node";
+data.target="died";
+data.columns=["age"];
+data.bounds={age=[0, 100]};
+data.classes=["no", "yes"];
+model.name="logistic-regression";
+mechanism.epsilon=0.5;
+training.rounds=4'''
+"""
+TABLE = "age,died\n40,no\n70,yes\nold,perhaps\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeSetUp:
+    """A node in order, but for the relay, which is asked for by what a test puts in its place."""
+    (tmp_path / "policy.toml").write_text(POLICY, encoding="utf-8")
+    set_limit(tmp_path / "budget.sqlite", 1000.0)
+    for name, text in (("relay.token", "t" * 43), ("table.csv", TABLE)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o600)
+    node_key(tmp_path / "node.key")
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(APP, encoding="utf-8")
+    return NodeSetUp(
+        tmp_path / "policy.toml",
+        tmp_path / "budget.sqlite",
+        "http://127.0.0.1:8473",
+        tmp_path / "relay.token",
+        data=str(tmp_path / "table.csv"),
+        node_key=tmp_path / "node.key",
+        app=str(app),
+    )
+
+
+def found(node: NodeSetUp, status: int = 404) -> list[Finding]:
+    """Return what is found where the relay answers with ``status``; no request may hold anything but the token."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.read() == b""
+        assert "table" not in str(request.url)
+        return httpx.Response(200, json={"status": "ok"}) if request.url.path == "/health" else httpx.Response(status)
+
+    def connect(url: str, token: str, verify: Any) -> RelayClient:
+        return RelayClient(url, token, transport=httpx.MockTransport(answer), patience=Patience(tries=1))
+
+    return list(check_node(node, connect))
+
+
+def said(node: NodeSetUp, what: str, status: int = 404) -> str:
+    """Return what is wrong or to be looked at, of one part of a set-up."""
+    (one,) = [one for one in found(node, status) if one.what == what and one.standing is not Standing.FINE]
+    return f"{one.standing.value}: {one.said}"
+
+
+def test_a_node_in_order_has_nothing_wrong_and_says_which_rows_do_not_fit(node: NodeSetUp) -> None:
+    findings = found(node)
+    assert [one for one in findings if one.standing is Standing.WRONG] == []
+    assert {one.what for one in findings} == {"policy", "budget", "token", "relay", "node key", "app", "data"}
+    assert "3 rows, 2 of which can be trained on" in said(node, "data")
+    fine = {one.what: one.said for one in findings}
+    assert "each of its 4 rounds, over relay" in fine["app"]
+    assert "One that took part before brings its old file" in fine["budget"]
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "words"),
+    [
+        ("policy", {"policy": None}, "no policy is named: set LDPFL_POLICY"),
+        ("budget", {"budget": Path("missing.sqlite")}, "make it with ldpfl budget set"),
+        ("token", {"token": None}, "set LDPFL_RELAY_TOKEN"),
+        ("relay", {"relay": None}, "set LDPFL_RELAY to its URL"),
+        ("relay", {"relay": "https://127.0.0.1:1"}, "cannot be reached with TLS"),
+        ("data", {"data": None}, "set LDPFL_DATA to its file"),
+        ("data", {"data": "missing.csv"}, "missing.csv"),
+        ("node key", {"node_key": Path("missing.key")}, "cannot be read"),
+        ("app", {"app": "missing"}, "missing"),
+    ],
+)
+def test_what_is_missing_is_named_with_what_to_do(what: str, change: dict[str, Any], words: str, node: NodeSetUp) -> None:
+    line = said(replace(node, **change), what)
+    assert line.startswith("wrong: ")
+    assert words in line
+
+
+def test_files_that_others_can_read_are_found(node: NodeSetUp) -> None:
+    paths = (node.token, node.node_key, node.budget, Path(node.data or ""))
+    for what, path in zip(("token", "node key", "budget"), paths, strict=False):
+        assert path is not None
+        path.chmod(0o644)
+        assert "can be read by other users" in said(node, what)
+        path.chmod(0o600)
+    Path(node.data or "").chmod(0o644)
+    assert any("can be read by other users" in one.said for one in found(node) if one.what == "data")
+    assert node.policy is not None
+    node.policy.chmod(0o666)
+    assert "can be changed by other users" in said(node, "policy")
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])
+def test_a_relay_that_refuses_says_why(status: int, words: str, node: NodeSetUp) -> None:
+    assert words in said(node, "relay", status)
+
+
+def test_a_policy_that_would_decline_the_app_is_found_before_it_does(node: NodeSetUp) -> None:
+    assert node.policy is not None
+    for before, after, words in (
+        ("epsilon_per_unit = 1.0", "epsilon_per_unit = 0.1", "epsilon_per_unit = 0.1"),
+        ("min_clients = 2", "min_clients = 101", "below min_clients = 101"),
+        ('["duchi"]', '["laplace"]', "not among the policy's mechanisms"),
+    ):
+        node.policy.write_text(POLICY.replace(before, after), encoding="utf-8")
+        assert words in said(node, "app")
+    node.policy.write_text('mechanisms = ["duchi"]\n', encoding="utf-8")
+    assert "allows nothing: set rounds, lifetime_epsilon" in said(node, "policy")
+
+
+def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: NodeSetUp) -> None:
+    assert node.policy is not None
+    assert node.budget is not None
+    set_limit(node.budget, 1.5)
+    assert "above the budget = 1.5: later ones are declined" in said(node, "budget")
+    policy = read_policy(node.policy).model_copy(update={"transports": ("direct",)})
+    ranges = LayerRanges(center=0.0, radius=0.1, sizes=(3,))  # type: ignore[arg-type]
+    asked = Request.of(mechanisms.create("duchi", epsilon=0.5), ranges, run="run", round=1, cohort=3, transport="direct")
+    Budget(node.budget, policy).charge(asked)
+    set_limit(node.budget, 0.5)
+    assert any("is spent" in one.said for one in found(node))
+    move(node.budget, node.budget.with_name("new.sqlite"))
+    assert any("is 0, so nothing leaves (this budget was moved to" in one.said for one in found(node))
+
+
+def test_a_node_without_the_app_s_folder_sees_that_its_table_can_be_read(node: NodeSetUp) -> None:
+    (line,) = [one.said for one in found(replace(node, app=None)) if one.what == "data"]
+    assert "3 rows and 2 columns" in line
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """Shake hands with whoever calls on loopback, and hang up; yields the port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    plain = listening.accept()[0]
+                except OSError:
+                    return
+                try:
+                    context.wrap_socket(plain, server_side=True).close()
+                except OSError:
+                    plain.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_certificates_are_checked_by_authority_name_and_end(node: NodeSetUp, tmp_path: Path) -> None:
+    issue(tmp_path / "tls", ["localhost,127.0.0.1"], 90)
+    issue(tmp_path / "soon", ["127.0.0.1"], 5)
+    issue(tmp_path / "other", ["else.example"], 90)
+    with serving(tmp_path / "tls" / "localhost") as port:
+        fine = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "tls" / "ca.crt")
+        (one,) = [one for one in found(fine) if one.what == "SuperLink"]
+        assert one.standing is Standing.FINE, one.said
+        assert "not trusted here" in said(replace(fine, superlink_ca=tmp_path / "other" / "ca.crt"), "SuperLink")
+        assert "holds no certificate" in said(replace(fine, superlink_ca=node.policy), "SuperLink")
+    with serving(tmp_path / "soon" / "127.0.0.1") as port:
+        late = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "soon" / "ca.crt")
+        assert "look: its certificate ends on" in said(late, "SuperLink")
+    with serving(tmp_path / "other" / "else.example") as port:
+        misnamed = replace(node, relay=f"https://127.0.0.1:{port}", relay_ca=tmp_path / "other" / "ca.crt")
+        assert "not trusted here" in said(misnamed, "relay")
+
+
+def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
+    node: NodeSetUp, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node.policy is not None
+    monkeypatch.setenv("LDPFL_POLICY", str(node.policy))
+    outcome = ldpfl("deploy", "check-node", "--data", str(node.data))
+    assert outcome.code == 3
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("ok    policy")
+    assert lines[1] == "wrong budget    no budget is named: set LDPFL_BUDGET to its file"
+    assert {line.split()[0] for line in lines} <= {"ok", "look", "wrong"}
+    node.policy.write_text(POLICY + 'transports = ["direct"]\n', encoding="utf-8")
+    assert ldpfl("deploy", "check-node", "--budget", str(node.budget)).code == 0

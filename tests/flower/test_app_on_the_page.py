@@ -1,0 +1,67 @@
+"""The complete app of docs/flower.md runs as it stands there, from its files to a report about its run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import CommandLine
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid
+from ldpfl.privacy.budget_file import read_charges
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("imports-of-apps")]
+
+PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """The folder that the page shows."""
+    folder = tmp_path / "my-app"
+    (folder / "my_app").mkdir(parents=True)
+    (folder / "my_app" / "__init__.py").touch()
+    section = PAGE.read_text(encoding="utf-8").split("## A server of your own")[1].split("\n## ")[0]
+    files = re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in files] == [
+        "pyproject.toml",
+        "my_app/config.toml",
+        "my_app/server_app.py",
+        "my_app/client_app.py",
+        "my_app/training.py",
+    ]
+    for name, text in files:
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_it_trains_what_its_nodes_tables_teach(app: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("--config", app / "my_app" / "config.toml", "--layers", "2,1")
+    assert "3 reports of duchi (direct)" in ldpfl("policy", "init", app, *asked).out
+    rows = np.random.default_rng(4).normal(size=(40, 2))
+    table = np.column_stack([rows, rows @ [1.0, -1.0] + 0.5])
+    np.savetxt("table.csv", table, delimiter=",", header="a,b,c")
+    Path("table.csv").chmod(0o600)
+    for variable, name in (("POLICY", "policy.toml"), ("BUDGET", "budget.sqlite"), ("DATA", "table.csv")):
+        monkeypatch.setenv(f"LDPFL_{variable}", str(Path(name).absolute()))
+    assert ldpfl("deploy", "check-node", "--app", app, *asked).code == 0
+    monkeypatch.delenv("LDPFL_BUDGET")
+    Path("budgets").mkdir()
+    monkeypatch.setenv("LDPFL_BUDGETS", str(Path("budgets").absolute()))
+    monkeypatch.syspath_prepend(app)
+    from my_app import client_app, server_app  # type: ignore[import-not-found]
+
+    settings = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]["ldpfl"]
+    grid = InProcessGrid(client_app.app, 3, run_config={f"ldpfl.{name}": value for name, value in settings.items()})
+    server_app.app(grid, grid.server_context())
+    last = RunFolder(Path("run")).checkpoint()
+    assert last is not None
+    assert [metrics.clients for metrics in last.history] == [3, 3, 3]
+    assert [len(read_charges(path)) for path in Path("budgets").iterdir()] == [3, 3, 3]
+    assert set(np.load("run/weights.npz").files) == {"weight", "bias"}
+    assert "3 rounds done" in ldpfl("show", "run").out
+    assert ldpfl("report", "run").code == 0

@@ -1,0 +1,92 @@
+"""What a stopped run leaves open is named, and closed at the relay; the run can go on all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flower_parts import app_of, config_of, start_arrays
+from relayed_parts import CLIENTS, World, world_in
+
+from conftest import CommandLine
+from ldpfl import ConfigError
+from ldpfl.deploy import leftover
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpStrategy
+
+pytestmark = pytest.mark.slow
+
+
+class Killed(BaseException):
+    """Stands for ``flwr stop``: nothing in between handles it."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
+
+def stopped_in_round_2(world: World, folder: RunFolder) -> None:
+    """Run a round, and stop in the next when three of five clients have uploaded."""
+
+    def stop(client: int) -> None:
+        if client == 3 and (folder.path / "metrics.jsonl").exists():
+            raise Killed
+
+    world.before_upload = stop
+    with pytest.raises(Killed):
+        world.run(3, folder=folder)
+    world.before_upload = lambda client: None
+
+
+def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: World) -> None:
+    folder = RunFolder(world.folder / "run")
+    stopped_in_round_2(world, folder)
+    left = leftover.left_open(folder)
+    assert (left.finished, left.begun, left.asked, left.over_relay) == (1, 2, CLIENTS, True)
+    relay = world.collector().relay
+    said = "\n".join([*leftover.described(left), *leftover.held(relay, left, folder.path)])
+    assert "round 2 was begun with 5 nodes and is not finished" in said
+    assert "the relay holds round 2: open, 3 uploads, and waits for 3" in said
+    assert "left-open" in said
+    assert leftover.closed(relay, left) == [
+        "the relay has deleted what it held of round 2. The reports of round 2 are lost, and stay charged"
+    ]
+    assert relay.round_status(left.run, 2).state == "gone"
+    assert leftover.closed(relay, left) == ["the relay holds nothing of the run: there was nothing to cancel"]
+    assert leftover.held(relay, left, folder.path) == ["the relay holds nothing of the run"]
+    last = world.run(3, folder=folder)
+    assert [metrics.clients for metrics in last.history] == [CLIENTS, 0, CLIENTS]
+    assert [event.round for event in last.ledger.events] == [1, 2, 3]
+    after = leftover.left_open(folder)
+    assert (after.finished, after.begun) == (3, None)
+
+
+def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(world.folder / "run")
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ldpfl.flower.relayed.RelayCollector.done", killed)
+        with pytest.raises(Killed):
+            world.run(1, folder=folder)
+    left, relay = leftover.left_open(folder), world.collector().relay
+    assert left.begun is None
+    assert leftover.held(relay, left, folder.path)[0] == "the relay holds round 1: released, 5 uploads, and waits for 3"
+    assert leftover.closed(relay, left) == ["the relay has deleted what it held of round 1"]
+
+
+def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
+    folder = RunFolder(Path("run"))
+    with pytest.raises(ConfigError, match="holds no run"):
+        leftover.left_open(folder)
+    LdpStrategy(config_of(), folder=folder).start(InProcessGrid(app_of(), 3), start_arrays(), 2)
+    outcome = ldpfl("deploy", "left-open", folder.path)
+    assert outcome.code == 0
+    assert outcome.out.rstrip().endswith("2 of 2 rounds are finished")
+    with folder.locked():
+        assert "another process is working in" in ldpfl.refused("deploy", "left-open", folder.path)
