@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -61,16 +62,28 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+_TRAINED_BY: set[int] = set()
+"""Processes, this one and those that it was forked from, in which PyTorch may have begun to work by several threads."""
+
+
 @contextmanager
 def as_usual() -> Iterator[None]:
-    """Let PyTorch take gradients, and make numbers in float32, whatever a caller has set.
+    """Let PyTorch take gradients, and make numbers in float32 on the CPU, whatever a caller has set.
 
     The default type is the process's: of several threads that run under another one, the last to end may leave float32 behind.
+    A process that was forked from one that has trained works by one thread: PyTorch's threads are not in it, and it would wait for them.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
+    if _TRAINED_BY and os.getpid() not in _TRAINED_BY:
+        torch.set_num_threads(1)
+    elif torch.get_num_threads() > 1:
+        _TRAINED_BY.add(os.getpid())
     try:
-        with torch.inference_mode(mode=False):  # which takes gradients within no_grad as well
+        with (
+            torch.inference_mode(mode=False),  # which takes gradients within no_grad as well
+            nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
+        ):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -167,6 +180,10 @@ def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module |
 
     ``targets`` of the task, where they are known: then the task is not made, which may be code.
     """
+    return _model_of(config, data, seed, given, targets)
+
+
+def _model_of(config: RunConfig, data: Description, seed: int, given: nn.Module | None, targets: Targets | None = None) -> nn.Module:
     by_place = (targets or tasks.create(config.task.name, data.outputs).targets) == "tokens"
     model = config.model
     made = models.create(
@@ -178,7 +195,7 @@ def model_of(config: RunConfig, data: Description, seed: int, given: nn.Module |
 def size_of(config: RunConfig, data: Description) -> int:
     """Return how many weights the built-in model of ``config`` has; it is not made, so that it may be as large as it likes."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in model_of(config, data, 0, None).parameters())
+        return sum(parameter.numel() for parameter in _model_of(config, data, 0, None).parameters())
 
 
 def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
