@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ldpfl.errors import PrivacyError
 
@@ -90,9 +91,25 @@ def validate_module(module: nn.Module) -> None:
     Raises:
         PrivacyError: naming each offending entry and its remedy.
     """
-    problems = [*_buffer_problems(module), *_parameter_problems(module), *_dropout_problems(module)]
+    _refuse(module, [*_buffer_problems(module), *_parameter_problems(module), *_part_problems(module), *_dropout_problems(module)])
+
+
+def refuse_lost_in_copies(module: nn.Module) -> None:
+    """Refuse a model whose copy differs from it: hooks on parameters, and memory that several parameters share, are not copied.
+
+    Raises:
+        PrivacyError: naming each such parameter.
+    """
+    _refuse(module, [*_hook_problems(module), *_shared_problems(module)])
+
+
+def _refuse(module: nn.Module, problems: list[str]) -> None:
     if problems:
         raise PrivacyError(f"{type(module).__name__} cannot be trained privately: {'; '.join(problems)}")
+
+
+_WEIGHT_NORM = "take torch.nn.utils.parametrizations.weight_norm"
+_OF_SPECTRAL_NORM = frozenset({"_u", "_v", "weight_u", "weight_v"})
 
 
 def _buffer_problems(module: nn.Module) -> list[str]:
@@ -108,6 +125,8 @@ def _buffer_problems(module: nn.Module) -> list[str]:
             )
         elif own and isinstance(child, nn.modules.batchnorm._NormBase):
             problems.append(f"{where}: statistics of private samples, set track_running_stats=False")
+        elif own and {name.rpartition(".")[2] for name in own} <= _OF_SPECTRAL_NORM:
+            problems.append(f"{where}: spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}")
         elif own:
             problems.append(f"{where}: register it with persistent=False if it is a public constant, else make it a parameter")
     return problems
@@ -119,14 +138,57 @@ def _parameter_problems(module: nn.Module) -> list[str]:
     for name, parameter in trainable:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             problems.append(f"parameter {name} is uninitialised: run one forward pass before")
+        elif parameter.is_meta:
+            problems.append(f"parameter {name} has no values (device meta): make the model on the CPU")
         elif parameter.dtype != torch.float32:
             problems.append(f"parameter {name} is {parameter.dtype}: convert the model with .float()")
         elif parameter.dim() == 0:
             problems.append(f"parameter {name} is 0-d: give it the shape (1,)")
         elif parameter.numel() == 0:
             problems.append(f"parameter {name} is empty: remove it")
+        elif any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+            problems.append(f"parameter {name} is one value repeated in memory: make it of expanded.clone()")
     if not trainable:
         problems.append("no trainable parameter: set requires_grad=True on what is to be learned")
+    return [*problems, *_hook_problems(module), *_shared_problems(module)]
+
+
+def _hook_problems(module: nn.Module) -> list[str]:
+    # What a hook makes of a gradient would silently not be made of it.
+    return [
+        f"parameter {name} has a hook, which does not run in private training: remove it, and do in forward what it is for"
+        for name, parameter in module.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+
+
+def _shared_problems(module: nn.Module) -> list[str]:
+    """Return what is wrong with parameters in the same memory: trained apart, they could not be put back into the model."""
+    places = []
+    for name, parameter in module.named_parameters():
+        if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
+            reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+            start = parameter.data_ptr()
+            places.append((str(parameter.device), start, start + reach * parameter.element_size(), name))
+    places.sort()
+    return [
+        f"parameters {first[3]} and {second[3]} share memory: make them one nn.Parameter, or give one of them a .clone()"
+        for first, second in pairwise(places)
+        if first[0] == second[0] and second[1] < first[2]
+    ]
+
+
+def _part_problems(module: nn.Module) -> list[str]:
+    problems = []
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag):
+            weight = f"{name}.weight".lstrip(".")
+            if child.max_norm is not None:
+                problems.append(f"parameter {weight} is changed while the model runs, by max_norm: leave that out")
+            if child.sparse:
+                problems.append(f"parameter {weight} has sparse gradients, of which private training knows nothing: set sparse=False")
+        if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
+            problems.append(f"{name or type(child).__name__}: torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}")
     return problems
 
 

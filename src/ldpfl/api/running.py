@@ -14,7 +14,7 @@ from ldpfl.api.arguments import checked
 from ldpfl.api.configuring import Settings, brought, configured_for, listed
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import build, choose_device
+from ldpfl.experiments.build import as_usual, build, choose_device
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
@@ -32,6 +32,7 @@ from ldpfl.server import RoundMetrics
 OnRound = Callable[[RoundMetrics], None]
 
 
+@as_usual()
 @checked
 def run(
     what: str | Path | RunConfig | None = None,
@@ -102,6 +103,7 @@ def run(
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
 
 
+@as_usual()
 @checked
 def check(
     what: str | Path | RunConfig = DEFAULT,
@@ -123,6 +125,7 @@ def check(
     return look_over(config, None if data_dir is None else Path(data_dir), given)
 
 
+@as_usual()
 @checked
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
     """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.

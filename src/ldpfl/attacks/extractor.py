@@ -24,6 +24,7 @@ from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset
 from ldpfl.data.samples import normalise
 from ldpfl.files import replace_atomically
+from ldpfl.randomness import SeededDraws
 
 _INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 _INCEPTION_DIGEST = "6726825d"
@@ -185,8 +186,7 @@ class _Colour(nn.Module):
 
 
 def _new_classifier(task: Dataset, config: ClassifierConfig) -> Classifier:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+    with SeededDraws(config.seed):
         return Classifier(task)
 
 

@@ -31,6 +31,7 @@ from ldpfl.data import Samples
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.layout import ParameterLayout
 from ldpfl.models import InputShape
+from ldpfl.randomness import SeededDraws
 
 Progress = Callable[[int, int], None]
 
@@ -270,8 +271,7 @@ def shifted(images: Tensor, offsets: Tensor) -> Tensor:
 
 def _new_generator(target: Target, shape: tuple[int, ...], config: GanConfig, random: torch.Generator) -> Generator:
     channels, height, width = shape
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=random)))
+    with SeededDraws(int(torch.randint(2**62, (), generator=random))):
         return Generator((channels, height, width), target.classes, latent=config.latent, width=config.width)
 
 

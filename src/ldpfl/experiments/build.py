@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import sqrt
 from typing import Any
 
@@ -64,16 +65,28 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+_TRAINED_BY: set[int] = set()
+"""Processes, this one and those that it was forked from, in which PyTorch may have begun to work by several threads."""
+
+
 @contextmanager
 def as_usual() -> Iterator[None]:
-    """Let PyTorch take gradients, and make numbers in float32, whatever a caller has set.
+    """Let PyTorch take gradients, and make numbers in float32 on the CPU, whatever a caller has set.
 
     The default type is the process's: of several threads that run under another one, the last to end may leave float32 behind.
+    A process that was forked from one that has trained works by one thread: PyTorch's threads are not in it, and it would wait for them.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
+    if _TRAINED_BY and os.getpid() not in _TRAINED_BY:
+        torch.set_num_threads(1)
+    elif torch.get_num_threads() > 1:
+        _TRAINED_BY.add(os.getpid())
     try:
-        with torch.inference_mode(mode=False):  # which takes gradients within no_grad as well
+        with (
+            torch.inference_mode(mode=False),  # which takes gradients within no_grad as well
+            nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
+        ):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -183,6 +196,10 @@ def model_of(config: RunConfig, data: Description, given: nn.Module | None = Non
     Raises:
         ConfigError: the model is unknown, or does not fit the data.
     """
+    return _model_of(config, data, given)
+
+
+def _model_of(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
     by_place = tasks.create(config.task.name, data.outputs).targets == "tokens"
     return made_of(config.model, data, by_place=by_place, seed=_model_seed(config.seed), given=given)
 
@@ -201,7 +218,7 @@ def made_of(model: ModelConfig, data: Description, *, by_place: bool, seed: int 
 def size_of(config: RunConfig, data: Description) -> int:
     """Return how many weights the built-in model of ``config`` has; it is not made, so that it may be as large as it likes."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in model_of(config, data).parameters())
+        return sum(parameter.numel() for parameter in _model_of(config, data).parameters())
 
 
 def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:

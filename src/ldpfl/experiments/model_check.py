@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.build import as_usual, build, choose_device, model_of
@@ -59,7 +60,7 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
         module, changes = mended(module)
         named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}})})
         still, notes = _problem(named, data_dir, Given(given.data, module))
-    weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
     return Checked(problem, changes, still, module, weights, notes)
 
 

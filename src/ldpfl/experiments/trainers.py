@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import pickle
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 from ldpfl import models
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
-from ldpfl.errors import ConfigError, PrivacyError, first_line
+from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_training import evaluated
+from ldpfl.simulation.unchanged import PARTS, VIEWS
 from ldpfl.tasks import Task
 
 
@@ -40,71 +43,84 @@ def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_
             raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
         return VectorizedTrainer(local) if at_once else LoopTrainer(local)
     if local.optimiser != LocalOptimiser(local.optimiser.learning_rate, rounds=local.optimiser.rounds) or local.clip_norm is not None:
-        raise ConfigError("a gradient is taken once a round, at the broadcast weights: leave the client's optimiser and its clip_norm out")
+        raise ConfigError(
+            "a gradient is taken once a round, at the broadcast weights: leave the client's optimiser and its clip_norm out "
+            "(training.momentum, optimiser, weight_decay, proximal, schedule); the server has settings of its own, such as "
+            "training.server_schedule"
+        )
     return GradientTrainer(local, at_once) if clip is None else RecordGradientTrainer(local, clip, at_once)
 
 
 def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
-    """Return the trainer, after it has trained two clients for a step on made-up samples: what does not fit is refused before a run.
+    """Return the trainer, after a trial with two clients that hold made-up samples: what does not fit is refused before a run.
 
-    A model that has no form for many clients at once is trained client by client. One that keeps something of what it saw, or draws
-    random numbers, is refused: a record would change what comes of others. What a forward does to other samples than these, and on
-    purpose, no trial can tell: the guarantee rests on its being a function of one sample.
+    A model that has no form for many clients at once, or another gradient there, is trained client by client. One that keeps something
+    of what it saw, changes what is trained, or draws random numbers, is refused: a record would change what comes of others. What a
+    forward does to other samples than these, and on purpose, no trial can tell. Training compares what the model holds all the same,
+    see :mod:`ldpfl.simulation.unchanged`; beyond that the guarantee rests on its being a function of one sample.
 
     Raises:
-        ConfigError: the model does not fit the data, or fails.
-        PrivacyError: what it makes of a sample depends on others.
+        ConfigError: the model or the loss does not fit the data, or fails.
+        PrivacyError: what it makes of a sample depends on others, or it changes something.
     """
     trial = replace(local, data=_made_up(local.data, data))
-    model, where = config.model.name, "these data" if config.data.name == GIVEN else config.data.path or config.data.name
-    before = _kept(local.module)
-    try:
-        inputs, targets = trial.batch(torch.arange(2))
-        found = local.outputs(local.layout.unflatten(weights.to(targets.device)), inputs)
-        fits = _fits(local.task, found, targets, data.outputs)
-        trainer, at_once, once = _first_step(config, trial, mechanism, weights, warn)
-        again = _later_step(trainer, weights, local.data.device)
-    except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
-        raise ConfigError(f"model {model!r} cannot be trained on {where}: {type(error).__name__}: {first_line(error)}") from error
-    if fits:
-        raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for two samples, expected {fits}")
-    changed = [name for name, value in _kept(local.module).items() if before.get(name) != value]
-    if changed:
-        raise PrivacyError(
-            f"model {model!r} changed {', '.join(changed)} while it ran: it keeps something of the samples that it saw, "
-            "and no mechanism randomises that; let forward change nothing"
-        )
+    model = config.model.name
+    where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
+    for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
+        with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
+            ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
+            _check_outputs(model, local.task, found, targets, data.outputs)
+            trial.losses(found, targets)
+    one_step = config.mechanism.perturbed == "gradient"
+    clients, others = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
+    with _explained(where):
+        reason = _not_at_once(trial, weights, clients.head(1) if mechanism.record_clip is None else _of_one_sample(clients))
+        trainer = trainer_of(config, trial, mechanism, at_once=not reason)
+        once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
         raise PrivacyError(
             f"model {model!r} makes something else of the same samples after it saw others: it remembers them, or draws random numbers, "
             "and no mechanism randomises that; let forward be a function of one sample"
         )
-    return trainer_of(config, local, mechanism, at_once=at_once)
+    if reason:
+        warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
+    return trainer_of(config, local, mechanism, at_once=not reason)
 
 
-def _first_step(config: RunConfig, trial: LocalTask, mechanism: Mechanism, weights: Tensor, warn: Warn) -> tuple[Trainer, bool, Tensor]:
-    """Return a trainer that works, whether for many clients at once, and what it makes of two made-up ones."""
-    trainer, schedule = trainer_of(config, trial, mechanism), _made_up_clients(0, trial.data.device)
+@contextmanager
+def _explained(trouble: str) -> Iterator[None]:
+    """Turn whatever a user's model or loss raises on made-up samples into an error that begins with ``trouble``."""
     try:
-        return trainer, True, trainer.train(weights, schedule)
+        yield
+    except LdpflError:
+        raise
+    except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
+        raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule) -> str:
+    """Return why ``clients`` cannot be trained at once; nothing where their gradients are what each client's are by itself.
+
+    A hook on gradients is shown those of all clients, and could carry something of one client over to another.
+    """
+    apart = GradientTrainer(trial, at_once=False).train(weights, clients)
+    try:
+        together = GradientTrainer(trial).train(weights, clients)
     except RuntimeError as error:
-        trainer = trainer_of(config, trial, mechanism, at_once=False)
-        trained, model = trainer.train(weights, schedule), config.model.name
-        warn(f"model {model!r} cannot be trained for many clients at once ({first_line(error)}): one after another, which is slower")
-        return trainer, False, trained
+        return first_line(error)
+    difference = (together.nan_to_num() - apart.nan_to_num()).double().norm()
+    return "its gradients are others there" if difference > _ROUNDING * apart.nan_to_num().double().norm() + _TINY else ""
 
 
-def _later_step(trainer: Trainer, weights: Tensor, device: torch.device) -> Tensor:
-    """Return what it makes of the same two clients after others, and with random numbers elsewhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        trainer.train(weights, _made_up_clients(2, device))
-        return trainer.train(weights, _made_up_clients(0, device))
+def _made_up_clients(first: int, one_step: bool) -> BatchSchedule:
+    """Return two clients that hold the same two samples, from the ``first`` on: a batch of both, and unless in ``one_step`` one of one."""
+    index = torch.tensor([[[first, first + 1], [first, first]], [[first + 1, first], [first + 1, first + 1]]])
+    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]]).expand(2, -1, -1)
+    return BatchSchedule(index, mask).head(1 if one_step else 2)
 
 
-def _made_up_clients(first: int, device: torch.device) -> BatchSchedule:
-    """Return the step of two clients that hold the same two samples, from the ``first`` on."""
-    return BatchSchedule(torch.tensor([[[first, first + 1]], [[first + 1, first]]]), torch.ones(2, 1, 2)).to(device)
+def _of_one_sample(clients: BatchSchedule) -> BatchSchedule:
+    return BatchSchedule(clients.index[:, :1, :1], clients.mask[:, :1, :1])
 
 
 def _made_up(samples: Samples, data: Dataset) -> Samples:
@@ -137,37 +153,27 @@ def told_of(module: nn.Module) -> str:
         (prefix, key, value)
         for prefix, part in module.named_modules()
         for key, value in part.__dict__.items()
-        if key not in _PARTS | _VIEWS and not isinstance(value, Tensor)
+        if key not in PARTS | VIEWS and not isinstance(value, Tensor)
     ]
     return re.sub(r" at 0x[0-9a-f]+", "", f"{module!r} {tensors!r} {others!r}") + "".join(texts)
 
 
-def _kept(module: nn.Module) -> dict[str, object]:
-    """Return all that ``module`` keeps, its parameters too, by name, in a form that can be compared."""
-    found: dict[str, object] = {}
-    for prefix, part in module.named_modules():
-        apart = _PARTS | _VIEWS if isinstance(part, nn.RNNBase) else _PARTS
-        own = {**{key: value for key, value in part.__dict__.items() if key not in apart}, **part._buffers, **part._parameters}
-        for key, value in own.items():
-            try:
-                found[f"{prefix}.{key}".lstrip(".")] = pickle.dumps(value)
-            except Exception:  # a function of one's own, or a tensor that has not come to be: as it is called
-                found[f"{prefix}.{key}".lstrip(".")] = repr(value)
-    return found
+def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outputs: int) -> None:
+    """Return if a model's outputs have a row for each of the ``targets``.
 
-
-_PARTS = frozenset({"_parameters", "_buffers", "_modules"})
-_VIEWS = frozenset({"_flat_weights", "_flat_weight_refs"})
-"""Of PyTorch's recurrent modules: their parameters once more."""
-
-
-def _fits(task: Task, found: object, targets: Tensor, outputs: int) -> str:
-    """Return what a model's outputs for two samples should look like, if they do not."""
+    Raises:
+        ConfigError: they do not.
+    """
     if not isinstance(found, Tensor):
-        raise ConfigError(f"it gives a {type(found).__name__}, expected a tensor")
-    wanted: tuple[int, ...] = (2, outputs)
-    if task.targets == "tokens":
-        wanted = (*targets.shape, outputs)
-    if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (2,)):
-        return ""
-    return str(wanted)
+        raise ConfigError(f"model {model!r} gives a {type(found).__name__}, expected a tensor")
+    count = len(targets)
+    wanted: tuple[int, ...] = (*targets.shape, outputs) if task.targets == "tokens" else (count, outputs)
+    if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (count,)):
+        return
+    advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"
+    samples = "two samples" if count > 1 else "one sample"
+    raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for {samples}, expected {wanted}{advice}")
+
+
+_ROUNDING, _TINY = 0.02, 1e-6
+"""How far gradients of the same samples may lie apart, of their length and beside that: graphics cards round products to 10 bits."""

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ldpfl.errors import ConfigError, first_line
+from ldpfl.layout import refuse_lost_in_copies
+
 _GROUPS = 32
 """Most groups that channels are normalised in (Wu and He 2018)."""
 
 _RECURRENT = (nn.RNNBase, nn.MultiheadAttention)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,34 @@ class Change:
     after: str
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of ``module``, which shares nothing with it.
+
+    Raises:
+        PrivacyError: a copy would be trained to something else.
+        ConfigError: there is no copy of it.
+    """
+    refuse_lost_in_copies(module)
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # it is the user's class
+        raise ConfigError(
+            f"model {type(module).__name__} cannot be copied ({type(error).__name__}: {first_line(error)}): keep in it nothing that is "
+            "computed from its weights; in the place of torch.nn.utils.weight_norm take torch.nn.utils.parametrizations.weight_norm"
+        ) from error
+
+
 def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     """Return a copy of ``module`` that can be trained privately, as far as one is known, and what was changed in it.
 
     Batch normalisation becomes normalisation by groups of channels, within each sample; instance normalisation keeps no statistics;
-    dropout and the like, which would draw from a generator that all clients share, are switched off; weights become float32. What
-    else is wrong stays, for :func:`ldpfl.layout.validate_module` to say. A new part begins with its usual weights.
+    dropout and the like, which would draw from a generator that all clients share, are switched off, and so are ``max_norm`` and
+    ``sparse`` of embeddings; weights become float32. What else is wrong stays, for :func:`ldpfl.layout.validate_module` to say. A new
+    part begins with its usual weights.
     """
     if (replaced := _replacement(module)) is not None:
         return replaced, (Change("", _line(module), _line(replaced)),)
-    result = copy.deepcopy(module)
+    result = copied(module)
     changes = [*_changed(result)]
     if any(parameter.is_floating_point() and parameter.dtype != parameter.float().dtype for parameter in result.parameters()):
         kinds = sorted({str(parameter.dtype) for parameter in result.parameters()})
@@ -59,6 +81,10 @@ def _changed(module: nn.Module, prefix: str = "") -> Iterator[Change]:
     if isinstance(module, _RECURRENT) and module.dropout:
         before = _line(module)
         module.dropout = 0.0
+        yield Change(prefix.removesuffix("."), before, _line(module))
+    if isinstance(module, _EMBEDDINGS) and (module.max_norm is not None or module.sparse):
+        before = _line(module)
+        module.max_norm, module.sparse = None, False
         yield Change(prefix.removesuffix("."), before, _line(module))
 
 

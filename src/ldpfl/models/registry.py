@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import nn
 
 from ldpfl.errors import ConfigError, shown
 from ldpfl.importing import GIVEN, called, is_code
+from ldpfl.layout import refuse_lost_in_copies
 from ldpfl.models import dense, images, texts
 from ldpfl.models.images import InputShape
+from ldpfl.models.mending import copied
+from ldpfl.randomness import SeededDraws
 from ldpfl.suggestions import did_you_mean
 
 CENTERED = "centered-linear"
@@ -56,7 +57,7 @@ def create(
     by_place: bool = False,
     given: nn.Module | None = None,
 ) -> nn.Module:
-    """Build a model with weights that ``seed`` decides, leaving the global random state as it was.
+    """Build a model with weights that ``seed`` alone decides, whatever is drawn in other threads; see :class:`SeededDraws`.
 
     Args:
         name: one of :func:`names`, built for samples of ``shape``, each one tensor, and ``outputs``, with ``options`` of its own; or
@@ -70,10 +71,9 @@ def create(
     if name == GIVEN:
         if given is None:
             raise ConfigError("this is a model that a caller handed over: hand it over again, with model=...")
-        return copy.deepcopy(given)
+        return copied(given)
     own = dict(options or {})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with SeededDraws(seed):
         if is_code(name):
             return _module(f"model {name!r}", called("model", name, **own))
         if shape is None and name in names():
@@ -104,4 +104,5 @@ def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any]
 def _module(what: str, made: object) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{what} gives a {type(made).__name__}, expected a torch.nn.Module")
+    refuse_lost_in_copies(made)
     return made

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.errors import PrivacyError
 from ldpfl.randomness import Purpose, known, stream
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
@@ -60,8 +61,21 @@ def trained_in_chunks(
 
 
 def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
-    """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU."""
-    trained = federation.trainer.train(state.weights, _schedule(federation, state, clients), state.round + 1).cpu()
+    """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU.
+
+    Raises:
+        PrivacyError: the model changes something while it runs, or PyTorch refuses to run it, which it did not in the trial.
+    """
+    schedule = _schedule(federation, state, clients)
+    try:
+        trained = federation.trainer.train(state.weights, schedule, state.round + 1).cpu()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # its text may repeat private values
+        raise PrivacyError(
+            f"round {state.round + 1} stopped: PyTorch refused to run the model, as it did not on made-up samples, and nothing was sent; "
+            "either there is too little memory, or forward does something else after some calls: let it be a function of one sample"
+        ) from error
     return federation.weighed(state.weights, trained, clients)
 
 

@@ -18,6 +18,7 @@ from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.schedule import BatchSchedule
+from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
@@ -34,7 +35,8 @@ class GradientTrainer:
     at_once: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        return _descents(self.task, weights, *_step(schedule), at_once=self.at_once)
+        with nothing_kept(self.task.module):
+            return _descents(self.task, _own_copies(self.task, weights), *_step(schedule), at_once=self.at_once)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ class RecordGradientTrainer:
     at_once: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
+        with nothing_kept(self.task.module):
+            return self._train(weights, schedule)
+
+    def _train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         index, mask = _step(schedule)
+        shared = _own_copies(self.task, weights)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = max(2, _AT_ONCE // weights.numel())
         together = min(at_once, ALIGNED)
@@ -59,7 +66,7 @@ class RecordGradientTrainer:
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
             records = index[some[:, 0], some[:, 1]]
             every = torch.ones(len(records), 1, device=records.device)
-            found = _descents(self.task, weights, records[:, None], every, at_once=self.at_once).cpu()
+            found = _descents(self.task, shared, records[:, None], every, at_once=self.at_once).cpu()
             sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real]))
         return sums.to(torch.int64)
 
@@ -88,12 +95,16 @@ def _step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
     return schedule.index[:, 0], schedule.mask[:, 0]
 
 
-def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
-    """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``weights`` (d,) for all."""
+def _own_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
+    """Return the layers of ``weights`` (d,), copied one by one: no pass can reach the broadcast, and what one writes to has a name."""
+    return {name: value.clone() for name, value in task.layout.unflatten(weights.to(task.data.device)).items()}
+
+
+def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
+    """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``shared`` weights for all."""
     twin = len(index) == 1  # a batch of one takes other kernels, whose rounding differs
     if twin:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
-    shared = task.layout.unflatten(weights.to(task.data.device))
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
         flat = _means(task, index, mask)
         return flat[:1] if twin else flat
@@ -103,9 +114,10 @@ def _descents(task: LocalTask, weights: Tensor, index: Tensor, mask: Tensor, *, 
     # A view for each row, without a copy: rows share no parameter, so the gradient of the sum is each row's own.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
     losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
-    with PatchConvolutions():
-        total = losses(parameters, *task.batch(index), mask).sum()
-    found = torch.autograd.grad(total, parameters, materialize_grads=True)  # what is measured has none
+    with nothing_written(task.module, shared, by_value=False):
+        with PatchConvolutions():
+            total = losses(parameters, *task.batch(index), mask).sum()
+        found = torch.autograd.grad(total, parameters, materialize_grads=True)  # what is measured has none
     flat = task.layout.flatten(dict(zip(names, found, strict=True))).neg_()
     return flat[:1] if twin else flat
 
@@ -114,7 +126,9 @@ def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Te
     """Return minus the gradient of the mean loss over one row (B,), as (1, d)."""
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
-    found = torch.autograd.grad(task.loss(parameters, inputs, targets, mask), list(parameters.values()), materialize_grads=True)
+    with nothing_written(task.module, parameters, by_value=True):
+        loss = task.loss(parameters, inputs, targets, mask)
+        found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return task.layout.flatten(dict(zip(parameters, found, strict=True))).neg_()[None]
 
 

@@ -19,6 +19,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_optimiser import BETA, BETA_2, TINY, Descent, LocalOptimiser, beside
 from ldpfl.simulation.schedule import BatchSchedule
+from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 from ldpfl.tasks import CLASSIFICATION, Task
 
 _AT_ONCE = 1000
@@ -66,9 +67,24 @@ class LocalTask:
         found: Tensor = functional_call(self.module, parameters, arguments, named)
         return found
 
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss (B,) of each sample.
+
+        Raises:
+            ConfigError: a task of one's own gives something else: another model would be trained than is meant.
+        """
+        found, wanted = self.task.losses(outputs, targets), tuple(targets.shape[:1])
+        if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
+            given = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"that is a {type(found).__name__}"
+            raise ConfigError(
+                f"task {self.task.name!r} gives a loss {given} for {len(targets)} samples, expected {wanted}: return one number for each "
+                "sample, as PyTorch's losses do with reduction='none'"
+            )
+        return found
+
     def loss(self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
         """Return the mean loss over the samples that ``mask`` (B,) lets count; 0 where none does."""
-        losses = self.task.losses(self.outputs(parameters, inputs), targets)
+        losses = self.losses(self.outputs(parameters, inputs), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
     def module_with(self, weights: Tensor) -> nn.Module:
@@ -82,7 +98,11 @@ class Trainer(Protocol):
     """Turns a broadcast vector and the clients' schedules into the clients' trained vectors."""
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        """Return (K, d) trained weights, every client starting from ``weights`` (d,); rates may depend on the round."""
+        """Return (K, d) trained weights, every client starting from ``weights`` (d,); rates may depend on the round.
+
+        Raises:
+            PrivacyError: the model changes something while it runs, see :mod:`ldpfl.simulation.unchanged`.
+        """
         ...
 
 
@@ -103,6 +123,10 @@ class VectorizedTrainer:
         if schedule.clients == 1:  # a batch of one takes other kernels, whose rounding differs: train it beside a twin
             baseline = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
             return self.train(weights, baseline, round_number)[:1]
+        with nothing_kept(self.task.module):
+            return self._train(weights, schedule, round_number)
+
+    def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device))
         names = list(start)
@@ -112,10 +136,11 @@ class VectorizedTrainer:
         for step in range(schedule.steps):
             inputs, targets = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
-            with PatchConvolutions() if self.patches else nullcontext():
-                total = client_losses(parameters, inputs, targets, mask).sum()
-            # Clients share no parameter, so the gradient of the sum is every client's own gradient.
-            gradients = torch.autograd.grad(total, parameters)
+            with nothing_written(task.module, dict(zip(names, parameters, strict=True)), by_value=False):
+                with PatchConvolutions() if self.patches else nullcontext():
+                    total = client_losses(parameters, inputs, targets, mask).sum()
+                # Clients share no parameter, so the gradient of the sum is every client's own gradient.
+                gradients = torch.autograd.grad(total, parameters)
             if task.clip_norm is not None:
                 factors = _clip_factors(gradients, task.clip_norm)
                 # Not in place: autograd may hand out one tensor as the gradient of two parameters.
@@ -147,7 +172,8 @@ class LoopTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         clients = (BatchSchedule(i[None], m[None]) for i, m in zip(schedule.index, schedule.mask, strict=True))
-        return torch.stack([self._train_one(weights, client, round_number) for client in clients])
+        with nothing_kept(self.task.module):
+            return torch.stack([self._train_one(weights, client, round_number) for client in clients])
 
     def _train_one(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         task = self.task
@@ -160,8 +186,8 @@ class LoopTrainer:
                 break
             inputs, targets = task.batch(chosen)
             optimiser.zero_grad()
-            losses = task.task.losses(task.outputs(parameters, inputs), targets)
-            losses.mean().backward()  # type: ignore[no-untyped-call]
+            with nothing_written(task.module, parameters, by_value=True):
+                task.losses(task.outputs(parameters, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
                 factor = _clip_factors(gradients, task.clip_norm)
@@ -184,21 +210,28 @@ def _of_torch(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_num
 
 def mean_loss(task: LocalTask, weights: Tensor, samples: Samples) -> float:
     """Return the mean loss of the model with ``weights`` (d,) over ``samples``."""
-    batches = _outputs(task, weights, samples)
-    return sum(float(task.task.losses(outputs, targets).double().sum()) for outputs, targets in batches) / len(samples)
+    batches = evaluated(task, weights, samples)
+    return sum(float(task.losses(outputs, targets).double().sum()) for outputs, targets in batches) / len(samples)
 
 
 def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:
     """Return the figure by which the model with ``weights`` (d,) is judged on ``samples``, or ``every`` one of its task, by name."""
     if not len(samples):  # a server may have none
         return dict.fromkeys(task.task.metrics, nan)
-    return task.task.measured(_outputs(task, weights, samples), every=every)
+    return task.task.measured(evaluated(task, weights, samples), every=every)
 
 
-def _outputs(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what the model with ``weights`` (d,) makes of ``samples``, and their targets, some at a time."""
-    parameters = task.layout.unflatten(weights.to(samples.device))
-    with torch.no_grad():
+def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the model with ``weights`` (d,) makes of ``samples``, and their targets, some at a time.
+
+    Raises:
+        PrivacyError: the model changes something while it runs: it would be another one than is judged.
+    """
+    # Copies: the model runs beside the broadcast weights, and has no way to them.
+    parameters = {name: value.clone() for name, value in task.layout.unflatten(weights.to(samples.device)).items()}
+    with torch.no_grad(), nothing_kept(task.module):
         for start in range(0, len(samples), _AT_ONCE):
             batch = samples.take(slice(start, start + _AT_ONCE))
-            yield task.outputs(parameters, task.normalised(batch.inputs)), batch.targets
+            with nothing_written(task.module, parameters, by_value=True):
+                outputs = task.outputs(parameters, task.normalised(batch.inputs))
+            yield outputs, batch.targets

@@ -1,0 +1,120 @@
+"""What a model must leave as it is while it runs: what is sent comes from gradients, and from nothing that a pass wrote.
+
+Inside ``vmap`` PyTorch counts every write to a tensor (``Tensor._version``), and forbids ``.data`` and NumPy, which write past the counter.
+Outside of it such writes are possible, so values are compared there, bit by bit.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.errors import LdpflError, PrivacyError
+
+PARTS = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes of a module that hold its tensors and its parts."""
+
+VIEWS = frozenset({"_flat_weights", "_flat_weight_refs"})
+"""Attributes of PyTorch's recurrent modules that hold their parameters once more."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""An integer type for each number of bytes, to compare bits by."""
+
+
+@contextmanager
+def nothing_kept(module: nn.Module) -> Iterator[None]:
+    """Raise an error if ``module`` holds anything else at the end than at the beginning: parameters, buffers, their gradients, attributes.
+
+    Raises:
+        PrivacyError: something has changed; the message names it.
+    """
+    before = _held(module)
+    with _refused(module, lambda: _differing(before, _held(module))):
+        yield
+
+
+@contextmanager
+def nothing_written(module: nn.Module, trained: Mapping[str, Tensor], *, by_value: bool) -> Iterator[None]:
+    """Raise an error if a forward or backward pass of ``module`` writes to the ``trained`` tensors, by name, that it runs with.
+
+    Inside ``vmap`` their counters tell of every write. Elsewhere ask for a comparison ``by_value``, which reads and copies all of them.
+
+    Raises:
+        PrivacyError: something was written to; the message names it.
+    """
+    versions = {name: tensor._version for name, tensor in trained.items()}
+    copies = {name: tensor.detach().clone() for name, tensor in trained.items()} if by_value else {}
+
+    def written() -> list[str]:
+        counted = [name for name, tensor in trained.items() if tensor._version != versions[name]]
+        return counted or [name for name, copy in copies.items() if not _equal_bits(copy, trained[name].detach())]
+
+    with _refused(module, written):
+        yield
+
+
+@contextmanager
+def _refused(module: nn.Module, changed: Callable[[], list[str]]) -> Iterator[None]:
+    """Raise an error that names what has ``changed`` at the end, also where something else fails, for which that may be the cause."""
+    try:
+        yield
+    except LdpflError:
+        raise
+    except Exception as error:
+        _refuse(module, changed(), error)
+        raise
+    _refuse(module, changed(), None)
+
+
+def _refuse(module: nn.Module, changed: list[str], cause: Exception | None) -> None:
+    if changed:
+        raise PrivacyError(
+            f"{type(module).__name__} changed {', '.join(changed)} while it ran: that would keep or send something of its samples that no "
+            "mechanism has randomised; let forward and hooks change nothing (of embeddings: leave max_norm out)"
+        ) from cause
+
+
+def _held(module: nn.Module) -> dict[str, object]:
+    """Return all that ``module`` holds, by name, in a form that can be compared: copies of tensors, and other attributes as bytes."""
+    found: dict[str, object] = {}
+    for prefix, part in module.named_modules():
+        left_out = PARTS | VIEWS if isinstance(part, nn.RNNBase) else PARTS
+        own = {**{key: value for key, value in part.__dict__.items() if key not in left_out}, **part._buffers, **part._parameters}
+        for key, value in own.items():
+            name = f"{prefix}.{key}".lstrip(".")
+            found[name] = _copied(value)
+            if isinstance(value, nn.Parameter):
+                found[f"{name}.grad"] = _copied(value.grad)
+    return found
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, Tensor) and value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return value.detach().clone()
+    try:
+        return pickle.dumps(value)
+    except Exception:  # a function of one's own, or a tensor that is none outside of vmap
+        return f"{type(value).__name__} {id(value)}"
+
+
+def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return the names whose values differ, or which only one of both has."""
+    return [name for name in {**before, **after} if name not in before or name not in after or not _equal(before[name], after[name])]
+
+
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return _equal_bits(first, second)
+    return type(first) is type(second) and first == second
+
+
+def _equal_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same, bit by bit: a NaN is equal to itself."""
+    if first.dtype != second.dtype or first.shape != second.shape or first.device != second.device:
+        return False
+    bits = _BITS.get(first.element_size())
+    return torch.equal(first, second) if bits is None else torch.equal(first.view(bits), second.view(bits))
