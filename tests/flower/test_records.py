@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import flower_parts  # switches Flower's telemetry off before it is imported
+import numpy as np
 import pytest
 import torch
 from flower_parts import OpenNode, ask, instruction, simulator_bits, start_vector, terms_of
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from test_same_model import CASES, SimulatedNode, deployed, simulator_source
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,12 +25,13 @@ from ldpfl.errors import AllDeclined, ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask, apps
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.imports import gives, run_at_import
 from ldpfl.flower.policy_init import fitting_policy, offer_of, ranges_for
 from ldpfl.flower.records import RecordGradients
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
+from ldpfl.simulation import train_clients
 
 NORM = 0.5
 TERMS = terms_of(config=parse_config("", ["mechanism.name=dp-sgd", "mechanism.records=6", f"mechanism.clip_norm={NORM}"], origin="test"))
@@ -48,7 +50,7 @@ def task_of(loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy, model: n
 def summed(task: RecordTask) -> Tensor:
     """What the app hands to the mechanism, (d,) lattice points."""
     message = instruction(TERMS)
-    context = Context(1, 2, {"partition-id": 0}, flower_parts.RecordDict(), {})
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
     (arrays,) = RecordGradients(lambda _: task)(message, context).content.array_records.values()
     return to_vector(arrays, layout_of(flower_parts.start_arrays()), torch.int64)
 
@@ -147,6 +149,46 @@ def test_an_own_app_and_the_ready_one_end_in_the_same_model_ledger_and_certifica
     certificates = [api.certify(tmp_path / name).statement for name in ("own", "ready")]
     assert certificates[0].charged == certificates[1].charged
     assert certificates[0].guarantees == certificates[1].guarantees
+
+
+class Picky(nn.Sequential):
+    """Raises for an image that is darker than made-up ones are."""
+
+    darkest = -10.0
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(400, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if float(inputs.mean()) < self.darkest:
+            raise Fails("PATIENT-4711")
+        found: Tensor = super().forward(inputs)
+        return found
+
+
+def test_a_record_for_which_a_model_raises_adds_nothing_in_the_ready_app_either(
+    tiny_data: Path, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model may be code that the policy names."""
+    config = parse_config(TINY_TOML, [*CASES["records"], "model.name=test_records:Picky"], origin="test")
+    federation, start = build(config, tiny_task, torch.device("cpu"))
+    of, layout = federation.samples[0], federation.task.layout
+    means = federation.task.batch(torch.from_numpy(of))[0].mean(dim=(1, 2, 3))  # type: ignore[union-attr]
+    monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
+    terms = terms_of(config=config, layers=layout.names, center=(0.0, 0.0), radius=(1.0, 1.0))
+    message = instruction(terms, to_arrays(start.state.weights, layout))
+
+    def trained() -> Tensor:
+        (arrays,) = apps.train(message, Context(1, 2, {"partition-id": 0}, RecordDict(), {})).content.array_records.values()
+        return to_vector(arrays, layout, torch.int64)
+
+    every = trained()
+    monkeypatch.setattr("test_records.Picky.darkest", float(means.min()) + 1e-6)
+    others = trained()
+    with pytest.raises(Fails):
+        train_clients(federation, start.state, np.array([0]))
+    assert 0 < sum(part**2 for part in (every - others).tolist()) <= STEPS**2
+    assert torch.equal(trained(), others)
 
 
 def app_of(task: RecordTask, node: OpenNode | None = None) -> LdpClientApp:
