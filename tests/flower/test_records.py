@@ -74,6 +74,20 @@ def test_gradients_are_taken_of_single_records_and_bounded() -> None:
     assert float(one_by_one(task_of(), range(1)).norm()) == pytest.approx(STEPS, rel=1e-4)  # and none of these is short
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_where_clients_are_protected_the_gradient_is_that_of_the_mean_loss(reduction: str) -> None:
+    terms = replace(TERMS, config=parse_config("", ["mechanism.name=rotated-sign", "mechanism.perturbed=gradient"], origin="test"))
+    task = task_of(lambda outputs, targets: F.cross_entropy(outputs, targets, reduction=reduction))
+    app = RecordGradients(lambda _: task)
+    (arrays,) = app(instruction(terms), Context(1, 2, {}, RecordDict(), {})).content.array_records.values()
+    found = to_vector(arrays, layout_of(flower_parts.start_arrays()))
+    model = nn.Linear(4, 3)
+    nn.utils.vector_to_parameters(start_vector(), model.parameters())
+    inputs, targets = rows()
+    every = torch.autograd.grad(F.cross_entropy(model(inputs), targets), list(model.parameters()))
+    torch.testing.assert_close(found, -torch.cat([part.flatten() for part in every]))
+
+
 class Fails(Exception):
     pass
 
@@ -289,6 +303,7 @@ def test_an_app_of_nothing_or_of_two_things_is_refused() -> None:
         ((inputs.double(), targets), "inputs are torch.float64 of shape .* expected rows of float32 or int64"),
         ((inputs, targets.byte()), "targets are torch.uint8"),
         (({}, targets), "inputs are an empty dict"),
+        ((inputs.numpy(), targets), "to be PyTorch tensors"),
         ((inputs, targets[:4]), "inputs have 6 rows and targets have 4"),
         ((inputs[:0], targets[:0]), "there are no records"),
     ):

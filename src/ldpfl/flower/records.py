@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.samples import Inputs, by_name, each
+from ldpfl.data.samples import Inputs, each
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
@@ -38,7 +38,10 @@ from ldpfl.tasks import Task
 LOGGER = logging.getLogger("flwr.ldpfl")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""What a model gives for a batch of one record, and its target (1, ...), to the record's loss: one number, or (1,)."""
+"""What a model gives for B records, and their targets (B, ...), to their mean loss, or to the loss (B,) of each of them.
+
+Where records are protected, B is 1.
+"""
 
 _TYPES = (torch.float32, torch.int64)
 
@@ -59,8 +62,9 @@ class RecordTask:
         inputs: (N, ...) float32, or int64 for tokens and categories, as the model takes them; or several such tensors, by the names of
             the arguments of its ``forward``. Values are not looked at: a record that gives no finite gradient adds nothing.
         targets: (N, ...) float32 or int64.
-        loss: of one record, such as ``torch.nn.functional.cross_entropy``. Under ``torch.func.vmap`` it must not look at values to
-            decide what to do; where it does, records are taken one after another, which is slower.
+        loss: such as ``torch.nn.functional.cross_entropy``; it is given one record at a time where records are protected. It runs under
+            ``torch.func.vmap``, where it must not look at values to decide what to do; if it does, records are taken one after
+            another, which is slower.
 
     Raises:
         ConfigError: there is no record, or rows and types do not fit.
@@ -72,7 +76,9 @@ class RecordTask:
     loss: Loss
 
     def __post_init__(self) -> None:
-        inputs = list(by_name(self.inputs).values())
+        inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
+        if not all(isinstance(part, Tensor) for part in (*inputs, self.targets)):
+            raise ConfigError("inputs and targets are to be PyTorch tensors, or inputs a dict of them: convert arrays by torch.from_numpy")
         if not inputs:
             raise ConfigError("inputs are an empty dict: name a tensor for each argument of the model's forward")
         for what, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
