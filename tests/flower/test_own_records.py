@@ -184,7 +184,7 @@ def test_a_record_for_which_a_model_raises_adds_nothing_in_the_ready_app_either(
     tiny_data: Path, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its model may be code that the policy names."""
-    config = parse_config(TINY_TOML, [*CASES["records"], "model.name=test_records:Picky"], origin="test")
+    config = parse_config(TINY_TOML, [*CASES["records"], "model.name=test_own_records:Picky"], origin="test")
     federation, start = build(config, tiny_task, torch.device("cpu"))
     of, layout = federation.samples[0], federation.task.layout
     means = federation.task.batch(torch.from_numpy(of))[0].mean(dim=(1, 2, 3))  # type: ignore[union-attr]
@@ -197,7 +197,7 @@ def test_a_record_for_which_a_model_raises_adds_nothing_in_the_ready_app_either(
         return to_vector(arrays, layout, torch.int64)
 
     every = trained()
-    monkeypatch.setattr("test_records.Picky.darkest", float(means.min()) + 1e-6)
+    monkeypatch.setattr("test_own_records.Picky.darkest", float(means.min()) + 1e-6)
     others = trained()
     with pytest.raises(Fails):
         train_clients(federation, start.state, np.array([0]))
@@ -286,7 +286,7 @@ def test_a_server_is_told_what_its_clients_apps_lack() -> None:
 @pytest.mark.slow
 def test_records_named_by_their_path_are_read_where_they_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "records_of_a_user.py").write_text(
-        "from test_records import task_of\n\n\ndef records(context):\n    return task_of()\n", encoding="utf-8"
+        "from test_own_records import task_of\n\n\ndef records(context):\n    return task_of()\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(tmp_path)
     app = LdpClientApp(records="records_of_a_user:records", node=lambda context: OpenNode(), source=simulator_bits)
