@@ -1,13 +1,18 @@
-"""The examples with own data run as their pages say, for a round."""
+"""The examples run as their pages say, for a round or two."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+
+from ldpfl.experiments.run_folder import RunFolder
 
 NOTEBOOKS = ("health.ipynb",)
 EXAMPLES = Path(__file__).parents[1] / "examples" / "own-data"
@@ -39,3 +44,39 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
             assert cell["outputs"] == []  # of somebody's rows, in other notebooks
             exec(compile("".join(cell["source"]), name, "exec"), names)
     assert names["result"].score > 0.6  # type: ignore[attr-defined]
+
+
+HOSPITALS = EXAMPLES.parent / "flower-hospitals"
+
+
+@pytest.mark.slow
+def test_three_hospitals_train_a_network_of_their_own_with_each_row_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their policy, budgets and processes as on machines of their own."""
+    app, made = tmp_path / "app", tmp_path / "made"
+    shutil.copytree(HOSPITALS, app, ignore=shutil.ignore_patterns("__pycache__"))
+    config = app / "flower_hospitals" / "config.toml"
+    config.write_text(config.read_text(encoding="utf-8").replace("rounds = 30", "rounds = 2"), encoding="utf-8")
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["simulate.py", str(made)])
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    monkeypatch.setenv("COLUMNS", "120")
+    modules = set(sys.modules)
+    try:
+        runpy.run_path(str(app / "simulate.py"), run_name="__main__")
+    finally:
+        for name in set(sys.modules) - modules:
+            if name.partition(".")[0] in ("flower_hospitals", "make_tables"):
+                del sys.modules[name]
+    shown = capsys.readouterr().out
+    assert "They allow 2 reports of dp-sgd (direct)" in shown
+    assert "any one of this client's records" in shown
+    assert "one record, whole run" in shown
+    checkpoint = RunFolder(made / "run").checkpoint()
+    assert checkpoint is not None
+    assert [metrics.clients for metrics in checkpoint.history] == [3, 3]
+    assert {event.release.unit for event in checkpoint.ledger.events} == {"record"}
+    assert "replaced" not in caplog.text
+    assert len(list((made / "budgets").glob("client-?.sqlite"))) == 3

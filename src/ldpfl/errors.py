@@ -12,6 +12,8 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   ├── BudgetExhausted
     │   ├── Declined            by the operator's policy
     │   │   ├── NotSetUp
+    │   │   ├── GivesWeights
+    │   │   ├── GivesGradients
     │   │   └── Exhausted       (a BudgetExhausted, too)
     │   ├── TooFewTakePart      fewer nodes than a round needs
     │   │   └── AllDeclined     every node that was asked declined
@@ -137,6 +139,18 @@ class NotSetUp(Declined):
     """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
 
     public: ClassVar[str] = "declined: this node has no policy and budget"
+
+
+class GivesWeights(Declined):
+    """The node's app gives trained weights where the terms ask for gradients. Which app a node has is no secret."""
+
+    public: ClassVar[str] = "declined: it gives trained weights; gradients need LdpClientApp(records=...)"
+
+
+class GivesGradients(Declined):
+    """The node's app gives gradients where the terms ask for trained weights. Which app a node has is no secret."""
+
+    public: ClassVar[str] = "declined: it gives gradients; set mechanism.perturbed to 'gradient'"
 
 
 class Exhausted(Declined, BudgetExhausted):

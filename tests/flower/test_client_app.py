@@ -43,7 +43,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
-from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, NotSetUp
+from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeights, NotSetUp
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
@@ -195,7 +195,7 @@ def test_an_app_that_gives_trained_weights_is_asked_for_no_gradients(name: str) 
     records = ["mechanism.records=5"] if name == "dp-sgd" else []
     terms = terms_of(config=config_of(f"mechanism.name={name}", "mechanism.perturbed=gradient", *records))
     node = OpenNode()
-    assert refused(ask(app_of(train, node), instruction(terms)), DECLINED)
+    assert refused(ask(app_of(train, node), instruction(terms)), GivesWeights.public)
     assert (node.steps, trained) == ([], [])
     assert ask(LdpClientApp(train, node=lambda context: node, source=simulator_bits, gradients=True), instruction(terms)).has_content()
     assert (node.steps, trained) == (["admit"], [name])  # so it is that alone which was missing

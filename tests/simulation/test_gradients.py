@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy import GaussianRelease
 from ldpfl.randomness import SeededStreams
-from ldpfl.simulation import GradientTrainer, LocalTask, RecordGradientTrainer
+from ldpfl.simulation import GradientTrainer, LocalTask, RecordGradientTrainer, gradients
 from ldpfl.simulation.cohort_training import train_clients
+from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.schedule import full_batch, poisson_batch
 
@@ -89,6 +91,37 @@ def test_a_record_with_no_usable_gradient_counts_as_nothing() -> None:
     with_it = RecordGradientTrainer(task, RecordClip(0.01)).train(weights, full_batch([np.array([1, 2, 3])], 3))
     without = RecordGradientTrainer(task, RecordClip(0.01)).train(weights, full_batch([np.array([1, 3])], 2))
     assert torch.equal(with_it, without)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_record_that_raises_stops_a_simulation_and_adds_nothing_on_a_node(at_once: bool) -> None:
+    """There, all others keep their gradients to the last bit: where each lies decides how it is rounded."""
+    task, _, weights = task_of("mlp", (30,))
+    trainer, whole = RecordGradientTrainer(task, RecordClip(0.01), at_once), full_batch(PARTS, max(SIZES))
+    task.data.tensor[5] = float("nan")
+    without = trainer.train(weights, whole)
+    task.data.targets[5] = 10  # classes are 0 to 9
+    with pytest.raises((IndexError, RuntimeError)):
+        trainer.train(weights, whole)
+    assert torch.equal(confined(trainer).train(weights, whole), without)
+    task.data.targets[1:8] = 10
+    found = confined(trainer).train(weights, whole)
+    assert torch.equal(found[1], torch.zeros_like(found[1]))
+    assert torch.equal(found[[0, 2]], without[[0, 2]])
+
+
+def test_what_fails_for_another_reason_than_a_record_stops_a_node_s_training_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _, weights = task_of("mlp", (30,))
+    together = gradients._descents
+
+    def short_of_memory(*given: Any, **more: Any) -> torch.Tensor:
+        if len(given[2]) > 1:
+            raise MemoryError
+        return together(*given, **more)
+
+    monkeypatch.setattr(gradients, "_descents", short_of_memory)
+    with pytest.raises(MemoryError):
+        confined(RecordGradientTrainer(task, RecordClip(0.01))).train(weights, full_batch(PARTS, max(SIZES)))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class Dataset:
     """Train and test samples, and what is public about them.
 
     Attributes:
-        outputs: that a model has for a sample: classes, or 1 for a number.
+        outputs: that a model has for a sample: classes, or 1 for a number; 0 where nobody but its loss knows.
         mean, std: per channel of images, on the scale where pixels lie in [0, 1]; fixed constants of the field, not computed
             from the clients' data at run time. Samples that are no pixels are taken as they are.
         fingerprint: identifies the content.

@@ -13,6 +13,7 @@ from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.collecting import Collector, DirectCollector
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.operator_node import OperatorNode, operator_node
+from ldpfl.flower.records import RecordTask
 from ldpfl.flower.relayed import RelayCollector, operator_relay
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.flower.terms import RoundTerms
@@ -27,6 +28,7 @@ __all__ = [
     "LdpStrategy",
     "Node",
     "OperatorNode",
+    "RecordTask",
     "RelayCollector",
     "RoundTerms",
     "TooFewTakePart",

@@ -12,7 +12,7 @@ allows is its operator's to say: see ``ldpfl.flower.operator_node``.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -47,6 +47,7 @@ from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.importing import is_code
 from ldpfl.server import Checkpoint, ServerState
 from ldpfl.simulation import Federation, train_clients
+from ldpfl.simulation.gradients import confined
 
 DATA_DIR = "data-dir"
 
@@ -73,6 +74,7 @@ def _trained(message: Message, context: Context) -> Message:
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.round - 1, weights, prepared.start.state.ranges)
+    federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
 

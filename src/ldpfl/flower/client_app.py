@@ -22,6 +22,7 @@ from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed,
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.question import QUESTION, Question, read_question
+from ldpfl.flower.records import RecordGradients, Records, check_kind
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in
 from ldpfl.mechanisms.base import is_finite
@@ -51,6 +52,9 @@ _LARGEST_STATE = 1 << 24
 class LdpClientApp(ClientApp):
     """A locally private ClientApp around another one: ``app = LdpClientApp("my_package.training:app")``.
 
+    Or around one's own model and records: ``app = LdpClientApp(records="my_package.training:records")``. Then ldpfl takes the gradients
+    and bounds them record by record, as mechanisms that protect records (``dp-sgd``) need it.
+
     What the app trains, or its change since the broadcast, goes through the mechanism that the server names and the node's policy
     allows. All else that the app does or returns, metrics included, stays on the node. Only ``train`` messages are answered, and
     the question whether this node would take part in a round (:mod:`ldpfl.flower.question`).
@@ -67,22 +71,30 @@ class LdpClientApp(ClientApp):
     Args:
         app: the app, or any function of a message and a context; or its import path, ``package.module:name``. A path is imported in
             the app's process, so that nothing of it runs anywhere else, and it may use all of PyTorch's threads; an object gets one.
+        records: in place of an app: returns, for Flower's context, the :class:`~ldpfl.flower.RecordTask` of this node; or its import
+            path. It takes part where the terms ask for gradients.
         node: returns, for a context, what the node's operator set up.
         gradients: whether the app is ours, which gives gradients where the terms ask for them, bounded record by record if they do. What
             another app gives is taken for trained weights, of which nobody knows what a single record did to them.
         source: where the random bits come from, for a test; by default the operating system's secure source.
+
+    Raises:
+        ConfigError: neither an app nor records are given, or both.
     """
 
     def __init__(
         self,
-        app: ClientAppCallable | str,
+        app: ClientAppCallable | str | None = None,
         *,
+        records: Records | str | None = None,
         node: Callable[[Context], Node] = operator_node,
         gradients: bool = False,
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         super().__init__()
-        self._app, self._node, self._source, self._gradients = app, node, source, gradients
+        self._app, self._node, self._source = _wrapped(app, records), node, source
+        self._by_path = isinstance(app or records, str)
+        self._gives_weights, self._gives_gradients = records is None, gradients or records is not None
         self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
         self._last_question: tuple[RecordDict, str, Question] | None = None
 
@@ -129,7 +141,7 @@ class LdpClientApp(ClientApp):
         admitted = time.monotonic()
         if terms.reply_s:
             report = self._apart(asked, node, message, context, admitted + terms.reply_s)
-        elif isinstance(self._app, str) and apart.POSSIBLE:  # an object is for simulations
+        elif self._by_path and apart.POSSIBLE:  # an object is for simulations
             report = self._apart(asked, node, message, context, admitted + _LONGEST_AT_ONCE_S, wait=False)
         else:
             report = self._at_once(asked, node, message, context)
@@ -153,8 +165,7 @@ class LdpClientApp(ClientApp):
 
     def _check_given(self, terms: RoundTerms) -> None:
         """Raise if the terms ask for what this node's app does not give."""
-        if terms.config.mechanism.perturbed == "gradient" and not self._gradients:
-            raise Declined("the terms ask for gradients, and this node's app gives trained weights; nothing was charged or sent")
+        check_kind(terms.config, weights=self._gives_weights, gradients=self._gives_gradients)
 
     def _asked(self, message: Message, context: Context) -> Asked:
         """Read a message. Clients of one process get the same content: it is read for the first of them."""
@@ -185,7 +196,7 @@ class LdpClientApp(ClientApp):
         """
         with apart.one_thread() as threads:
             report = self._report(asked, node, context, _unchanged(asked))
-            allowed = threads if isinstance(self._app, str) else 1
+            allowed = threads if self._by_path else 1
             try:
                 outcome = self._outcome(asked, node, message, context, allowed, end)
                 if outcome.value is None:
@@ -263,10 +274,16 @@ class LdpClientApp(ClientApp):
         return to_vector(only_arrays(reply.content), asked.layout, _dtype(asked))
 
     def _resolved(self) -> ClientAppCallable:
-        if not isinstance(self._app, str):
-            return self._app
-        app: ClientAppCallable = pkgutil.resolve_name(self._app)
+        app: ClientAppCallable = pkgutil.resolve_name(self._app) if isinstance(self._app, str) else self._app
         return app
+
+
+def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None) -> ClientAppCallable | str:
+    if app is not None and records is None:
+        return app
+    if records is not None and app is None:
+        return RecordGradients(records)
+    raise ConfigError("LdpClientApp wraps either an app, which trains, or records, whose gradients it takes: give one of them")
 
 
 def _dtype(asked: Asked) -> torch.dtype:

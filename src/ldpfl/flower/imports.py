@@ -14,6 +14,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Literal, TypeGuard
 
 from ldpfl.errors import ConfigError
 from ldpfl.files import from_toml, read_text
@@ -23,6 +24,8 @@ _QUIET = ("__future__", "ldpfl", "flwr", "typing")
 
 _PLAIN = ("__all__", "__author__", "__license__", "__version__")
 _WRAPPER = "LdpClientApp"
+_PATHS = ("app", "records")
+"""Arguments of it that are import paths."""
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
 
@@ -30,16 +33,13 @@ def run_at_import(app: Path) -> Iterator[str]:
     """Yield what Flower's ClientApp process runs of the app in this folder beside making its wrapper: as ``file:line``, or in words.
 
     The text of an exception there reaches the server, whatever it repeats, for any message and without a charge: so the module that
-    Flower imports, and the packages that it lies in, are to hold nothing but ``LdpClientApp("package.module:name")``.
+    Flower imports, and the packages that it lies in, are to hold nothing but ``LdpClientApp("package.module:name")``, or that of
+    records.
 
     Raises:
         ConfigError: the app names no client module, or that cannot be read.
     """
-    try:
-        tree = from_toml(read_text(app / "pyproject.toml"))
-        module = str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
+    module = _client_module(app)
     app = app.resolve()
     own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
     yield from _in_place_of_others(app, module.partition(".")[0])
@@ -54,6 +54,28 @@ def run_at_import(app: Path) -> Iterator[str]:
         else:
             file = Path(spec.origin)
             yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file, own_names))
+
+
+def gives(app: Path) -> Literal["weights", "gradients", "unknown"]:
+    """Return what clients of the app in this folder give, by the call of ``LdpClientApp`` in its client module; nothing is run."""
+    try:
+        spec = list(_imported(app.resolve(), _client_module(app)))[-1][1]
+        body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
+    except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
+        return "unknown"
+    for call in (node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
+        if _calls_wrapper(call):
+            named = {keyword.arg for keyword in call.keywords}
+            return "gradients" if "records" in named else "unknown" if "gradients" in named else "weights"
+    return "unknown"
+
+
+def _client_module(app: Path) -> str:
+    try:
+        tree = from_toml(read_text(app / "pyproject.toml"))
+        return str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
 
 
 def _imported(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
@@ -187,13 +209,13 @@ def _is_constant(value: ast.expr) -> bool:
 
 
 def _is_wrapper(value: ast.expr) -> bool:
-    """Tell whether it is a call of ``LdpClientApp`` with an import path and nothing else."""
-    return (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Name)
-        and value.func.id == _WRAPPER
-        and len(value.args) == 1
-        and not value.keywords
-        and isinstance(value.args[0], ast.Constant)
-        and isinstance(value.args[0].value, str)
-    )
+    """Tell whether it is a call of ``LdpClientApp`` with one import path, of an app or of records, and nothing else."""
+    if not _calls_wrapper(value):
+        return False
+    given = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg in _PATHS)]
+    alone = len(given) == len(value.args) + len(value.keywords) == 1
+    return alone and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str)
+
+
+def _calls_wrapper(value: ast.expr | None) -> TypeGuard[ast.Call]:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == _WRAPPER

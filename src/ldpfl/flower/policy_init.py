@@ -22,6 +22,7 @@ from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.files import from_toml, read_text
+from ldpfl.flower.imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
@@ -77,9 +78,12 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 "the config that it uses, with --config"
             )
         if config is not None:  # of a ServerApp that may have settings of its own
-            return _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
-        known = RunSettings.read(settings)
-        return _offer(load_recipe(known.recipe, known.change_list), known)
+            offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
+        else:
+            known = RunSettings.read(settings)
+            offer = _offer(load_recipe(known.recipe, known.change_list), known)
+        _check_gives(offer.config, project.parent)
+        return offer
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
     return _offer(recipe_or_file(path), RunSettings())
@@ -173,6 +177,25 @@ def _check_size(config: RunConfig) -> None:
     size = size_of(config, described(config))
     if size > _LARGEST:
         raise ConfigError(f"the app's model has {size:,} weights, more than {_LARGEST:,}: decline, or give the sizes of its arrays")
+
+
+def _check_gives(config: RunConfig, app: Path) -> None:
+    """Return if the app's clients give what ``config`` asks for, as far as its client module tells.
+
+    Raises:
+        ConfigError: they would decline each round.
+    """
+    asked, given = config.mechanism.perturbed, gives(app)
+    if asked == "gradient" and given == "weights":
+        raise ConfigError(
+            f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "
+            'each node would decline. Its author is to give LdpClientApp(records="package.module:name"), see docs/flower.md'
+        )
+    if asked != "gradient" and given == "gradients":
+        raise ConfigError(
+            f"mechanism.perturbed is {asked!r}, and this app's LdpClientApp(records=...) gives gradients: each node would decline. Set "
+            "mechanism.perturbed to 'gradient' and a mechanism that takes them, such as dp-sgd"
+        )
 
 
 def _app_settings(project: Path) -> Mapping[str, Any]:

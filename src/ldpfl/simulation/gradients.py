@@ -5,7 +5,8 @@ Where the model measures a center first, a round whose broadcast has none asks f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
-from ldpfl.simulation.local_training import LocalTask
+from ldpfl.simulation.local_training import LocalTask, Trainer
 from ldpfl.simulation.schedule import BatchSchedule
 from ldpfl.simulation.unchanged import nothing_kept, nothing_written
+
+_LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
@@ -44,11 +47,17 @@ class RecordGradientTrainer:
     """The sum of the directions of steepest descent of each client's records, each shortened by ``clip``: (K, d) int64 lattice points.
 
     Integers, so that a sum of bounded vectors is exactly that: replacing a record moves it by 2 C at most, whatever rounds.
+
+    Attributes:
+        at_once: whether the model has a form for many records at once.
+        confined: whether a record for which the model or the loss raises adds nothing. Otherwise the round stops, which shows a mistake
+            to a simulation's user. On a node it would show the server that there is such a record.
     """
 
     task: LocalTask
     clip: RecordClip
     at_once: bool = True
+    confined: bool = False
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         with nothing_kept(self.task.module):
@@ -56,7 +65,6 @@ class RecordGradientTrainer:
 
     def _train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
         index, mask = _step(schedule)
-        shared = _own_copies(self.task, weights)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = max(2, _AT_ONCE // weights.numel())
         together = min(at_once, ALIGNED)
@@ -64,11 +72,46 @@ class RecordGradientTrainer:
         places, counts = _apart(mask, together)
         for start in range(0, len(places), at_once):
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
-            records = index[some[:, 0], some[:, 1]]
-            every = torch.ones(len(records), 1, device=records.device)
-            found = _descents(self.task, shared, records[:, None], every, at_once=self.at_once).cpu()
+            found, usable = self._descents(weights, index[some[:, 0], some[:, 1]])
+            real = real & usable
             sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real]))
         return sums.to(torch.int64)
+
+    def _descents(self, weights: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the direction of each of ``records`` (R,), (R, d), and which of them have one (R,), on the CPU."""
+        usable = torch.ones(len(records), dtype=torch.bool)
+        try:
+            return self._descents_of(weights, records), usable
+        except (Exception, SystemExit) as error:
+            if not self.confined:
+                raise
+            kind = type(error).__name__
+            usable = torch.tensor([self._has_descent(weights, record) for record in records])
+            if bool(usable.all()):  # not because of a record, then
+                raise
+        _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
+        if not bool(usable.any()):
+            return torch.zeros(len(records), weights.numel()), usable
+        # All others keep their places, on which the rounding of their gradients depends.
+        instead = torch.where(usable.to(records.device), records, records[usable.to(records.device)][0])
+        return self._descents_of(weights, instead), usable
+
+    def _descents_of(self, weights: Tensor, records: Tensor) -> Tensor:
+        every = torch.ones(len(records), 1, device=records.device)
+        shared = _own_copies(self.task, weights)  # each time: where a record was left out, its pass may have written to them
+        return _descents(self.task, shared, records[:, None], every, at_once=self.at_once).cpu()
+
+    def _has_descent(self, weights: Tensor, record: Tensor) -> bool:
+        try:
+            self._descents_of(weights, record[None])
+        except (Exception, SystemExit):
+            return False
+        return True
+
+
+def confined(trainer: Trainer) -> Trainer:
+    """Return ``trainer`` as nodes use it: a record for which the model or its loss raises adds nothing, where records are protected."""
+    return replace(trainer, confined=True) if isinstance(trainer, RecordGradientTrainer) else trainer
 
 
 def _apart(mask: Tensor, together: int) -> tuple[Tensor, Tensor]:

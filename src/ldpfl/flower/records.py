@@ -1,0 +1,186 @@
+"""Gradients of single records in an app of one's own.
+
+Its author brings the model, the loss and this node's samples; ldpfl takes the gradients and bounds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor, nn
+
+from ldpfl.data import Dataset, Samples
+from ldpfl.data.samples import Inputs, each
+from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
+from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.trainers import tried
+from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
+from ldpfl.flower.operator_node import named
+from ldpfl.flower.terms import RECORD, RoundTerms
+from ldpfl.importing import GIVEN
+from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import Mechanism
+from ldpfl.ranges import LayerRanges
+from ldpfl.simulation import LocalTask, Trainer
+from ldpfl.simulation.gradients import confined
+from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.schedule import full_batch
+from ldpfl.tasks import Task
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""What a model gives for B records, and their targets (B, ...), to their mean loss, or to the loss (B,) of each of them.
+
+Where records are protected, B is 1.
+"""
+
+_TYPES = (torch.float32, torch.int64)
+
+_MADE_UP_TOKENS = 2
+"""Made-up whole numbers are 0 and 1, which every embedding of two words or more knows."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordTask:
+    """What an app of one's own learns from: a model, this node's records, and the loss of one record.
+
+    ldpfl calls the model and the loss with one record at a time, takes the gradient at the weights that the server sent, and bounds it.
+    So the bound is not the author's affair. What is: that each row holds all of one record, that no other record decides about a row (a
+    column scaled by this node's own mean is no such row), and that model and loss are functions of their arguments alone.
+
+    Attributes:
+        model: its trainable parameters are the arrays that the server sends, by name and shape; their values here do not count.
+        inputs: (N, ...) float32, or int64 for tokens and categories, as the model takes them; or several such tensors, by the names of
+            the arguments of its ``forward``. Values are not looked at: a record that gives no finite gradient adds nothing.
+        targets: (N, ...) float32 or int64.
+        loss: such as ``torch.nn.functional.cross_entropy``; it is given one record at a time where records are protected. It runs under
+            ``torch.func.vmap``, where it must not look at values to decide what to do; if it does, records are taken one after
+            another, which is slower.
+
+    Raises:
+        ConfigError: there is no record, or rows and types do not fit.
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    targets: Tensor
+    loss: Loss
+
+    def __post_init__(self) -> None:
+        inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
+        if not all(isinstance(part, Tensor) for part in (*inputs, self.targets)):
+            raise ConfigError("inputs and targets are to be PyTorch tensors, or inputs a dict of them: convert arrays by torch.from_numpy")
+        if not inputs:
+            raise ConfigError("inputs are an empty dict: name a tensor for each argument of the model's forward")
+        for what, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
+            if part.dim() == 0 or part.dtype not in _TYPES:
+                raise ConfigError(f"{what} are {part.dtype} of shape {tuple(part.shape)}, expected rows of float32 or int64: convert them")
+            if len(part) != len(self.targets):
+                raise ConfigError(f"inputs have {len(part)} rows and targets have {len(self.targets)}: give one target for each row")
+        if not len(self.targets):
+            raise ConfigError("there are no records: give one row or more")
+
+    def check(self) -> None:
+        """Try the model and the loss on made-up samples of the same shapes, for tests of an app. No record is looked at.
+
+        Raises:
+            PrivacyError: the model mixes samples, remembers them, or draws random numbers.
+            ConfigError: model and loss do not fit the shapes, or fail.
+        """
+        layout = ParameterLayout.from_module(self.model)
+        weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
+        config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")
+        mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))
+        _trainer(self, layout, weights, config, mechanism, torch.device("cpu"))
+
+
+Records = Callable[[Context], RecordTask]
+"""Gives this node's model and records, for Flower's context of a message; it runs in each round, in the app's own process."""
+
+
+@dataclass(frozen=True)
+class RecordGradients:
+    """A ClientApp that takes the gradients of an app's records at the weights that came, bounded one by one where the terms say so.
+
+    Attributes:
+        records: gives the records; or its import path, ``package.module:name``.
+    """
+
+    records: Records | str
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Return the sum over all records, or the gradient of their mean loss, in a reply: PRIVATE, for ``LdpClientApp`` to protect.
+
+        Raises:
+            PrivacyError: what the app gives is no task for the arrays that came. The text repeats nothing of it.
+        """
+        terms = RoundTerms.from_record(message.content.config_records[RECORD])
+        arrays = only_arrays(message.content, allowed=tuple(message.content.config_records))
+        layout = layout_of(arrays, terms.layers)
+        records: Records = pkgutil.resolve_name(self.records) if isinstance(self.records, str) else self.records
+        task = records(context)
+        if not isinstance(task, RecordTask):
+            raise PrivacyError(f"the records of this node's app are a {type(task).__name__}, expected ldpfl.flower.RecordTask")
+        mechanism = terms.mechanism(terms.ranges(layout))
+        found = _gradient(task, layout, to_vector(arrays, layout), terms.config, mechanism)
+        return Message(RecordDict({"gradients": to_arrays(found, layout)}), reply_to=message)
+
+
+def check_kind(config: RunConfig, *, weights: bool, gradients: bool) -> None:
+    """Return if an app that gives trained ``weights``, ``gradients`` or both has what the terms ask for. Both facts are public.
+
+    Raises:
+        Declined: it has not.
+    """
+    if config.mechanism.perturbed == "gradient" and not gradients:
+        raise GivesWeights(
+            f"the terms ask for gradients ({config.mechanism.name}), and this node's app gives trained weights, of which nobody knows what "
+            "one record did to them; nothing was charged or sent. The app's author is to give LdpClientApp(records=...): see docs/flower.md"
+        )
+    if config.mechanism.perturbed != "gradient" and not weights:
+        raise GivesGradients(
+            f"the terms ask for trained weights (mechanism.perturbed is {config.mechanism.perturbed!r}), and this node's app gives "
+            "gradients of records; nothing was charged or sent. The server is to set mechanism.perturbed to 'gradient', as for dp-sgd"
+        )
+
+
+@as_usual()
+def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, config: RunConfig, mechanism: Mechanism) -> Tensor:
+    """Return the gradient (d,) over all records of ``task``: PRIVATE."""
+    device = choose_device(named("device") or "cpu")
+    try:
+        own = ParameterLayout.from_module(task.model)
+        fits = dict(zip(own.names, own.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
+        trainer = _trainer(task, layout, weights, config, mechanism, device) if fits else None
+    except LdpflError:  # its text names parts of the app
+        raise PrivacyError(
+            "the model or the loss of this node's app cannot be trained on one record at a time: RecordTask.check() says why, in a test "
+            "of the app"
+        ) from None
+    if trainer is None:
+        raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")
+    whole = full_batch([np.arange(len(task.targets))], len(task.targets))
+    return confined(trainer).train(weights, whole.to(device))[0].cpu()
+
+
+def _trainer(
+    task: RecordTask, layout: ParameterLayout, weights: Tensor, config: RunConfig, mechanism: Mechanism, device: torch.device
+) -> Trainer:
+    """Return what takes the gradients, after a trial on made-up samples of the same shapes."""
+    samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
+    local = LocalTask(
+        task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=Task("own", "number", task.loss, metrics={})
+    )
+    public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
+    ours = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
+    slower = lambda _: LOGGER.warning("the app's model has no form for many records at once: one after another, which is slower")  # noqa: E731
+    return tried(config.model_copy(update=ours), local, mechanism, weights, public, slower)
