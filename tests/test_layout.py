@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -253,3 +254,31 @@ def test_all_problems_are_named_at_once() -> None:
     message = refusal(module)
     for part in ("0.weight", "0.bias", "1.running_mean", "dropout in 2"):
         assert part in message
+
+
+def _hooked() -> nn.Module:
+    module = nn.Linear(3, 2)
+    module.weight.register_hook(lambda gradient: gradient * 0)  # type: ignore[no-untyped-call]
+    return module
+
+
+def _sharing() -> nn.Module:
+    module, memory = nn.Linear(3, 2), torch.zeros(6)
+    module.first, module.second = nn.Parameter(memory[:4]), nn.Parameter(memory[2:])
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_hooked, "parameter weight has a hook"),
+        (_sharing, "parameters first and second share memory"),
+        (lambda: nn.Linear(3, 2, device="meta"), "parameter weight has no values"),
+        (lambda: nn.Embedding(3, 2, max_norm=1.0), "parameter weight is changed while the model runs"),
+        (lambda: nn.EmbeddingBag(3, 2, sparse=True), "parameter weight has sparse gradients"),
+        (lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)), "spectral normalisation changes them"),
+    ],
+    ids=["hook", "shared memory", "meta", "max_norm", "sparse", "spectral norm"],
+)
+def test_what_gradients_cannot_train_is_refused_by_name(make: Callable[[], nn.Module], said: str) -> None:
+    assert said in refusal(make())

@@ -48,8 +48,8 @@ class Task:
     Attributes:
         name: as in a config.
         targets: what a sample's target is.
-        losses: outputs (B, ...) and targets (B, ...) to the loss (B,) of each sample. It runs under ``vmap``, and must not look at
-            values to decide what to do.
+        losses: outputs (B, ...) and targets (B, ...) to the loss (B,) of each sample; another shape is refused. It runs under
+            ``vmap``, and must not look at values to decide what to do.
         metrics: by name, what makes a fresh metric; by the first one a model is judged after each round.
     """
 

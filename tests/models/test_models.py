@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ldpfl import ParameterLayout, models, validate_module
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
@@ -130,3 +131,32 @@ def test_a_file_may_be_called_as_a_module_that_others_mean(tmp_path: Path, monke
     made = models.create("random.py:net", (4,), 2, seed=0)
     assert isinstance(made, torch.nn.Linear)
     assert sys.modules["random"] is before
+
+
+class Drawn(nn.Module):
+    """Draws its weights in many ways, and slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(3) + torch.rand(3) + torch.randint(9, (3,)) + torch.randperm(3) for _ in range(200))
+
+
+@pytest.mark.parametrize("name", ["mlp", f"{__name__}:Drawn"])
+def test_threads_that_build_models_at_once_begin_with_the_weights_of_their_seeds(name: str) -> None:
+    def weights(seed: int) -> Tensor:
+        module = models.create(name, None if ":" in name else (64,), 10, seed=seed, options={} if ":" in name else {"depth": 20})
+        return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+    expected = [weights(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        drawing = pool.submit(lambda: [torch.randn(10) for _ in range(2000)])  # somebody else's draws, from the process's generator
+        found = list(pool.map(weights, [*range(8)] * 4))
+        drawing.result()
+    assert all(torch.equal(own, expected[place % 8]) for place, own in enumerate(found))
+
+
+def test_a_seed_gives_the_weights_that_pytorch_gives_after_it() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        expected = nn.Linear(12, 10)
+    assert torch.equal(models.create("logistic-regression", (12,), 10, seed=5).state_dict()["1.weight"], expected.weight)

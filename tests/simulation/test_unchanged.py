@@ -1,0 +1,358 @@
+"""What is sent comes from gradients alone: a model that writes to anything while it runs is refused by name, in the trial and later on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ldpfl import ConfigError, PrivacyError, api, tasks
+from ldpfl.api.results import RunResult
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import Given, load_dataset
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, VectorizedTrainer, simulate, train_clients
+from ldpfl.simulation.schedule import full_batch
+from ldpfl.tasks import Task
+
+Pass = Callable[["Net", Tensor], Tensor]
+
+ROWS = (torch.randn(48, 3, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 2)
+TOKENS = (torch.arange(240).reshape(48, 5) % 12, torch.arange(48) % 2)
+
+UPDATES: dict[str, Any] = {"mechanism.name": "duchi", "mechanism.perturbed": "update"}
+GRADIENTS: dict[str, Any] = {"mechanism.name": "duchi", "mechanism.perturbed": "gradient"}
+RECORDS: dict[str, Any] = {"mechanism.name": "dp-sgd", "mechanism.perturbed": "gradient"}
+KINDS = pytest.mark.parametrize("kind", [UPDATES, GRADIENTS, RECORDS], ids=["updates", "gradients", "records"])
+
+
+class Net(nn.Module):
+    """A linear layer, and what else a pass is to do: from the first call on, or once ``late`` is set."""
+
+    late: ClassVar[bool] = True
+    shift: Tensor
+
+    def __init__(self, also: Pass) -> None:
+        super().__init__()
+        self.layer, self.also = nn.Linear(3, 2), also
+        self.center = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.register_buffer("shift", torch.zeros(3), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.also(self, rows) if Net.late else torch.as_tensor(self.layer(rows))
+
+
+def no_grad(net: Net, rows: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.layer.weight.add_(0.1 * rows.mean())
+    return torch.as_tensor(net.layer(rows))
+
+
+def no_grad_afterwards(net: Net, rows: Tensor) -> Tensor:
+    outputs = net.layer(rows)
+    no_grad(net, rows)
+    return torch.as_tensor(outputs)
+
+
+def data(net: Net, rows: Tensor) -> Tensor:
+    net.layer.weight.data.add_(0.1 * rows.detach().mean())
+    return torch.as_tensor(net.layer(rows))
+
+
+def other_data(net: Net, rows: Tensor) -> Tensor:
+    net.layer.weight.data = net.layer.weight.data + rows.detach().mean()
+    return torch.as_tensor(net.layer(rows))
+
+
+def detached(net: Net, rows: Tensor) -> Tensor:
+    net.layer.weight.detach().add_(0.1 * rows.detach().mean())
+    return torch.as_tensor(net.layer(rows))
+
+
+def numpy(net: Net, rows: Tensor) -> Tensor:
+    net.layer.weight.detach().numpy()[0, 0] += 0.1
+    return torch.as_tensor(net.layer(rows))
+
+
+def frozen(net: Net, rows: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.center.mul_(0.9).add_(0.1 * rows.mean(dim=0))
+    return torch.as_tensor(net.layer(rows - net.center))
+
+
+def buffer(net: Net, rows: Tensor) -> Tensor:
+    net.shift += rows.detach().mean(dim=0)
+    return torch.as_tensor(net.layer(rows + net.shift))
+
+
+def attribute(net: Net, rows: Tensor) -> Tensor:
+    net.last = rows
+    return torch.as_tensor(net.layer(rows))
+
+
+def evaluation_only(net: Net, rows: Tensor) -> Tensor:
+    return torch.as_tensor(net.layer(rows)) if torch.is_grad_enabled() else no_grad(net, rows)
+
+
+WRITES: dict[Pass, str] = {
+    **dict.fromkeys((no_grad, no_grad_afterwards, data, other_data, detached, numpy, evaluation_only), "layer.weight"),
+    frozen: "center",
+    buffer: "shift",
+    attribute: "last",
+}
+
+
+def settings(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"clients.count": 4, "training.rounds": 1, "privacy.target_epsilon": "off", "model.mend": False, **kind}
+
+
+def run(model: nn.Module, kind: dict[str, Any] = UPDATES, others: Mapping[str, Any] = MappingProxyType({})) -> RunResult:
+    return api.run(data=ROWS, model=model, settings={**settings(kind), **others}, baseline=False, progress=False, seed=1)
+
+
+def built(model: nn.Module, kind: dict[str, Any], samples: Any = ROWS) -> tuple[Federation, Checkpoint]:
+    named = {"data.name": "given", "model.name": "given", **settings(kind)}
+    config: RunConfig = api.configure("own", settings=named)
+    return build(config, load_dataset(config, None, given=Given(samples, model)), torch.device("cpu"), model)
+
+
+@pytest.mark.parametrize("also", WRITES, ids=lambda also: also.__name__)
+@KINDS
+def test_a_pass_that_writes_is_refused_by_name_before_the_first_round(also: Pass, kind: dict[str, Any]) -> None:
+    with pytest.raises(PrivacyError, match=rf"Net changed {WRITES[also]} while it ran"):
+        built(Net(also), kind)
+
+
+@pytest.mark.parametrize("also", [also for also in WRITES if also is not evaluation_only], ids=lambda also: also.__name__)
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+@KINDS
+def test_one_that_writes_later_is_refused_in_training(
+    also: Pass, apart: bool, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once PyTorch itself forbids some writes, without a name."""
+    monkeypatch.setattr(Net, "late", False)
+    federation, start = built(Net(also), kind)
+    trainer: Any = federation.trainer
+    if apart:
+        trainer = LoopTrainer(federation.task) if isinstance(trainer, VectorizedTrainer) else type(trainer)(*_but_one(trainer), False)
+    object.__setattr__(federation, "trainer", trainer)
+    train_clients(federation, start.state, np.arange(4))
+    monkeypatch.setattr(Net, "late", True)
+    before = start.state.weights.clone()
+    said = f"Net changed {WRITES[also]} while it ran" if apart else f"Net changed {WRITES[also]} while it ran|PyTorch refused to run"
+    with pytest.raises(PrivacyError, match=said):
+        train_clients(federation, start.state, np.arange(4))
+    assert torch.equal(start.state.weights, before)
+
+
+def _but_one(trainer: Any) -> list[Any]:
+    return [trainer.task] if isinstance(trainer, GradientTrainer) else [trainer.task, trainer.clip]
+
+
+@pytest.mark.parametrize("also", WRITES, ids=lambda also: also.__name__)
+def test_one_that_writes_in_evaluation_changes_no_model(also: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would send a model that its public test rows have changed."""
+    monkeypatch.setattr(Net, "late", False)
+    federation, start = built(Net(also), UPDATES)
+    before = start.state.weights.clone()
+    federation.score(start.state.weights)
+    monkeypatch.setattr(Net, "late", True)
+    with pytest.raises(PrivacyError, match=f"Net changed {WRITES[also]} while it ran"):
+        federation.score(start.state.weights)
+    assert torch.equal(start.state.weights, before)
+
+
+class Tokens(nn.Module):
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.head = embedding, nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = self.embedding(tokens)
+        return torch.as_tensor(self.head(found.mean(dim=-2) if found.dim() > 2 else found))
+
+
+class Renormed(nn.Module):
+    """An embedding whose max_norm nobody can see before it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(12, 4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight, max_norm=0.1)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "said"),
+    [
+        (nn.Embedding(12, 4, max_norm=0.1), "embedding.weight is changed while the model runs, by max_norm"),
+        (nn.EmbeddingBag(12, 4, max_norm=0.1), "embedding.weight is changed while the model runs, by max_norm"),
+        (Renormed(), "Tokens changed embedding.weight while it ran"),
+        (nn.Embedding(12, 4, sparse=True), "embedding.weight has sparse gradients"),
+        (nn.EmbeddingBag(12, 4, sparse=True), "embedding.weight has sparse gradients"),
+    ],
+    ids=["embedding", "bag", "function", "sparse", "sparse bag"],
+)
+@KINDS
+def test_rows_of_embeddings_are_changed_by_gradients_alone(embedding: nn.Module, said: str, kind: dict[str, Any]) -> None:
+    with pytest.raises(PrivacyError, match=said):
+        built(Tokens(embedding), kind, TOKENS)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("embedding", [nn.Embedding(12, 4, max_norm=0.1), nn.EmbeddingBag(12, 4, sparse=True)], ids=["embedding", "bag"])
+def test_check_finds_the_same_and_how_to_mend_it(embedding: nn.Module) -> None:
+    found = api.check(data=TOKENS, model=Tokens(embedding), settings=settings(UPDATES))
+    assert "embedding.weight" in found.problem
+    assert [change.place for change in found.changes] == ["embedding"]
+    assert found.still == ""
+    assert "changed layer.weight" in api.check(data=ROWS, model=Net(no_grad), settings=settings(UPDATES)).problem
+
+
+def carried_over(net: Net, rows: Tensor) -> Tensor:
+    outputs = net.layer(rows)
+    if outputs.requires_grad:
+        outputs.register_hook(lambda gradient: gradient / gradient.norm())
+    return torch.as_tensor(outputs)
+
+
+@KINDS
+def test_a_hook_on_gradients_is_shown_one_client_at_a_time(kind: dict[str, Any]) -> None:
+    """Of many clients at once it would divide by a length to which all of them add."""
+    federation, start = built(Net(carried_over), kind)
+    alone = [train_clients(federation, start.state, np.array([client])) for client in range(4)]
+    assert torch.equal(train_clients(federation, start.state, np.arange(4)), torch.cat(alone))
+    assert isinstance(federation.trainer, LoopTrainer) or not federation.trainer.at_once  # type: ignore[attr-defined]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.out.weight = self.into.weight
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(self.out(self.into(rows).tanh())))
+
+
+def normed() -> nn.Module:
+    module: nn.Module = torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    return module
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(3, 2)
+    module.register_forward_hook(lambda part, inputs, outputs: outputs * 2)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("make", [Tied, normed, hooked], ids=["tied weights", "weight norm", "forward hook"])
+def test_these_train_as_pytorch_trains_them(make: Callable[[], nn.Module]) -> None:
+    federation, start = built(make(), UPDATES)
+    task, plain = federation.task, federation.task.module
+    for own in federation.samples:
+        inputs, targets = task.batch(torch.from_numpy(own))
+        plain.zero_grad()
+        F.cross_entropy(plain(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        gradient = task.layout.flatten({name: p.grad for name, p in plain.named_parameters() if p.grad is not None})
+        plain.zero_grad()
+        found = GradientTrainer(task).train(start.state.weights, full_batch([own], own.size))[0]
+        torch.testing.assert_close(found, -gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_a_model_that_changes_nothing_goes_through_all_rounds() -> None:
+    federation, start = built(nn.Linear(3, 2), UPDATES)
+    assert [checkpoint.state.round for checkpoint in simulate(federation, start, 1)] == [1]
+
+
+def squeezed(net: Net, rows: Tensor) -> Tensor:
+    return torch.as_tensor(net.layer(rows).squeeze())
+
+
+def squeezed_before(net: Net, rows: Tensor) -> Tensor:
+    return torch.as_tensor(net.layer(rows.squeeze()).softmax(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("also", "said"),
+    [(squeezed, r"gives \(2,\) for one sample, expected \(1, 2\)"), (squeezed_before, "where a batch may be of one sample")],
+)
+def test_a_batch_of_one_sample_is_tried_before_the_first_round(also: Pass, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        built(Net(also), UPDATES)
+
+
+def test_a_gradient_has_no_use_for_the_clients_schedule() -> None:
+    with pytest.raises(ConfigError, match=r"training\.momentum.*schedule"):
+        run(nn.Linear(3, 2), RECORDS, {"training.schedule": "linear"})
+
+
+def own_task(form: Callable[[Tensor], Tensor]) -> Callable[[int], Task]:
+    """Return a task whose loss is cross-entropy in another form."""
+    return lambda outputs: replace(
+        tasks.create("classification", outputs),
+        name="mine",
+        losses=lambda found, targets: form(F.cross_entropy(found, targets, reduction="none")),
+    )
+
+
+mean, total, column = own_task(torch.mean), own_task(torch.sum), own_task(lambda losses: losses[:, None])
+each = own_task(lambda losses: losses)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mean", r"\(\)"), ("total", r"\(\)"), ("column", r"\(2, 1\)")])
+def test_a_loss_that_is_not_one_number_a_sample_is_refused(name: str, shape: str) -> None:
+    with pytest.raises(ConfigError, match=rf"task 'mine' gives a loss of shape {shape} for 2 samples, expected \(2,\)"):
+        run(nn.Linear(3, 2), others={"task.name": f"{__name__}:{name}"})
+
+
+def test_a_loss_of_one_number_a_sample_is_trained_on() -> None:
+    own, usual = (run(nn.Linear(3, 2), others={"task.name": name}).scores for name in (f"{__name__}:each", "classification"))
+    assert own.keys() == usual.keys()
+
+
+def test_a_default_device_of_the_caller_changes_nothing() -> None:
+    usual = run(nn.Linear(3, 2)).scores
+    torch.set_default_device("meta")
+    try:
+        found = api.run(data=ROWS, model="linear", settings=settings(UPDATES), baseline=False, progress=False, seed=1)
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert found.scores.keys() == usual.keys()
+
+
+_FORKED = """
+import os, torch, ldpfl
+torch.set_num_threads(2)
+rows = (torch.randn(40, 4), torch.arange(40) % 2)
+settings = {"clients.count": 4, "training.rounds": 1, "privacy.target_epsilon": "off", "mechanism.name": "duchi"}
+settings |= {"mechanism.perturbed": "update"}
+ldpfl.run(data=rows, model="linear", settings=settings, baseline=False, progress=False)
+torch.randn(800, 800) @ torch.randn(800, 800)
+child = os.fork()
+if child == 0:
+    ldpfl.run(data=rows, model="linear", settings=settings, baseline=False, progress=False)
+    torch.randn(800, 800) @ torch.randn(800, 800)
+    os._exit(7)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_forked_after_training_trains_as_well() -> None:
+    """PyTorch's threads are not in it: by several of them it would wait for ever."""
+    assert subprocess.run([sys.executable, "-c", _FORKED], timeout=120, check=False).returncode == 7
