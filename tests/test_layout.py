@@ -258,7 +258,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 def _hooked() -> nn.Module:
     module = nn.Linear(3, 2)
-    module.weight.register_hook(lambda gradient: gradient * 0)
+    module.weight.register_hook(lambda gradient: gradient * 0)  # type: ignore[no-untyped-call]
     return module
 
 

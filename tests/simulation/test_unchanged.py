@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldpfl import ConfigError, PrivacyError, api, tasks
+from ldpfl.api.results import RunResult
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Given, load_dataset
@@ -38,6 +40,7 @@ class Net(nn.Module):
     """A linear layer, and what else a pass is to do: from the first call on, or once ``late`` is set."""
 
     late: ClassVar[bool] = True
+    shift: Tensor
 
     def __init__(self, also: Pass) -> None:
         super().__init__()
@@ -93,7 +96,7 @@ def buffer(net: Net, rows: Tensor) -> Tensor:
 
 
 def attribute(net: Net, rows: Tensor) -> Tensor:
-    net.last = rows  # type: ignore[assignment]
+    net.last = rows
     return torch.as_tensor(net.layer(rows))
 
 
@@ -113,8 +116,8 @@ def settings(kind: dict[str, Any]) -> dict[str, Any]:
     return {"clients.count": 4, "training.rounds": 1, "privacy.target_epsilon": "off", "model.mend": False, **kind}
 
 
-def run(model: nn.Module, kind: dict[str, Any] = UPDATES, samples: Any = ROWS, **others: Any) -> api.RunResult:
-    return api.run(data=samples, model=model, settings={**settings(kind), **others}, baseline=False, progress=False, seed=1)
+def run(model: nn.Module, kind: dict[str, Any] = UPDATES, others: Mapping[str, Any] = MappingProxyType({})) -> RunResult:
+    return api.run(data=ROWS, model=model, settings={**settings(kind), **others}, baseline=False, progress=False, seed=1)
 
 
 def built(model: nn.Module, kind: dict[str, Any], samples: Any = ROWS) -> tuple[Federation, Checkpoint]:
@@ -255,6 +258,7 @@ def hooked() -> nn.Module:
     return module
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("make", [Tied, normed, hooked], ids=["tied weights", "weight norm", "forward hook"])
 def test_these_train_as_pytorch_trains_them(make: Callable[[], nn.Module]) -> None:
     federation, start = built(make(), UPDATES)
@@ -293,7 +297,7 @@ def test_a_batch_of_one_sample_is_tried_before_the_first_round(also: Pass, said:
 
 def test_a_gradient_has_no_use_for_the_clients_schedule() -> None:
     with pytest.raises(ConfigError, match=r"training\.momentum.*schedule"):
-        run(nn.Linear(3, 2), RECORDS, **{"training.schedule": "linear"})
+        run(nn.Linear(3, 2), RECORDS, {"training.schedule": "linear"})
 
 
 def own_task(form: Callable[[Tensor], Tensor]) -> Callable[[int], Task]:
@@ -312,11 +316,11 @@ each = own_task(lambda losses: losses)
 @pytest.mark.parametrize(("name", "shape"), [("mean", r"\(\)"), ("total", r"\(\)"), ("column", r"\(2, 1\)")])
 def test_a_loss_that_is_not_one_number_a_sample_is_refused(name: str, shape: str) -> None:
     with pytest.raises(ConfigError, match=rf"task 'mine' gives a loss of shape {shape} for 2 samples, expected \(2,\)"):
-        run(nn.Linear(3, 2), **{"task.name": f"{__name__}:{name}"})
+        run(nn.Linear(3, 2), others={"task.name": f"{__name__}:{name}"})
 
 
 def test_a_loss_of_one_number_a_sample_is_trained_on() -> None:
-    own, usual = (run(nn.Linear(3, 2), **{"task.name": name}).scores for name in (f"{__name__}:each", "classification"))
+    own, usual = (run(nn.Linear(3, 2), others={"task.name": name}).scores for name in (f"{__name__}:each", "classification"))
     assert own.keys() == usual.keys()
 
 
@@ -334,16 +338,15 @@ def test_a_default_device_of_the_caller_changes_nothing() -> None:
 _FORKED = """
 import os, torch, ldpfl
 torch.set_num_threads(2)
-rows = (torch.randn(4000, 400), torch.arange(4000) % 2)
+rows = (torch.randn(40, 4), torch.arange(40) % 2)
 settings = {"clients.count": 4, "training.rounds": 1, "privacy.target_epsilon": "off", "mechanism.name": "duchi"}
-settings |= {"mechanism.perturbed": "update", "training.batch_size": 500}
-def train():
-    torch.randn(800, 800) @ torch.randn(800, 800)
-    ldpfl.run(data=rows, model="linear", settings=settings, baseline=False, progress=False)
-train()
+settings |= {"mechanism.perturbed": "update"}
+ldpfl.run(data=rows, model="linear", settings=settings, baseline=False, progress=False)
+torch.randn(800, 800) @ torch.randn(800, 800)
 child = os.fork()
 if child == 0:
     ldpfl.run(data=rows, model="linear", settings=settings, baseline=False, progress=False)
+    torch.randn(800, 800) @ torch.randn(800, 800)
     os._exit(7)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -93,6 +93,8 @@ def _held(module: nn.Module) -> dict[str, object]:
 
 
 def _copied(value: object) -> object:
+    if value is None or type(value) in (bool, int, str):  # most attributes: pickling them would take most of the time
+        return value
     if isinstance(value, Tensor) and value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value.detach().clone()
     try:
