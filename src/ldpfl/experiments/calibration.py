@@ -17,6 +17,7 @@ from ldpfl.mechanisms.base import PublicState
 from ldpfl.planning.planner import smallest
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
 
 _WEAKEST, _STRONGEST = 1e-6, 1e4
@@ -71,7 +72,7 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
         changed = Ledger()
         for event in ledger.events:
             bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))
-            changed = changed.charge(replace(event, release=bound.release(ranges)))
+            changed = changed.charge(replace(event, release=released(bound, ranges, mechanism)))
         return run_epsilon(changed, config.privacy.delta)
 
     return guaranteed

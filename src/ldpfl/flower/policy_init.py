@@ -28,6 +28,7 @@ from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
@@ -112,7 +113,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     mechanism, weights = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension)
     # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
     public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, config.training.rounds + 1))
-    releases = [mechanism.in_round(state).release(ranges) for state in public]
+    releases = [released(mechanism.in_round(state), ranges, mechanism) for state in public]
     if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: there is no policy that fits it")
     for key in keys:

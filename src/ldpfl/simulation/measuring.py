@@ -21,6 +21,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream
 from ldpfl.ranges import LayerRanges
@@ -68,7 +69,7 @@ class Measuring:
                 f"not seen above the noise of measuring, and so left out: {', '.join(unseen)}; give data.bounds for them"
             )
         if self.mechanism is not None:
-            release = self.mechanism.release(_ranges(edges))
+            release = released(self.mechanism, _ranges(edges))
             for stage in range(1, scaling.STAGES + 1):
                 ledger = ledger.charge(histogram_event(stage, release, len(parts), self.channel))
         return scaling.scaled(dataset, center, spread), ledger
