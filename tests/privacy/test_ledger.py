@@ -132,7 +132,7 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
    "unit": "weight"}, "cohort": 9, "population": 9, "joined": 1, "sampling": "everyone", "rate": 1.0, "channel": "direct", "linked": 1}
  ]
 }"""
-    release = UnprotectedRelease("none", "values leave as they are", 7, "weight", author=OURS)
+    release = UnprotectedRelease("none", "values leave as they are", 7, "weight")  # nor was it said whose code it was
     assert release.claimed_epsilon is release.claimed_delta is None
     assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 9, 9, 1, channel="direct"))
 
