@@ -119,7 +119,8 @@ class Bins:
         """Return the bin (n,) of each of ``values``."""
         below = np.searchsorted(self.edges, values)
         on_edge = self.edges[np.minimum(below, self.edges.size - 1)] == values
-        return 2 * below + on_edge
+        found: Counts = 2 * below + on_edge
+        return found
 
 
 def mean_bound(count: int, variance: float, largest: float, error: float) -> float:

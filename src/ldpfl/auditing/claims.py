@@ -189,12 +189,12 @@ def _mu(seen: Outcomes, release: GaussianRelease, of: str, error: float) -> Foun
     for first, high in enumerate(seen.statistics):
         for second, low in enumerate(seen.statistics):
             if first != second:
-                at = (np.median(high[::2]) + np.median(low[::2])) / 2
+                at = float(np.median(high[::2]) + np.median(low[::2])) / 2
                 apart = _apart(high[::2], low[::2], at, error)
                 if apart > best:
-                    best, chosen = apart, (first, second, float(at))
-    first, second, at = chosen
-    lower = max(0.0, _apart(seen.statistics[first][1::2], seen.statistics[second][1::2], at, error))
+                    best, chosen = apart, (first, second, at)
+    first, second, middle = chosen
+    lower = max(0.0, _apart(seen.statistics[first][1::2], seen.statistics[second][1::2], middle, error))
     return Found(f"mu, {of}", lower, claimed, f"mu {claimed:g} is claimed for a report of {of}, and it is {lower:.4g} at least")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, exp, isfinite, isnan
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ldpfl.shown import Shown
 
@@ -23,7 +23,7 @@ Scope = Literal["round", "run"]
 TrustModel = Literal["local", "shuffled", "summed", "central"]
 Status = Literal["proved", "author's claim", "claimed", "estimate"]
 
-AUTHORS_CLAIM = "author's claim"
+AUTHORS_CLAIM: Final = "author's claim"
 HOLDS: tuple[Status, ...] = ("proved", AUTHORS_CLAIM)
 """Status of lines that are computed from what was released: proved, or as sound as what somebody else's mechanism says of itself."""
 
