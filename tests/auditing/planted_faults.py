@@ -144,6 +144,9 @@ class LaplaceNoise(Mechanism):
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension
 
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.equal(ranges.dimension, 32) if self.unit == "weight" else super().units(ranges)  # type: ignore[return-value]
+
     def release(self, ranges: LayerRanges) -> Release:
         return PureRelease(self.name, self.epsilon, ranges.dimension if self.unit == "weight" else 1, self.unit)
 
@@ -263,7 +266,7 @@ class OneLayer(Duchi):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
         radius = ranges.radius.clone()
-        radius[self.layer] *= 1.25
+        radius[self.layer : self.layer + 1] *= 1.25
         return super().encode(values, replace(ranges, radius=radius), generator)
 
 
