@@ -183,7 +183,8 @@ class LastThousandthOpen(Tampered):
 
 class TwoShareNoise(Tampered):
     def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
-        sent[:, 5] = t[:, 5] + sent[:, 17] - t[:, 17]
+        if sent.shape[1] > 17:
+            sent[:, 5] = t[:, 5] + sent[:, 17] - t[:, 17]
         return sent
 
 
@@ -196,7 +197,7 @@ class SignInTheLowestBit(Tampered):
 class SignInTheLowestBitOfOneWeight(Tampered):
     def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
         bits = sent.contiguous().view(torch.int32)
-        bits[:, 40] = (bits[:, 40] & ~1) | (t[:, 40] > 0).int()
+        bits[:, 40:41] = (bits[:, 40:41] & ~1) | (t[:, 40:41] > 0).int()
         return bits.view(torch.float32)
 
 
