@@ -27,6 +27,7 @@ from ldpfl.experiments.sweep_rows import Curve, Row
 from ldpfl.planning.planner import Setting, plan
 from ldpfl.planning.regimes import plan_regime
 from ldpfl.privacy import Ledger, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.shown import Shown
@@ -180,5 +181,5 @@ def test_a_sweep_draws_its_noise_where_there_is_a_schedule() -> None:
 
 def test_what_left_as_it_is_is_said_of_a_result(finished: ldpfl.RunResult) -> None:
     """A file that claims an epsilon a weight does not hide it."""
-    nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are"), 5, 5, 1),))
+    nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are", author=OURS), 5, 5, 1),))
     assert as_released(finished.to_dict(), nothing, account(nothing, 1e-5))["epsilon_per_unit"] is None

@@ -20,8 +20,9 @@ from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import packed_size
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.scalar import Laplace
-from ldpfl.privacy import Release
+from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.randomness import RandomSource, as_source, draw
 
 
@@ -143,8 +144,11 @@ class LaplaceNoise(Mechanism):
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension
 
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.equal(ranges.dimension, 32) if self.unit == "weight" else super().units(ranges)  # type: ignore[return-value]
+
     def release(self, ranges: LayerRanges) -> Release:
-        raise NotImplementedError
+        return PureRelease(self.name, self.epsilon, ranges.dimension if self.unit == "weight" else 1, self.unit)
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         units = ranges.dimension if self.unit == "weight" else 1
@@ -179,7 +183,8 @@ class LastThousandthOpen(Tampered):
 
 class TwoShareNoise(Tampered):
     def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
-        sent[:, 5] = t[:, 5] + sent[:, 17] - t[:, 17]
+        if sent.shape[1] > 17:
+            sent[:, 5] = t[:, 5] + sent[:, 17] - t[:, 17]
         return sent
 
 
@@ -192,7 +197,7 @@ class SignInTheLowestBit(Tampered):
 class SignInTheLowestBitOfOneWeight(Tampered):
     def tampered(self, sent: Tensor, t: Tensor, ranges: LayerRanges) -> Tensor:
         bits = sent.contiguous().view(torch.int32)
-        bits[:, 40] = (bits[:, 40] & ~1) | (t[:, 40] > 0).int()
+        bits[:, 40:41] = (bits[:, 40:41] & ~1) | (t[:, 40:41] > 0).int()
         return bits.view(torch.float32)
 
 
@@ -262,7 +267,7 @@ class OneLayer(Duchi):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
         radius = ranges.radius.clone()
-        radius[self.layer] *= 1.25
+        radius[self.layer : self.layer + 1] *= 1.25
         return super().encode(values, replace(ranges, radius=radius), generator)
 
 
@@ -337,6 +342,93 @@ class RestartingRows(LaplaceNoise):
         return super().encode(values, ranges, SeededStreams.for_clients(7, 1, range(len(values))))
 
 
+# --- what is stated of a release, and is not so -----------------------------------------------------------------------
+
+
+class HardlyTelling(Laplace):
+    def release(self, ranges: LayerRanges) -> PureRelease:
+        return replace(super().release(ranges), blanket=0.999, signed=False)
+
+
+class SureOfTheSign(Laplace):
+    def release(self, ranges: LayerRanges) -> PureRelease:
+        return replace(super().release(ranges), blanket=math.exp(-self.epsilon) * 1.001)
+
+
+@dataclass(frozen=True)
+class Misstated(Duchi):
+    """States its release with other ``numbers`` than are true."""
+
+    numbers: tuple[tuple[str, Any], ...] = ()
+
+    def release(self, ranges: LayerRanges) -> BinaryRelease:
+        return replace(super().release(ranges), **dict(self.numbers))
+
+
+class OneBitOfAllPlaces(Harmony):
+    def release(self, ranges: LayerRanges) -> BinaryRelease:
+        return replace(super().release(ranges), sampled=1)
+
+
+class RareBits(OwnEncoder):
+    """Odds that differ by little, but one value hardly comes: no randomised response at epsilon does that."""
+
+    def plus(self, distance: Tensor) -> Tensor:
+        return 0.01 - 0.001 * distance.clamp(-1, 1)
+
+
+class LittleMu(LaplaceNoise):
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 0.1)
+
+
+class LouderAtTheEnds(LaplaceNoise):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        center, radius = ranges.expand()
+        sent = super().encode(values, ranges, generator).values
+        louder = 1 + 9 * ((values - center) / radius).abs().clamp(0, 1)
+        return DenseReports((center + (sent - center) * louder).float())
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 9.0, alike=True)
+
+
+class SeldomCounted(LaplaceNoise):
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 9.0, unit="record", rate=0.01)
+
+
+@dataclass(frozen=True, eq=False)
+class UnmixedReports(BitReports):
+    @classmethod
+    def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
+        return BitReports(np.concatenate([batch.packed for batch in batches]), batches[0].dimension)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOfBits(BitReports):
+    @classmethod
+    def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
+        return BitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
+
+
+class Unmixed(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        sent = super().encode(values, ranges, generator)
+        return UnmixedReports(sent.packed, sent.dimension)
+
+
+class MixedByRows(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        sent = super().encode(values, ranges, generator)
+        return RowsOfBits(sent.packed, sent.dimension)
+
+
+class OneMessage(Duchi):
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.whole(ranges.dimension, ranges.dimension)
+
+
 class Planted(NamedTuple):
     """A mechanism with a fault, and the kind of check that is there for it."""
 
@@ -380,5 +472,19 @@ FAULTS: Mapping[str, Planted] = {
     "a fifth of the noise on one weight": Planted(LessNoiseInTheMiddle(1.0), "epsilon of bits"),
     "no clamp in the sixth layer": Planted(NoClampInTheSixthLayer(1.0), "epsilon of bits"),
     "the place of the largest weight": Planted(PlaceBySize(1.0), "epsilon of bits"),
+    "a blanket of 0.999": Planted(HardlyTelling(1.0), "blanket of a unit"),
+    "a sign that is wrong more often": Planted(SureOfTheSign(1.0), "sign of a report"),
+    "half of its epsilon": Planted(Misstated(2.0, (("epsilon", 1.0), ("realised", None))), "epsilon"),
+    "a realised epsilon that it does not spend": Planted(Misstated(0.1, (("epsilon", 6.0), ("realised", 6.0))), "realised epsilon"),
+    "one unit for all weights": Planted(Misstated(1.0, (("units", 1),)), "units and epsilon"),
+    "a thousand coordinates": Planted(Misstated(1.0, (("sampled", 1000),)), "coordinates"),
+    "a bit about a place that it sends": Planted(OneBitOfAllPlaces(1.0), "one bit a unit"),
+    "bits that are hardly ever set": Planted(RareBits(0.3), "probabilities of bits"),
+    "a small mu": Planted(LittleMu(1.0, unit="vector", divided=False), "mu"),
+    "noise that depends on the value": Planted(LouderAtTheEnds(1.0, unit="vector", divided=False), "noise alike"),
+    "records that always take part": Planted(SeldomCounted(1.0, unit="vector"), "rate of records"),
+    "a pool in the order of clients": Planted(Unmixed(1.0), "order in the pool"),
+    "a pool of whole rows": Planted(MixedByRows(1.0), "units apart in the pool"),
+    "weights in one message": Planted(OneMessage(1.0), "units apart"),
     "ties in both halves of the cube": Planted(ClosedHalfSpace(1.0), "epsilon"),
 }

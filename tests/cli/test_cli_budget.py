@@ -141,7 +141,7 @@ def test_export_as_json_is_strict_and_says_what_it_holds(spent: CommandLine) -> 
     assert first.pop("at").endswith("+00:00")
     assert first == {
         **{"number": 1, "run": "mnist-1", "round": 1, "mechanism": "duchi", "parameter": "epsilon", "value": 0.5},
-        **{"units": 10, "unit": "weight", "cohort": 20, "transport": "direct", "linked": 1},
+        **{"units": 10, "unit": "weight", "author": "ldpfl", "cohort": 20, "transport": "direct", "linked": 1},
     }
     assert tree["charges"][-1]["value"] == "infinity"
 

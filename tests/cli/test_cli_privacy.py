@@ -17,6 +17,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
+from ldpfl.privacy.events import OURS
 from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
@@ -29,7 +30,7 @@ DIRECT = ("--set", "shuffling.channel=direct")
 def ledger_of(rounds: int = 2, *, cohort: int = 100, channel: Any = "direct") -> Ledger:
     ledger = Ledger()
     for number in range(1, rounds + 1):
-        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 1), cohort, 100, number, channel=channel))
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 1, author=OURS), cohort, 100, number, channel=channel))
     return ledger
 
 

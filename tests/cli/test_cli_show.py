@@ -24,6 +24,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
+from ldpfl.privacy.events import OURS
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
 
@@ -201,7 +202,9 @@ def test_what_is_shown_of_privacy_is_computed_from_a_ledger_that_fits_the_checkp
         assert "0.001" not in ldpfl(*command).out
     # A ledger of its own that is well formed, with every round at a thousandth.
     events = folder.ledger().events
-    Ledger(tuple(replace(event, release=BinaryRelease("duchi", 1e-3, event.release.units)) for event in events)).save(folder.ledger_path)
+    Ledger(tuple(replace(event, release=BinaryRelease("duchi", 1e-3, event.release.units, author=OURS)) for event in events)).save(
+        folder.ledger_path
+    )
     for command in (("show", "run"), ("ledger", "run")):
         assert "is not the ledger of this run's checkpoint" in ldpfl.refused(*command)
 
@@ -403,14 +406,16 @@ def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl:
     folder = RunFolder(tmp_path / "run")
     folder.open(own_config(), resume=True)
     folder.stopped_path.write_text(f"round 1 {code}", encoding="utf-8")
-    release = BinaryRelease("duchi", 1.0, 1, claim=f"it says {code}")
+    release = BinaryRelease("duchi", 1.0, 1, claim=f"it says {code}", author=OURS)
     ledger = tmp_path / "ledger.json"
     ledger.write_text(Ledger((RoundEvent(1, release, 5, 5, 1),)).to_json(), encoding="utf-8")
     for outcome in (ldpfl("show", tmp_path / "run"), ldpfl("ledger", ledger)):
         assert "\x1b" not in outcome.out + outcome.err
         assert "x1b]0;mine" in outcome.out + outcome.err
     markup = "it [bold]says[/bold] [/nope] :smile:"
-    ledger.write_text(Ledger((RoundEvent(1, BinaryRelease("duchi", 1.0, 1, claim=markup), 5, 5, 1),)).to_json(), encoding="utf-8")
+    ledger.write_text(
+        Ledger((RoundEvent(1, BinaryRelease("duchi", 1.0, 1, claim=markup, author=OURS), 5, 5, 1),)).to_json(), encoding="utf-8"
+    )
     assert markup in " ".join(ldpfl("ledger", ledger).out.split())
     config = folder.config_path.read_text(encoding="utf-8")
     folder.config_path.write_text(config.replace('name = "', 'name = "\\u001b]0;mine', 1), encoding="utf-8")

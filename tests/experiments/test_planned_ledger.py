@@ -66,7 +66,7 @@ def test_the_paper_s_mnist_setting_has_its_number_of_weights() -> None:
     releases = [event.release for event in planned_ledger(load_recipe("ldp-fl/mnist", [])).events]
     assert [(release.mechanism, release.units) for release in releases] == [("duchi", 21_840)] * 10
     unprotected = {event.release for event in planned_ledger(load_recipe("ldp-fl/mnist", ["mechanism.name=none"])).events}
-    assert unprotected == {UnprotectedRelease("none", "values leave as they are", 21_840, "weight")}
+    assert unprotected == {UnprotectedRelease("none", "values leave as they are", 21_840, "weight", author="ldpfl")}
 
 
 def test_who_joins_is_counted() -> None:

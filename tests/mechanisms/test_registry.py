@@ -13,6 +13,7 @@ from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
@@ -25,6 +26,14 @@ def build_mechanism(config: RunConfig) -> mechanisms.Mechanism:
 
 def config_of(*overrides: str) -> RunConfig:
     return parse_config("", SMALL, overrides, origin="test")
+
+
+def test_records_cannot_take_part_more_often_than_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("mechanism.name=dp-sgd", "mechanism.sample_rate=0.1")
+    assert build_mechanism(config).record_rate == 0.1
+    monkeypatch.setattr(DpSgd, "record_rate", 0.5)
+    with pytest.raises(ConfigError, match=r"'dp-sgd' has records take part with probability 0\.5, and states 0\.1"):
+        build_mechanism(config)
 
 
 @pytest.mark.slow

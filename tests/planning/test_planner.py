@@ -21,6 +21,7 @@ from ldpfl.mechanisms import Duchi
 from ldpfl.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, reach, solve
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import account
 
 ONE = Setting(epsilon=1.0, clients=100, weights=1, rounds=1)
@@ -47,7 +48,7 @@ def explicit(setting: Setting) -> Ledger:
     """The ledger of a run of ``setting`` in which everybody takes part."""
     ledger = Ledger()
     for number in range(1, setting.rounds + 1):
-        release = Duchi(setting.epsilon).release(setting.ranges())
+        release = released(Duchi(setting.epsilon), setting.ranges())
         ledger = ledger.charge(RoundEvent(number, release, setting.clients, setting.clients, number, channel=setting.channel))
     return ledger
 

@@ -28,6 +28,7 @@ from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted, NotS
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, Release, RoundEvent, budget_file
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, hidden_epsilon
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
 from ldpfl.privacy.policy import Limit, Policy, Request
@@ -269,7 +270,7 @@ def test_a_charge_is_read_back_as_it_was_made(budget: Budget) -> None:
         *(17, "direct", 1),
     )
     assert (first.release.mechanism, first.release.units, first.release.unit) == ("duchi", 10, "weight")
-    sent = NOISE.release(RANGES)
+    sent = released(NOISE, RANGES)
     assert isinstance(sent, GaussianRelease)
     assert second.release == replace(sent, alike=False)  # a budget counts by mu alone
 
@@ -304,7 +305,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "nothing leaves"),
     "its last page lost": (lambda path: path.write_bytes(path.read_bytes()[:-4096]), "nothing leaves"),
     "another database": (lambda path: edit(path, "PRAGMA application_id = 7"), "is not a budget file"),
-    "newer": (lambda path: edit(path, "PRAGMA user_version = 2"), "has version 2, and this ldpfl reads version 1"),
+    "newer": (lambda path: edit(path, "PRAGMA user_version = 3"), "has version 3, and this ldpfl reads version 2"),
     "another journal": (lambda path: edit(path, "PRAGMA journal_mode = WAL"), "was switched to another kind of journal"),
     "open to others": (lambda path: path.chmod(0o640), "chmod 600 it"),
     "in a folder of others": (lambda path: path.parent.chmod(0o777), "chmod go-w"),
@@ -616,7 +617,7 @@ def test_charges_of_older_versions_had_no_digest_and_are_good(path: Path) -> Non
 
 def test_hundreds_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a charge computes is a matter of distinct releases, not of how often each was made."""
-    release = budget_file.as_stored(DUCHI.release(RANGES))
+    release = budget_file.as_stored(released(DUCHI, RANGES))
     with budget_file.opened(path, write=True) as connection:
         for number in range(1, 301):
             budget_file.add_charge(connection, request(number), release)

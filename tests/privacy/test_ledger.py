@@ -23,7 +23,7 @@ from ldpfl.errors import DataError, WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accountants.registry import epsilon_of
 from ldpfl.privacy.charged_rounds import charged
-from ldpfl.privacy.events import Channel, Sampling
+from ldpfl.privacy.events import OURS, Channel, Sampling
 from ldpfl.privacy.statement import account
 
 COUNTS = st.integers(1, 10**12)
@@ -34,7 +34,7 @@ GAUSSIAN_UNITS = st.sampled_from(["vector", "record"])
 TEXT = st.text(st.characters(codec="utf-8")).filter(str.isprintable)
 RELEASES = st.one_of(
     st.builds(
-        lambda name, epsilon, units, unit, exact: BinaryRelease(name, epsilon, units, unit, None if exact else epsilon),
+        lambda name, epsilon, units, unit, exact: BinaryRelease(name, epsilon, units, unit, None if exact else epsilon, author=OURS),
         *(TEXT, PARAMETERS, COUNTS, UNITS, st.booleans()),
     ),
     st.builds(PureRelease, TEXT, PARAMETERS, COUNTS, UNITS),
@@ -60,7 +60,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
 def example(rounds: int = 2) -> Ledger:
     ledger = Ledger()
     for number in range(1, rounds + 1):
-        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 100, 100, number))
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840, author=OURS), 100, 100, number))
     return ledger
 
 
@@ -112,7 +112,7 @@ def test_a_false_account_in_the_file_changes_nothing() -> None:
 
 
 def claimed() -> Ledger:
-    release = UnprotectedRelease("ladp", "layers leave without noise", claimed_epsilon=0.9, claimed_delta=1e-3)
+    release = UnprotectedRelease("ladp", "layers leave without noise", claimed_epsilon=0.9, claimed_delta=1e-3, author=OURS)
     return Ledger().charge(RoundEvent(1, release, 9, 9, 1))
 
 
@@ -132,7 +132,7 @@ def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
    "unit": "weight"}, "cohort": 9, "population": 9, "joined": 1, "sampling": "everyone", "rate": 1.0, "channel": "direct", "linked": 1}
  ]
 }"""
-    release = UnprotectedRelease("none", "values leave as they are", 7, "weight")
+    release = UnprotectedRelease("none", "values leave as they are", 7, "weight")  # nor was it said whose code it was
     assert release.claimed_epsilon is release.claimed_delta is None
     assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 9, 9, 1, channel="direct"))
 
@@ -187,7 +187,7 @@ def test_a_file_is_written_and_read(tmp_path: Path) -> None:
 
 def test_charging_leaves_the_ledger_before_as_it_was() -> None:
     before = example(2)
-    after = before.charge(RoundEvent(7, GaussianRelease("gaussian", 0.1), 4, 4, 3))
+    after = before.charge(RoundEvent(7, GaussianRelease("gaussian", 0.1, author=OURS), 4, 4, 3))
     assert before == example(2)
     assert after.events[:2] == before.events
     assert after.events[2].round == 7
@@ -196,7 +196,7 @@ def test_charging_leaves_the_ledger_before_as_it_was() -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_round_is_charged_once_and_in_order(number: int) -> None:
     with pytest.raises(DataError, match=f"round {number} cannot be charged after round 2"):
-        example(2).charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 1), 9, 9, 1))
+        example(2).charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 1, author=OURS), 9, 9, 1))
 
 
 def test_a_save_that_fails_keeps_the_older_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_save_that_fails_keeps_the_older_ledger(tmp_path: Path, monkeypatch: p
 def save_for_ever(path: Path, told: int) -> None:
     ledger = Ledger()
     for number in range(1, 100_000):
-        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), 100, 100, number))
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840, author=OURS), 100, 100, number))
         ledger.save(path)
         os.write(told, b".")
 
@@ -503,7 +503,9 @@ def test_a_damaged_file_is_refused_in_one_line_or_still_a_ledger(data: st.DataOb
 
 
 def event(number: int, cohort: int = 100, joined: int | None = None, **changes: Any) -> RoundEvent:
-    return RoundEvent(number, BinaryRelease("duchi", 1.0, 21_840), cohort, changes.pop("population", 100), joined or number, **changes)
+    return RoundEvent(
+        number, BinaryRelease("duchi", 1.0, 21_840, author=OURS), cohort, changes.pop("population", 100), joined or number, **changes
+    )
 
 
 IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
@@ -520,8 +522,8 @@ IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
     "the first round is missing": ((event(2),), "event 1: round 2 comes after round 0"),
     "fewer rounds joined than before": ((event(1), event(2), event(3, 1, 1, sampling="visible")), "event 3: a client cannot have joined 2"),
     "a thousand billion clients": ((event(1, 10**12, population=10**12),), "more than 1e9 clients"),
-    "more than any noise hides": ((RoundEvent(1, PureRelease("a", 1e300, 1, "vector"), 5, 5, 1),), "or above 1e9"),
-    "an epsilon of nothing": ((RoundEvent(1, PureRelease("a", 1e-320, 1, "vector"), 5, 5, 1),), "a parameter below 1e-15"),
+    "more than any noise hides": ((RoundEvent(1, PureRelease("a", 1e300, 1, "vector", author=OURS), 5, 5, 1),), "or above 1e9"),
+    "an epsilon of nothing": ((RoundEvent(1, PureRelease("a", 1e-320, 1, "vector", author=OURS), 5, 5, 1),), "a parameter below 1e-15"),
 }
 
 
@@ -549,7 +551,7 @@ def _histories(clients: int, rounds: int) -> set[tuple[tuple[int, int], ...]]:
 @pytest.mark.slow
 def test_what_is_read_is_just_what_may_have_happened(clients: int, rounds: int) -> None:
     """Whoever takes part: of every cohort and every count, by enumeration."""
-    possible, release = _histories(clients, rounds), BinaryRelease("duchi", 1.0, 5)
+    possible, release = _histories(clients, rounds), BinaryRelease("duchi", 1.0, 5, author=OURS)
     for cohorts in product(range(1, clients + 1), repeat=rounds):
         for grown in product((0, 1), repeat=rounds - 1):
             past = tuple(zip(cohorts, accumulate((1, *grown)), strict=True))
@@ -565,7 +567,7 @@ def test_what_is_read_is_just_what_may_have_happened(clients: int, rounds: int) 
 )
 def test_rounds_of_noise_are_in_order_of_mu_only_if_they_differ_in_nothing_else(other: dict[str, Any], channel: Channel) -> None:
     """Of two rounds of which a client joined one, that with less noise may be hidden, or be sent once, and the other not."""
-    release = GaussianRelease("full-dp", 1.0, alike=True)
+    release = GaussianRelease("full-dp", 1.0, alike=True, author=OURS)
     first = RoundEvent(1, release, 1000, 2000, 1, "visible")
     second = RoundEvent(2, replace(release, **other), 1000, 2000, 1, "visible", channel=channel)
     assert sum(group.rounds for group in charged(Ledger((first, second)))) == 2
@@ -578,7 +580,7 @@ def test_rounds_of_noise_are_in_order_of_mu_only_if_they_differ_in_nothing_else(
 @pytest.mark.parametrize("field", ["mechanism", "reason", "claim"])
 def test_nothing_in_a_ledger_steers_a_terminal(field: str) -> None:
     words = {"mechanism": "a", "reason": "weights", "claim": "so", field: "x\x1b[2J\x9b31m"}
-    release = UnprotectedRelease(words["mechanism"], words["reason"], 1, "vector", 1.0, 1e-5, words["claim"])
+    release = UnprotectedRelease(words["mechanism"], words["reason"], 1, "vector", 1.0, 1e-5, words["claim"], author=OURS)
     assert f"UnprotectedRelease.{field}: characters that are not printable" in refusal(Ledger((RoundEvent(1, release, 5, 5, 1),)).to_json())
 
 

@@ -14,12 +14,12 @@ from ldpfl.privacy.accountants.clones import any_report, clone_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.events import Sampling
+from ldpfl.privacy.events import OURS, Sampling
 from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account, account_together, run_epsilon
 
-RECORD = GaussianRelease("dp-sgd", 0.2, unit="record")
-CLIENT = GaussianRelease("full-dp", 0.2)
+RECORD = GaussianRelease("dp-sgd", 0.2, unit="record", author=OURS)
+CLIENT = GaussianRelease("full-dp", 0.2, author=OURS)
 
 
 def ledger(release: object, rounds: int = 9, cohort: int = 100, **fields: object) -> Ledger:
@@ -87,7 +87,7 @@ def test_the_smallest_sum_counts() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_sum_of_bits_says_what_a_shuffler_says() -> None:
-    bits = BinaryRelease("duchi", 0.5, 4)
+    bits = BinaryRelease("duchi", 0.5, 4, author=OURS)
     summed, shuffled = (account(ledger(bits, 1, 20, channel=channel)) for channel in ("secure-sum", "ideal-shuffler"))
     one, other = summed.find("summed", "run"), shuffled.find("shuffled", "run")
     assert one is not None
@@ -96,13 +96,15 @@ def test_a_sum_of_bits_says_what_a_shuffler_says() -> None:
 
 
 def test_what_a_sum_hides_of_other_reports_is_not_claimed() -> None:
-    statement = account(ledger(PureRelease("laplace", 0.5, 40, "weight"), 2, channel="secure-sum"))
+    statement = account(ledger(PureRelease("laplace", 0.5, 40, "weight", author=OURS), 2, channel="secure-sum"))
     assert statement.find("hidden", "run") is None
     assert any("bits, and for Gaussian noise on integers" in note for note in statement.notes)
 
 
 def once(rounds: int = 20, cohort: int = 50, epsilon: float = 2.0) -> Ledger:
-    return ledger(PureRelease("privunit-g", epsilon, 1, "vector"), rounds, cohort, population=rounds * cohort, sampling="once", joined=1)
+    return ledger(
+        PureRelease("privunit-g", epsilon, 1, "vector", author=OURS), rounds, cohort, population=rounds * cohort, sampling="once", joined=1
+    )
 
 
 def test_a_client_that_takes_part_once_hides_among_all_of_the_run() -> None:
@@ -119,7 +121,7 @@ def test_a_client_that_takes_part_once_hides_among_all_of_the_run() -> None:
 
 
 def test_only_those_that_took_part_are_a_crowd() -> None:
-    few = account(ledger(PureRelease("privunit-g", 2.0, 1, "vector"), 4, 50, population=1000, sampling="once", joined=1))
+    few = account(ledger(PureRelease("privunit-g", 2.0, 1, "vector", author=OURS), 4, 50, population=1000, sampling="once", joined=1))
     row = few.find("shuffled", "run")
     assert row is not None
     assert row.epsilon == pytest.approx(clone_epsilon(2.0, 200, 1e-5, any_report(2.0)), rel=1e-9)
@@ -127,7 +129,7 @@ def test_only_those_that_took_part_are_a_crowd() -> None:
 
 def test_nobody_takes_part_once_twice() -> None:
     with pytest.raises(ConfigError, match="once"):
-        RoundEvent(2, PureRelease("privunit-g", 2.0, 1, "vector"), 5, 10, 2, "once")
+        RoundEvent(2, PureRelease("privunit-g", 2.0, 1, "vector", author=OURS), 5, 10, 2, "once")
 
 
 @pytest.mark.parametrize("found", [ledger(RECORD, channel="direct"), ledger(CLIENT, channel="secure-sum"), once()])
@@ -182,7 +184,7 @@ def test_a_records_lifetime_is_kept(path: Path) -> None:
 @pytest.mark.thorough
 def test_one_secret_order_does_not_hide_bits_as_if_each_had_its_own() -> None:
     """A report of many bits: its client's bits stand at one place of the order, and add up among those of its round."""
-    bits = BinaryRelease("duchi", 1.0, 64)
+    bits = BinaryRelease("duchi", 1.0, 64, author=OURS)
     alone = account(ledger(bits, 1, 100)).find("shuffled", "run")
     in_order = account(ledger(bits, 20, 100, population=2000, sampling="once", joined=1)).find("shuffled", "run")
     assert alone is not None
@@ -191,7 +193,7 @@ def test_one_secret_order_does_not_hide_bits_as_if_each_had_its_own() -> None:
 
 
 def test_an_order_is_secret_behind_a_shuffler_only() -> None:
-    release = PureRelease("privunit-g", 2.0, 1, "vector")
+    release = PureRelease("privunit-g", 2.0, 1, "vector", author=OURS)
     found = Ledger().charge(RoundEvent(1, release, 50, 100, 1, "once"))
     mixed = account(found.charge(RoundEvent(2, release, 50, 100, 1, "once", channel="direct")))
     assert mixed.find("shuffled", "run") is None
@@ -203,7 +205,7 @@ def test_of_unequal_sums_all_are_charged() -> None:
     """Much noise in a small sum may hide less than little noise in a large one."""
     found = Ledger()
     for number, (mu, cohort) in enumerate([(0.01, 1000), (0.009, 1)], start=1):
-        release = GaussianRelease("dp-sgd", mu, unit="record")
+        release = GaussianRelease("dp-sgd", mu, unit="record", author=OURS)
         sampling: Sampling = "visible" if cohort < 1000 else "everyone"
         found = found.charge(RoundEvent(number, release, cohort, 1000, 1, sampling, channel="secure-sum"))
     row = account(found).find("summed", "run")
@@ -213,7 +215,7 @@ def test_of_unequal_sums_all_are_charged() -> None:
 
 def test_rounds_that_protect_a_record_are_not_left_out_for_costlier_ones_of_clients() -> None:
     """A client that joined one of two visible rounds may have joined the one that says nothing of it as a whole."""
-    releases = GaussianRelease("full-dp", 1.0, 1, "vector"), GaussianRelease("dp-sgd", 0.5, 1, "record")
+    releases = GaussianRelease("full-dp", 1.0, 1, "vector", author=OURS), GaussianRelease("dp-sgd", 0.5, 1, "record", author=OURS)
 
     def events_of(sent: tuple[GaussianRelease, ...]) -> list[RoundEvent]:
         return [RoundEvent(number, release, 5, 10, 1, "visible", channel="direct") for number, release in enumerate(sent, 1)]

@@ -25,16 +25,17 @@ from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds
+from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import Scope, Statement
 from ldpfl.privacy.statement import account, account_together
 
 DELTA = 1e-5
 CLAIM = "LDP-FL, section 4"
-BIT = BinaryRelease("duchi", 1.0, 1, claim=CLAIM)
-BITS = BinaryRelease("duchi", 1.0, 21, claim=CLAIM)
-VECTOR = PureRelease("laplace", 1.0, 1, "vector")
-NOISE = GaussianRelease("gaussian", 0.3)
-NOTHING = UnprotectedRelease("none", "values leave as they are", 21, "weight")
+BIT = BinaryRelease("duchi", 1.0, 1, claim=CLAIM, author=OURS)
+BITS = BinaryRelease("duchi", 1.0, 21, claim=CLAIM, author=OURS)
+VECTOR = PureRelease("laplace", 1.0, 1, "vector", author=OURS)
+NOISE = GaussianRelease("gaussian", 0.3, author=OURS)
+NOTHING = UnprotectedRelease("none", "values leave as they are", 21, "weight", author=OURS)
 
 SHUFFLED = ("per_report_shuffled", "shuffled_lower", "shuffled_upper", "shuffled_upper_adaptive", "shuffled_estimate")
 LOCAL = ("local_pure_round", "local_round", "local_pure", "local")
@@ -71,7 +72,7 @@ MNIST = pytest.mark.xdist_group("mnist")  # it is accounted once a process
 @pytest.fixture(scope="module")
 def mnist() -> Statement:
     """LDP-FL on MNIST: 21,840 weights at epsilon 1, ten rounds, a hundred clients."""
-    return accounted(ledger_of(*[BinaryRelease("duchi", 1.0, 21_840, claim=CLAIM)] * 10))
+    return accounted(ledger_of(*[BinaryRelease("duchi", 1.0, 21_840, claim=CLAIM, author=OURS)] * 10))
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ def test_bits_are_composed_exactly() -> None:
 
 
 def test_gaussian_noise_is_composed_by_its_mu() -> None:
-    releases = [NOISE, NOISE, GaussianRelease("gaussian", 0.4)]
+    releases = [NOISE, NOISE, GaussianRelease("gaussian", 0.4, author=OURS)]
     found = figures(direct(*releases))
     assert found["local"] == pytest.approx(gaussian_epsilon((0.3**2 + 0.3**2 + 0.4**2) ** 0.5, DELTA), rel=1e-9)
     assert found["local_round"] == pytest.approx(gaussian_epsilon(0.4, DELTA), rel=1e-9)
@@ -219,7 +220,7 @@ def test_the_unprotected_round_counts_even_where_a_client_joined_only_some() -> 
 
 def test_only_a_release_whose_paper_says_so_is_claimed() -> None:
     assert figures(direct(VECTOR))["paper_claim"] is None
-    assert figures(direct(BinaryRelease("ours", 1.0, 3)))["paper_claim"] is None
+    assert figures(direct(BinaryRelease("ours", 1.0, 3, author=OURS)))["paper_claim"] is None
     assert figures(direct(BITS, replace(BITS, epsilon=2.5)))["paper_claim"] == 2.5
 
 
@@ -250,7 +251,7 @@ def test_units_that_travel_together_are_accounted_as_one_message_and_never_below
 @pytest.mark.thorough
 def test_rounds_that_differ_are_composed_together() -> None:
     """More than the dearest alone, and no less than what some data set loses."""
-    dear, cheap = BinaryRelease("duchi", 1.0, 2), BinaryRelease("duchi", 0.5, 2)
+    dear, cheap = BinaryRelease("duchi", 1.0, 2, author=OURS), BinaryRelease("duchi", 0.5, 2, author=OURS)
     ledger = ledger_of(dear, cohort=50).charge(RoundEvent(2, cheap, 200, 200, 2))
     found, alone = figures(ledger), figures(ledger_of(dear, cohort=50))
     for name in ("local_pure", "local", "shuffled_upper_adaptive"):
@@ -339,9 +340,9 @@ def test_the_smallest_of_the_crowds_are_charged() -> None:
 
 
 DEAREST_DIFFERS: dict[str, tuple[Release, Release]] = {
-    "few strong reports against many weak ones": (BinaryRelease("a", 1.0, 21), BinaryRelease("b", 4.0, 5)),
-    "Gaussian noise against a pure report": (GaussianRelease("a", 0.3), PureRelease("b", 0.5, 1, "vector")),
-    "much Gaussian noise against a pure report": (GaussianRelease("a", 3.0), PureRelease("b", 2.9, 1, "vector")),
+    "few strong reports against many weak ones": (BinaryRelease("a", 1.0, 21, author=OURS), BinaryRelease("b", 4.0, 5, author=OURS)),
+    "Gaussian noise against a pure report": (GaussianRelease("a", 0.3, author=OURS), PureRelease("b", 0.5, 1, "vector", author=OURS)),
+    "much Gaussian noise against a pure report": (GaussianRelease("a", 3.0, author=OURS), PureRelease("b", 2.9, 1, "vector", author=OURS)),
 }
 
 
@@ -373,7 +374,7 @@ def test_what_holds_behind_a_shuffler_holds_whichever_round_a_client_joined() ->
 
 def test_the_line_of_one_round_is_that_of_the_dearest() -> None:
     """Also where the pure figure and the one at delta are those of different rounds."""
-    found = figures(direct(GaussianRelease("a", 0.3), PureRelease("b", 0.5, 1, "vector")))
+    found = figures(direct(GaussianRelease("a", 0.3, author=OURS), PureRelease("b", 0.5, 1, "vector", author=OURS)))
     assert found["local_pure_round"] == "infinity"
     assert found["local_round"] >= gaussian_epsilon(0.3, DELTA)
 
@@ -438,7 +439,7 @@ def test_where_nothing_was_released_there_is_nothing_to_state() -> None:
     statement = account(Ledger())
     assert statement.rows == ()
     assert statement.notes == ("nothing was released",)
-    assert all(value is None for name, value in statement.figures().items() if name not in ("delta", "protected"))
+    assert all(value is None for name, value in statement.figures().items() if name not in ("delta", "protected", "status"))
 
 
 @pytest.mark.slow
@@ -492,11 +493,14 @@ def test_a_shuffled_message_of_a_large_budget_falls_back_to_the_local_figure(rel
 
 
 def test_a_paper_s_claim_stands_first_with_its_source() -> None:
-    for release in (BinaryRelease("duchi", 1.5, 100, claim=CLAIM), PureRelease("harmony", 1.5, 8, "layer", f"Optimal {CLAIM}")):
+    for release in (
+        BinaryRelease("duchi", 1.5, 100, claim=CLAIM, author=OURS),
+        PureRelease("harmony", 1.5, 8, "layer", f"Optimal {CLAIM}", author=OURS),
+    ):
         first = accounted(direct(release)).rows[0]
         assert (first.status, first.epsilon, first.scope, first.unit) == ("claimed", 1.5, "run", "client")
         assert "LDP-FL" in first.source
-    for other in (PureRelease("laplace", 1.5, 100, "weight"), GaussianRelease("gaussian", 0.1)):
+    for other in (PureRelease("laplace", 1.5, 100, "weight", author=OURS), GaussianRelease("gaussian", 0.1, author=OURS)):
         assert all(row.status != "claimed" for row in accounted(direct(other)).rows)
 
 
@@ -504,7 +508,7 @@ def test_a_paper_s_claim_stands_first_with_its_source() -> None:
 
 
 CLAIMED = UnprotectedRelease(
-    "ladp", "the noise depends on the client's weights", claimed_epsilon=0.9, claimed_delta=1e-3, claim="LaDP-FL, Theorem 3"
+    "ladp", "the noise depends on the client's weights", claimed_epsilon=0.9, claimed_delta=1e-3, claim="LaDP-FL, Theorem 3", author=OURS
 )
 
 
@@ -555,7 +559,7 @@ MUS = (0.1, 0.4, 0.2, 0.3, 0.25)
 @pytest.mark.parametrize("order", [MUS, MUS[::-1], tuple(sorted(MUS))])
 def test_a_client_is_charged_for_the_dearest_of_the_gaussian_rounds(joined: int, order: Sequence[float]) -> None:
     """It joined that many, and the ledger does not say which. Epsilon is a client's own: no crowd is large enough to change it."""
-    rounds = [GaussianRelease("gaussian", mu) for mu in order]
+    rounds = [GaussianRelease("gaussian", mu, author=OURS) for mu in order]
     dearest = sorted(MUS)[-joined:]
     for cohort, population in ((1, 1000), (100, 1000)):
         found = figures(direct(*rounds, cohort=cohort, population=population, joined=joined))
@@ -565,13 +569,13 @@ def test_a_client_is_charged_for_the_dearest_of_the_gaussian_rounds(joined: int,
 
 def test_all_gaussian_rounds_are_charged_where_some_client_must_have_joined_them_all() -> None:
     """A ledger that says less contradicts itself: everyone was in every cohort."""
-    rounds = [GaussianRelease("gaussian", mu) for mu in MUS]
+    rounds = [GaussianRelease("gaussian", mu, author=OURS) for mu in MUS]
     assert figures(direct(*rounds, joined=1))["local"] == pytest.approx(gaussian_epsilon(composed_mu(MUS), DELTA), rel=1e-12)
 
 
 def test_beside_rounds_of_another_kind_every_gaussian_round_is_charged() -> None:
     """Which of two kinds is dearer is not compared."""
-    rounds = [GaussianRelease("gaussian", mu) for mu in MUS]
+    rounds = [GaussianRelease("gaussian", mu, author=OURS) for mu in MUS]
     few = figures(direct(*rounds, VECTOR, cohort=10, population=1000, joined=1))["local"]
     assert few == figures(direct(*rounds, VECTOR, cohort=10, population=1000, joined=6))["local"]
     assert few > gaussian_epsilon(composed_mu(MUS), DELTA)
@@ -581,7 +585,7 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
     """The count of bits is proved for inputs that no earlier bit of the same crowd decides; here later clients know earlier bits."""
     ledger = Ledger()
     for number in range(1, 5):
-        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 0.5, 1), 250, 1000, 1, sampling="once"))
+        ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 0.5, 1, author=OURS), 250, 1000, 1, sampling="once"))
     found = figures(ledger)
     assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(0.5, 1000, 1, DELTA, any_report(0.5))
     assert found["shuffled_lower"] is None
@@ -592,8 +596,8 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
 @pytest.mark.thorough_for("0.0025035396984330223")
 def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: float | None) -> None:
     """Whichever came first: at the same epsilon, what is known of one round says nothing of another."""
-    hiding = PureRelease("piecewise", 6.0, 1, "vector", blanket=exp(-3.0))
-    other = PureRelease("other", 6.0, 1, "vector", blanket=common)
+    hiding = PureRelease("piecewise", 6.0, 1, "vector", blanket=exp(-3.0), author=OURS)
+    other = PureRelease("other", 6.0, 1, "vector", blanket=common, author=OURS)
     alone = account(ledger_of(other, cohort=1000)).find("shuffled", "round")
     assert alone is not None
     for order in ((hiding, other), (other, hiding)) if common is None else ((hiding, other),):

@@ -13,6 +13,7 @@ from rich.table import Table
 from ldpfl.number_format import number
 from ldpfl.planning.planner import Setting, Solution, plan
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.privacy import guarantee_table, interval, plan_table, print_guarantees
@@ -79,14 +80,14 @@ def test_notes_and_warnings_are_printed_below() -> None:
 
 
 def test_what_is_not_protected_is_printed_as_infinite() -> None:
-    nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are"), 5, 5, 1),))
+    nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are", author=OURS), 5, 5, 1),))
     text = printed(guarantee_table(account(nothing).to_dict()))
     assert text.count("infinity") == 3
     assert "shuffler" not in text
 
 
 def test_names_from_a_file_are_no_markup() -> None:
-    release = UnprotectedRelease("[red]x[/blue]", "[bold]y[/italic]")
+    release = UnprotectedRelease("[red]x[/blue]", "[bold]y[/italic]", author=OURS)
     console = Console(file=io.StringIO(), width=160)
     print_guarantees(console, account(Ledger((RoundEvent(1, release, 5, 5, 1),))).to_dict())
     assert "[bold]y[/italic]" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -139,7 +140,7 @@ def test_an_interval_whose_ends_read_the_same_is_one_number() -> None:
 
 def test_a_certified_figure_is_never_rounded_below_itself_by_much() -> None:
     """Four digits: what is printed is within half a unit of the last."""
-    release = BinaryRelease("duchi", 1.0, 1)
+    release = BinaryRelease("duchi", 1.0, 1, author=OURS)
     found = account(Ledger((RoundEvent(1, release, 50, 50, 1),))).figures()["shuffled_upper"]
     assert isinstance(found, float)
     assert float(number(found)) == pytest.approx(found, rel=5e-4)

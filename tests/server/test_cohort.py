@@ -11,6 +11,7 @@ import pytest
 from ldpfl.data import Dataset
 from ldpfl.errors import DataError
 from ldpfl.privacy import BinaryRelease, UnprotectedRelease
+from ldpfl.privacy.authors import released
 from ldpfl.server import Checkpoint, round_event, sample_cohort
 from ldpfl.simulation import simulate
 from simulated import CLIENTS, federation_of
@@ -33,7 +34,7 @@ def test_each_round_is_charged_with_its_cohort_and_who_came_most_often(fraction:
     assert {(event.cohort, event.population) for event in events} == {(cohort, CLIENTS)}
     assert {event.sampling for event in events} == {"everyone" if fraction == 1 else "visible"}
     assert [event.joined for event in events] == joined_by_hand(federation.seed, CLIENTS, fraction)
-    assert {event.release for event in events} == {federation.mechanism.release(start.state.ranges)}
+    assert {event.release for event in events} == {released(federation.mechanism, start.state.ranges)}
     assert {event.release.units for event in events} == {federation.task.layout.dimension}
 
 

@@ -14,6 +14,7 @@ from ldpfl.data.samples import Unscaled
 from ldpfl.data.scaling import first_edges
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
@@ -79,7 +80,7 @@ def test_all_histograms_are_charged_as_rounds() -> None:
     mechanism = DpSgd(RecordClip(1.0), 8.0, records=500.0)
     found, ledger = Measuring(0, mechanism, 500.0, "direct").scaled(dataset, parts)
     assert [(event.round, event.joined, event.cohort) for event in ledger.events] == [(number, number, 4) for number in range(1, 5)]
-    assert {event.release for event in ledger.events} == {mechanism.release(LayerRanges(torch.zeros(1), torch.ones(1), (3,)))}
+    assert {event.release for event in ledger.events} == {released(mechanism, LayerRanges(torch.zeros(1), torch.ones(1), (3,)))}
     assert run_epsilon(ledger, 1e-5) > 0
     assert found.is_scaled
     assert float(found.train.tensor.std()) == pytest.approx(1.0, abs=0.6)

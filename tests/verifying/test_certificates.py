@@ -22,6 +22,7 @@ from ldpfl import ConfigError, DataError, certify, verify
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.certified_lines import _charged, certified
 from ldpfl.privacy.charged_rounds import charged
+from ldpfl.privacy.events import OURS
 from ldpfl.verifying.certificate_file import Certificate
 from ldpfl.verifying.signature import read, signed
 
@@ -30,11 +31,11 @@ pytestmark = pytest.mark.xdist_group("certificates")  # which are made once a pr
 SMALL_EIGHT = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
 """A point of order 8."""
 
-BITS = BinaryRelease("duchi", 1.0, 500)
-VECTOR = PureRelease("privunit-g", 4.0, 1, "vector")
-LAPLACE = PureRelease("laplace", 1.0, 30, "weight", blanket=exp(-0.5))
-NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record")
-BALL = GaussianRelease("full-dp", 0.3, alike=True)
+BITS = BinaryRelease("duchi", 1.0, 500, author=OURS)
+VECTOR = PureRelease("privunit-g", 4.0, 1, "vector", author=OURS)
+LAPLACE = PureRelease("laplace", 1.0, 30, "weight", blanket=exp(-0.5), author=OURS)
+NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record", author=OURS)
+BALL = GaussianRelease("full-dp", 0.3, alike=True, author=OURS)
 
 
 def ledger(release: Release, rounds: int = 3, cohort: int = 100, **changes: Any) -> Ledger:
@@ -52,8 +53,8 @@ def mixed(*ledgers: Ledger) -> Ledger:
 RUNS: dict[str, Ledger] = {
     "bits behind a shuffler": ledger(BITS),
     "one round": ledger(BITS, 1),
-    "one bit": ledger(BinaryRelease("duchi", 1.0, 1), 1),
-    "tiny bits of many clients": ledger(BinaryRelease("rotated-sign", 0.1, 16), 2, 1100),
+    "one bit": ledger(BinaryRelease("duchi", 1.0, 1, author=OURS), 1),
+    "tiny bits of many clients": ledger(BinaryRelease("rotated-sign", 0.1, 16, author=OURS), 2, 1100),
     "bits that are summed": ledger(BITS, channel="secure-sum"),
     "bits that senders are known of": ledger(BITS, channel="direct"),
     "a part of the clients": ledger(BITS, cohort=50, population=200, joined=1, sampling="visible"),
@@ -62,19 +63,21 @@ RUNS: dict[str, Ledger] = {
     "vectors behind a shuffler": ledger(VECTOR, 4, 5000),
     "vectors with something in common": ledger(replace(VECTOR, blanket=0.2), 4, 5000),
     "one of them in all": ledger(replace(VECTOR, epsilon=8.0, blanket=0.1), 3, 1000, population=3000, joined=1, sampling="once"),
-    "bits about drawn coordinates": ledger(BinaryRelease("harmony", 1.0, 8, "layer", sampled=1000), 5, 147),
+    "bits about drawn coordinates": ledger(BinaryRelease("harmony", 1.0, 8, "layer", sampled=1000, author=OURS), 5, 147),
     "noise on weights": ledger(LAPLACE, 4),
     "linked bits": ledger(replace(BITS, epsilon=0.01), linked=10),
     "noise on linked weights": ledger(replace(LAPLACE, epsilon=0.1, blanket=exp(-0.05)), 4, linked=3),
     "noise of two budgets": mixed(ledger(LAPLACE, 2), ledger(replace(LAPLACE, epsilon=0.5, blanket=exp(-0.25)), 2)),
     "a vector once": ledger(VECTOR, 3, 1000, population=3000, joined=1, sampling="once"),
-    "a bit once": ledger(BinaryRelease("duchi", 2.0, 1), 3, 1000, population=3000, joined=1, sampling="once"),
+    "a bit once": ledger(BinaryRelease("duchi", 2.0, 1, author=OURS), 3, 1000, population=3000, joined=1, sampling="once"),
     "records": ledger(NOISE, channel="direct"),
     "noise of one ball": ledger(BALL, 10),
     "of two balls": mixed(ledger(BALL, 2), ledger(replace(BALL, mu=0.5), 1, 60, population=100, sampling="visible")),
     "summed noise": ledger(NOISE, channel="secure-sum"),
-    "reports and noise": mixed(ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3), 2, channel="direct")),
-    "without protection": ledger(UnprotectedRelease("nbafl", "its history"), channel="direct"),
+    "reports and noise": mixed(
+        ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3, author=OURS), 2, channel="direct")
+    ),
+    "without protection": ledger(UnprotectedRelease("nbafl", "its history", author=OURS), channel="direct"),
 }
 RUNS["noise of one ball in secret"] = ledger(BALL, 3, 5, population=20, joined=1, sampling="secret", rate=0.25)
 RUNS["noise in secret"] = ledger(NOISE, 3, 5, population=20, joined=1, sampling="secret", rate=0.25, channel="direct")
@@ -378,7 +381,7 @@ def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_p
 @pytest.mark.slow
 @pytest.mark.thorough_for("1e+300-100000-0.5", "1e+300-10000000-0.0001", "1e-06-10000000-0.0001", "1e-06-100000-0.5")
 def test_a_figure_far_from_the_truth_takes_no_sum_of_all_terms(number: int, epsilon0: float, stated: float) -> None:
-    made = certificate_of(ledger(PureRelease("laplace", epsilon0, number, "weight"), 1, channel="direct"))
+    made = certificate_of(ledger(PureRelease("laplace", epsilon0, number, "weight", author=OURS), 1, channel="direct"))
     lines = [line.model_copy(update={"epsilon": stated, "delta": 1e-5}) for line in made.statement.guarantees[:1]]
     (found,) = verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).lines
     assert found.status == ("not confirmed" if stated < 1e300 else "confirmed") or found.second is None

@@ -62,8 +62,8 @@ def telling_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Cou
     """
     best, chosen = -inf, np.zeros(ordered_by[0].size, dtype=np.bool_)
     for order in _orders(*ordered_by):
-        low = _wilson(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
-        high = _wilson(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
+        low = wilson(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
+        high = wilson(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
         end = int(np.argmax(low / high))
         if low[end] / high[end] > best:
             best = float(low[end] / high[end])
@@ -81,7 +81,7 @@ def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
         yield np.argsort(-np.repeat(ratio, width)[: first.size], kind="stable")
 
 
-def _wilson(hits: Counts, trials: int, error: float) -> tuple[Floats, Floats]:
+def wilson(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
     """Return approximate confidence limits of probabilities; good enough to choose by, and fast."""
     z2 = float(special.ndtri(error / 2)) ** 2
     center = (hits + z2 / 2) / (trials + z2)
@@ -113,9 +113,14 @@ class Bins:
 
     def histogram(self, values: Floats) -> Counts:
         """Return how many of ``values`` (n,) fall in each bin, (count,)."""
+        return np.bincount(self.places(values), minlength=self.count)
+
+    def places(self, values: Floats) -> Counts:
+        """Return the bin (n,) of each of ``values``."""
         below = np.searchsorted(self.edges, values)
         on_edge = self.edges[np.minimum(below, self.edges.size - 1)] == values
-        return np.bincount(2 * below + on_edge, minlength=self.count)
+        found: Counts = 2 * below + on_edge
+        return found
 
 
 def mean_bound(count: int, variance: float, largest: float, error: float) -> float:
@@ -210,7 +215,7 @@ def _telling_threshold(high: Floats, low: Floats, error: float) -> float:
     cuts = _cuts(np.concatenate([high, low]))[:-1]
     above_high = high.size - np.searchsorted(np.sort(high), cuts, side="right")
     above_low = low.size - np.searchsorted(np.sort(low), cuts, side="right")
-    surely, at_most = _wilson(above_high, high.size, error)[0], _wilson(above_low, low.size, error)[1]
+    surely, at_most = wilson(above_high, high.size, error)[0], wilson(above_low, low.size, error)[1]
     return float(cuts[int(np.argmax(surely / at_most))])
 
 

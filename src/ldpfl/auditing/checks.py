@@ -22,6 +22,7 @@ from ldpfl.auditing.bounds import (
     worst_lag,
     worst_pair,
 )
+from ldpfl.auditing.claims import Found, blanket_of_units, claims_blanket, computed, experiments
 from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
 from ldpfl.auditing.raw import RawBench, epsilon_of_bits
 from ldpfl.mechanisms import Mechanism
@@ -86,6 +87,10 @@ def _raw_clients(trials: int) -> int:
     return max(1000, min(20_000, trials // 50))
 
 
+def _whole_reports(trials: int) -> int:
+    return max(500, min(10_000, trials // 100))
+
+
 def _source(seed: int | None, rows: int) -> RandomSource:
     if seed is None:
         return SecureSource()
@@ -111,7 +116,9 @@ class Examination:
         self.of_a_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
         # Without a claim there is nothing that clamping would protect, so nobody promises to clamp.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
-        raw = len(RAW_PAIRS) + 1
+        self.release = mechanism.release(probe.ranges)
+        self.claims = experiments(mechanism, _whole_reports(trials), seed)
+        raw = len(RAW_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
         self.share = error_rate / (len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2) + raw)
         self.raw = RawBench(mechanism, _raw_clients(trials), _source(seed, _RAW_ROWS), STREAM_KEY)
         if probe.by_weight:
@@ -148,12 +155,12 @@ class Examination:
     def checks(self) -> tuple[Check, ...]:
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        return (*privacy, *self._raw_checks(), *estimates, self._agreement_check(), *self._wire_checks())
+        return (*privacy, *self._claim_checks(), *self._raw_checks(), *estimates, self._agreement_check(), *self._wire_checks())
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
     def _epsilon_checks(self) -> Iterator[Check]:
-        counts = self._counts()
+        counts = self.counts
         for first, second in PAIRS:
             lower = self._epsilon_lower(counts, (first, second))
             pair = f"{_name(first)} against {_name(second)}"
@@ -166,6 +173,24 @@ class Examination:
                     f"the best test of {pair} that was found shows epsilon {lower:.4g} at least, {claim} the {self.of_a_trial:g} claimed"
                 )
             yield Check(f"epsilon, {pair}", lower, self.of_a_trial, self.share, passed, sentence)
+
+    def _claim_checks(self) -> Iterator[Check]:
+        """Test all numbers of the release that accountants use, on whole reports, and what can be computed again."""
+        if claims_blanket(self.release):
+            counts = [one.sum(axis=1) for one in self.counts.values()]
+            yield self._claim(blanket_of_units(counts, self.release, self.share), self.share)
+        for test in self.claims:
+            yield self._claim(test(self.share), self.share)
+        for found in computed(self.mechanism):
+            yield self._claim(found, 0.0)
+
+    def _claim(self, found: Found, error: float) -> Check:
+        return Check(found.name, found.figure, found.bound, error, found.passed, found.sentence)
+
+    @cached_property
+    def counts(self) -> dict[float, Counts]:
+        """What all samples gave."""
+        return self._counts()
 
     def _counts(self) -> dict[float, Counts]:
         """Draw all samples; return for each position the (3, G, B) counts of those to order, to choose and to judge events by.

@@ -23,6 +23,7 @@ from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.budget_move import move as move_budget
+from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.report.terminal import terminal
 
@@ -145,6 +146,10 @@ def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
     if charges:
         last = charges[-1].release
         table.add_row(Text(f"rounds left like the last ({_kind(last)})"), _rounds_left(books, last))
+    claims = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in books.counts if release.author != OURS)
+    if claims:
+        said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(claims)}"
+        table.add_row("author's claim", Text(printable(said), style="yellow"))
     table.caption = f"for whoever keeps all that this client ever sent, replacing {_REPLACED[books.protected]}; the policy may allow less"
     table.caption_justify = "left"
     return table
@@ -194,12 +199,13 @@ def _parameter(release: Release) -> tuple[str, float]:
 
 def _row(charge: Charged) -> dict[str, Any]:
     name, value = _parameter(charge.release)
-    of_release = (charge.release.mechanism, name, json_number(value), charge.release.units, charge.release.unit)
+    made = charge.release
+    of_release = (made.mechanism, name, json_number(value), made.units, made.unit, made.author)
     values = (charge.number, charge.at, charge.run, charge.round, *of_release, charge.cohort, charge.transport, charge.linked)
     # A server chose some of the words, and the file may be somebody else's.
     return dict(zip(_row_names(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
 
 
 def _row_names() -> tuple[str, ...]:
-    of_release = ("mechanism", "parameter", "value", "units", "unit")
+    of_release = ("mechanism", "parameter", "value", "units", "unit", "author")
     return ("number", "at", "run", "round", *of_release, "cohort", "transport", "linked")

@@ -23,6 +23,7 @@ from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
+from ldpfl.mechanisms.new_package import write_package
 from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
@@ -181,9 +182,16 @@ def init(
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
     set_: SetOption = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help="In place of a config, a new folder of this name with a mechanism of your own.")
+    ] = None,
     flower: Annotated[Path | None, typer.Option(help="In place of a config, a new folder for a Flower app of it.")] = None,
 ) -> None:
     """Write a config with a comment for each key; what is left open is asked for in a terminal."""
+    if mechanism is not None:
+        write_package(Path(mechanism), mechanism)
+        print(f"wrote the package {mechanism}; its README.md says how it is installed, tested and used: pip install -e {mechanism}")
+        return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
         _init_app(flower, chosen, data, target, client, overrides_of(None, None, None, task, model, target_epsilon, set_, chosen))

@@ -129,6 +129,8 @@ _OF = {"client": "this client", "record": "any one of this client's records (and
 
 
 def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
+    from ldpfl.mechanisms import is_built_in
+
     console = terminal()
     left = f"{budget} was there and is left as it is" if known else f"{budget} holds the budget"
     console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
@@ -139,6 +141,10 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
         ),
         soft_wrap=True,
     )
+    claimed = [name for name in policy.mechanisms if not is_built_in(name)]
+    if claimed:
+        said = f"That is the claim of who wrote {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
+        console.print(Text(printable(said), style="bold yellow"), soft_wrap=True)
     console.print(Text("This is what the app asks for, and no advice: lower it, or decline.", style="yellow"), soft_wrap=True)
     if policy.immediate_replies:
         said = "The app states no time for replies, so its moment shows how long this client trained: allowed by immediate_replies."

@@ -164,13 +164,17 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails."""
-    if Path(what).is_dir():
+    known = what in mechanisms.names()
+    if known and Path(what).is_dir():
+        said = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
+        terminal(stderr=True).print(Text(said, style="yellow"), soft_wrap=True)
+    elif Path(what).is_dir():
         unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
         if unused:
             raise ConfigError(f"{' and '.join(unused)} is for a mechanism: a run is audited as its config says, so leave that out")
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
-    if what not in mechanisms.names():
+    if not known:
         raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names())}")
     rate = ERROR_RATE if error_rate is None else error_rate
     result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)

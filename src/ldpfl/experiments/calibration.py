@@ -20,6 +20,7 @@ from ldpfl.number_format import number
 from ldpfl.planning.planner import smallest
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
 
 _WEAKEST, _STRONGEST = 1e-6, 1e4
@@ -109,11 +110,12 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
             mechanism = mechanism_of(changed_config, ranges)
         except ConfigError as error:
             raise _OutOfRange(str(error)) from error
-        histogram = measuring_mechanism(changed_config, mechanism).release(ranges)
+        histogram = released(measuring_mechanism(changed_config, mechanism), ranges)
         changed = Ledger()
         for event in ledger.events:
             bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))
-            changed = changed.charge(replace(event, release=histogram if event.histograms else bound.release(ranges)))
+            release = histogram if event.histograms else released(bound, ranges, mechanism)
+            changed = changed.charge(replace(event, release=release))
         return run_epsilon(changed, config.privacy.delta)
 
     return guaranteed

@@ -13,6 +13,7 @@ from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.authors import released
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import histogram_event, once_cohort, round_cohort, round_event
 
@@ -45,7 +46,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         )
     ledger = Ledger()
     if measured:
-        histogram = measuring_mechanism(config, mechanism).release(ranges)
+        histogram = released(measuring_mechanism(config, mechanism), ranges)
         for stage in range(1, measured + 1):
             ledger = ledger.charge(histogram_event(stage, histogram, clients, config.shuffling.channel))
     joined = np.full(clients, measured, dtype=np.int64)
@@ -56,7 +57,8 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
             cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
         joined[cohort] += 1
         if cohort.size or self_sampling is not None:
-            release = mechanism.in_round(PublicState(number, weights, None, ranges.sizes)).release(ranges)
+            bound = mechanism.in_round(PublicState(number, weights, None, ranges.sizes))
+            release = released(bound, ranges, mechanism)
             event = round_event(measured + number, release, cohort.size, joined, config.shuffling.channel, self_sampling, once=once)
             ledger = ledger.charge(event)
     return ledger

@@ -27,6 +27,7 @@ from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
+from ldpfl.privacy.authors import released
 from ldpfl.ranges import range_rule
 from ldpfl.server import (
     Checkpoint,
@@ -325,7 +326,7 @@ class LdpStrategy(Strategy):
 
     def _event(self, course: Course, cohort: int) -> RoundEvent:
         """Return the ledger's record of the round. Nodes that were told to train count as having taken part, whether or not they did."""
-        release = course.round.mechanism.release(course.last.state.ranges)
+        release = released(course.round.mechanism, course.last.state.ranges, course.mechanism)
         event = round_event(course.round.number, release, cohort, course.participation.counts(), self._collector.channel)
         return replace(event, linked=self._collector.linked)
 

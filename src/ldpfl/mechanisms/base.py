@@ -17,6 +17,9 @@ from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_RECORD, Guarantee, Release
 from ldpfl.privacy.accountants.registry import unit_epsilon
+from ldpfl.privacy.authors import author_of
+from ldpfl.privacy.events import OURS
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 
@@ -129,7 +132,7 @@ class Mechanism(ABC):
             units_per_round=release.units,
             adjacency=_ADJACENCY[release.unit],
             trust_model="local",
-            status="proved",
+            status="proved" if author_of(self) == OURS else AUTHORS_CLAIM,
             assumptions=self.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
             source=self.source,
         )

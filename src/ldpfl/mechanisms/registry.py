@@ -16,6 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
+from ldpfl.privacy import GaussianRelease
 from ldpfl.ranges import LayerRanges
 from ldpfl.suggestions import did_you_mean
 
@@ -94,11 +95,15 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
 
     Raises:
         ConfigError: a setting is out of range or does not fit the facts; or the mechanism calls itself, or what it releases, by another
-            name: policies and ledgers go by it.
+            name, by which policies and ledgers go; or it states that records take part less often than they do.
     """
     mechanism = settings.build(facts)
     _check_name(settings.name, mechanism.name)
-    _check_name(settings.name, mechanism.release(facts.ranges).mechanism)
+    release = mechanism.release(facts.ranges)
+    _check_name(settings.name, release.mechanism)
+    if isinstance(release, GaussianRelease) and release.unit == "record" and release.rate < mechanism.record_rate:
+        said = f"mechanism {settings.name!r} has records take part with probability {mechanism.record_rate:g}"
+        raise ConfigError(f"{said}, and states {release.rate:g}: it has to state what it does")
     return mechanism
 
 

@@ -21,6 +21,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Channel, Release
 from ldpfl.privacy.guarantee import Statement, json_number
@@ -137,14 +138,14 @@ class Setting:
     @cached_property
     def release(self) -> Release:
         """What one client's report of a round is, which is what is accounted: ``epsilon`` means what the mechanism makes of it."""
-        return self.build().release(self.ranges())
+        return released(self.build(), self.ranges())
 
     def ranges(self) -> LayerRanges:
         """As many layers as are said, else one."""
         return self._in_layers(self.layers or 1)
 
     def _release(self, layers: int) -> Release:
-        return self.build().release(self._in_layers(layers))
+        return released(self.build(), self._in_layers(layers))
 
     def _in_layers(self, layers: int) -> LayerRanges:
         each, more = divmod(self.weights, layers)

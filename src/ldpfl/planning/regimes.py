@@ -17,6 +17,7 @@ from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement
@@ -164,7 +165,7 @@ class _Asked:
 
     def rounds_at(self, strength: float) -> RoundGroup:
         """Return what a client would be charged."""
-        release = self.mechanism(strength).release(self.ranges)
+        release = released(self.mechanism(strength), self.ranges)
         channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(self.regime, "ideal-shuffler")  # type: ignore[assignment]
         times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from ldpfl.privacy.guarantee import Unit
 from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x4C445042  # "LDPB"
 _MOST_ROUNDS = 10**9
 """Rounds left are counted up to this."""
@@ -39,7 +39,7 @@ _PATIENCE = 30.0
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
-    "units INTEGER NOT NULL, unit TEXT NOT NULL, count INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE)",
+    "units INTEGER NOT NULL, unit TEXT NOT NULL, author TEXT NOT NULL, count INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE)",
     "CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, "
     "release INTEGER NOT NULL REFERENCES releases, cohort INTEGER NOT NULL, transport TEXT NOT NULL, "
     "linked INTEGER NOT NULL, sealed BLOB UNIQUE)",
@@ -253,7 +253,7 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
 
 def _adds_up(connection: sqlite3.Connection) -> bool:
     """Tell whether counts are those of the charges, and figures those that were written; SQLite keeps no checksums."""
-    releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit FROM releases").fetchall()
+    releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit, author FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
     charges = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
     written = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges WHERE sealed IS NOT NULL OR id > {_FIRST_DIGEST}").fetchall()
@@ -294,22 +294,22 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def _releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
-    rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit FROM releases ORDER BY id")
+    rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
     return {key: (_loaded(kind, *figures), count) for key, count, kind, *figures in rows}
 
 
-def _loaded(kind: str, mechanism: str, parameter: float, units: int, unit: Any) -> Release:
+def _loaded(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
     if kind == "unprotected":
-        return UnprotectedRelease(mechanism, "left without protection", units, unit)
-    return _KINDS[kind](mechanism, parameter, units, unit)
+        return UnprotectedRelease(mechanism, "left without protection", units, unit, author=author)
+    return _KINDS[kind](mechanism, parameter, units, unit, author=author)
 
 
-def _figures(release: Release) -> tuple[str, str, float, int, str]:
-    """Return kind, mechanism, parameter, units and unit: all that a budget counts by."""
+def _figures(release: Release) -> tuple[str, str, float, int, str, str]:
+    """Return kind, mechanism, parameter, units and unit, by which a budget counts, and whose code the mechanism is."""
     match release:
         case BinaryRelease(epsilon=parameter) | PureRelease(epsilon=parameter) | GaussianRelease(mu=parameter):
-            return _NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit
-    return "unprotected", release.mechanism, inf, int(release.units), release.unit
+            return _NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit, release.author
+    return "unprotected", release.mechanism, inf, int(release.units), release.unit, release.author
 
 
 def as_stored(release: Release) -> Release:
@@ -327,7 +327,7 @@ def hidden_among(connection: sqlite3.Connection) -> list[tuple[Release, int, int
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
     figures = _figures(release)
     connection.execute(
-        "INSERT INTO releases (kind, mechanism, parameter, units, unit, count, digest) VALUES (?, ?, ?, ?, ?, 1, ?) "
+        "INSERT INTO releases (kind, mechanism, parameter, units, unit, author, count, digest) VALUES (?, ?, ?, ?, ?, ?, 1, ?) "
         "ON CONFLICT (digest) DO UPDATE SET count = count + 1",
         (*figures, _digest(*figures)),
     )

@@ -11,7 +11,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
-from ldpfl.privacy.guarantee import Guarantee
+from ldpfl.privacy.guarantee import HOLDS, Guarantee
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl.verifying import certificate_file
@@ -27,7 +27,7 @@ _KINDS: Mapping[type[Release], str] = {
 def certified(
     text: str, name: str, delta: float, versions: Mapping[str, str], caveats: Sequence[str] = (), origin: str = "ledger"
 ) -> certificate_file.Statement:
-    """Return what is certified of the ledger in ``text``: each proved line over the whole run.
+    """Return what is certified of the ledger in ``text``: each line over the whole run that is proved, or rests on an author's claim.
 
     Args:
         name: of the run.
@@ -45,7 +45,7 @@ def certified(
     if not groups:
         raise ConfigError(f"{origin}: nothing was released, and there is nothing to certify")
     statement = account(ledger, delta)
-    rows = [row for row in statement.rows if row.status == "proved" and row.scope == "run" and row.adaptive]
+    rows = [row for row in statement.rows if row.status in HOLDS and row.scope == "run" and row.adaptive]
     return certificate_file.Statement(
         run=name,
         ledger=hashlib.sha256(text.encode()).hexdigest(),
@@ -65,6 +65,7 @@ def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.Line
         trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITE,  # type: ignore[arg-type]
         delta=row.delta,
+        status=row.status,  # type: ignore[arg-type]  # one of two
         computed=f"{type(by).__name__}: {(inspect.getdoc(type(by)) or '').splitlines()[0]}",
         assumptions=list(row.assumptions),
     )
@@ -91,6 +92,7 @@ def _released(release: Release) -> certificate_file.Released:
     return certificate_file.Released(
         kind=kind,  # type: ignore[arg-type]
         mechanism=release.mechanism,
+        author=release.author,
         parameter=None if unprotected else float(release.parameter),
         units=release.units,
         unit=release.unit,

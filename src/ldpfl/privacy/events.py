@@ -19,6 +19,10 @@ Sampling = Literal["everyone", "visible", "secret", "once"]
 ``once``: each client in one round of the whole run, in a secret random order."""
 
 
+OURS, UNKNOWN = "ldpfl", "unknown"
+"""Author of a release: this project, or nobody that is known. Other authors are a class, ``module:Class``."""
+
+
 class Claim(NamedTuple):
     """What a paper says of a release: for a whole run, or for one round where it claims no more than that."""
 
@@ -44,6 +48,9 @@ class _Stated:
 
     not_shuffled: ClassVar[str] = ""
     """Why there is no figure for it behind a shuffler; empty where there is one."""
+
+    author: str = UNKNOWN
+    """Whose code made it: only :func:`ldpfl.privacy.authors.released` says so. Of other code than :data:`OURS` nothing is proved."""
 
     @property
     def why_unprotected(self) -> str:
@@ -89,6 +96,7 @@ class BinaryRelease(_ByUnit):
         realised: the budget that the bits really spend, where finite precision keeps it below ``epsilon``.
         sampled: of how many coordinates, at most, its client drew in secret the one that a bit is about; 1 where that is fixed.
         claim: what the mechanism's paper says that ``epsilon`` is for the whole run, in a sentence; empty where it says nothing.
+        author: whose code made it; :func:`ldpfl.privacy.authors.released` says so, and nothing else.
     """
 
     mechanism: str
@@ -98,6 +106,7 @@ class BinaryRelease(_ByUnit):
     realised: float | None = None
     sampled: int = 1
     claim: str = field(default="", compare=False)
+    author: str = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,7 @@ class PureRelease(_ByUnit):
             g e^epsilon times as likely as under U, whatever its input: so much of it says nothing. None where none is known.
         signed: whether a report about either end of the range says which, and is wrong with half of the blanket's probability. Then data
             are known that cost nearly what the blanket allows for; else no lower figure is stated.
+        author: as in :class:`BinaryRelease`.
     """
 
     mechanism: str
@@ -118,6 +128,7 @@ class PureRelease(_ByUnit):
     claim: str = field(default="", compare=False)
     blanket: float | None = None
     signed: bool = False
+    author: str = UNKNOWN
 
 
 def usable_blanket(epsilon: float, share: float) -> float | None:
@@ -142,6 +153,7 @@ class GaussianRelease(_Stated):
         rate: probability with which each record took part, by a coin of its own that nobody learns; 1 where all did.
         alike: whether all clients of the round bounded their vectors to the same ball, of radius mu / 2 standard deviations, and added
             noise of the same law: then they hide each other behind a shuffler.
+        author: as in :class:`BinaryRelease`.
     """
 
     by_round: ClassVar[bool] = True
@@ -152,6 +164,7 @@ class GaussianRelease(_Stated):
     unit: Unit = "vector"
     rate: float = 1.0
     alike: bool = False
+    author: str = UNKNOWN
 
     @property
     def not_shuffled(self) -> str:  # type: ignore[override]  # others have one reason each
@@ -179,6 +192,7 @@ class UnprotectedRelease(_Stated):
         reason: what left, in a few words.
         claimed_epsilon, claimed_delta: what the mechanism's paper says one client's round costs, if it says so.
         claim: how it says so, in a sentence.
+        author: as in :class:`BinaryRelease`.
     """
 
     protected: ClassVar[bool] = False
@@ -191,6 +205,7 @@ class UnprotectedRelease(_Stated):
     claimed_epsilon: float | None = None
     claimed_delta: float | None = None
     claim: str = field(default="", compare=False)
+    author: str = UNKNOWN
 
     @property
     def parameter(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, exp, isfinite, isnan
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ldpfl.shown import Shown
 
@@ -21,7 +21,11 @@ REPLACE_RECORD = "replace one record of one client"
 Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "client"]
 Scope = Literal["round", "run"]
 TrustModel = Literal["local", "shuffled", "summed", "central"]
-Status = Literal["proved", "claimed", "estimate"]
+Status = Literal["proved", "author's claim", "claimed", "estimate"]
+
+AUTHORS_CLAIM: Final = "author's claim"
+HOLDS: tuple[Status, ...] = ("proved", AUTHORS_CLAIM)
+"""Status of lines that are computed from what was released: proved, or as sound as what somebody else's mechanism says of itself."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Guarantee:
     """What one (epsilon, delta) means: for which unit, against whom, and whether it is proved.
 
     Attributes:
-        epsilon: privacy loss of one unit, certified from above where ``status`` is proved; infinity where nothing is protected.
+        epsilon: privacy loss of one unit, certified from above where ``status`` is proved or the author's claim; infinity where nothing
+            is protected.
         delta: failure probability; 0 for a pure guarantee.
         unit: what the epsilon protects. ``"weight"``: one scalar of one report; ``"record"``: one record of a
             client in all that it sends; ``"client"``: all that a client sends.
@@ -37,7 +42,8 @@ class Guarantee:
         adjacency: which inputs are to be indistinguishable.
         trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"summed"``
             trusts a sum over clients to hide its terms; ``"central"`` trusts the server.
-        status: ``"proved"``; ``"claimed"`` by a paper, and not so; or an ``"estimate"`` that bounds nothing.
+        status: ``"proved"``; ``"author's claim"``: proved if what a mechanism of somebody else's says of itself is true; ``"claimed"`` by
+            a paper, and not so; or an ``"estimate"`` that bounds nothing.
         assumptions: what has to be true outside the mechanism.
         scope: whether the unit is counted in one round or over the whole run.
         lower: an epsilon that some data set attains, where one is known: no proof can get below it.
@@ -96,6 +102,7 @@ _WORTHLESS_IS: Mapping[str, str] = {
     "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
     "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
 }
+_RESTS = " That is not proved: it rests on what the author of the mechanism claims."
 _WORTH: Mapping[str, str] = {
     "client": (
         "A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
@@ -149,7 +156,7 @@ class Statement(Shown):
         return "record" if any(row.unit == "record" for row in self.rows) else "client"
 
     def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
-        """Return the proved row of this kind, if there is one.
+        """Return the row of this kind that is computed from what was released, if there is one.
 
         ``client`` asks for all that a client sends, or for one record in it, and not for one unit of a report. ``trust_model``
         "hidden" is a shuffler or a sum, whichever the run has.
@@ -157,9 +164,14 @@ class Statement(Shown):
         trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)
         for row in self.rows:
             kind = (row.scope, row.unit == self.protected, row.delta == 0, row.adaptive)
-            if row.status == "proved" and row.trust_model in trusted and kind == (scope, client, pure, adaptive):
+            if row.status in HOLDS and row.trust_model in trusted and kind == (scope, client, pure, adaptive):
                 return row
         return None
+
+    @property
+    def status(self) -> Status:
+        """Whether what holds is proved, or rests on what authors of other code claim."""
+        return AUTHORS_CLAIM if any(row.status == AUTHORS_CLAIM for row in self.rows) else "proved"
 
     @property
     def best(self) -> Guarantee | None:
@@ -176,10 +188,11 @@ class Statement(Shown):
         trusted = IF_TRUSTED[best.trust_model]
         if worth_of(best.epsilon) == "bad":
             return _WORTHLESS_IS[self.protected].format(trusted=trusted)
+        rests = "" if self.status == "proved" else _RESTS
         right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
         kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
         percent = f"{ceil(100_000 * right) / 1000:g} %"
-        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted)
+        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted) + rests
 
     def figures(self) -> dict[str, float | str | None]:
         """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
@@ -199,7 +212,12 @@ class Statement(Shown):
             "shuffled_upper_adaptive": _epsilon(adaptive),
             "shuffled_estimate": estimate,
         }
-        return {"delta": self.delta, "protected": self.protected, **{name: json_number(value) for name, value in values.items()}}
+        return {
+            "delta": self.delta,
+            "protected": self.protected,
+            "status": self.status,
+            **{name: json_number(value) for name, value in values.items()},
+        }
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return a row a line, with the fields of :class:`Guarantee`."""

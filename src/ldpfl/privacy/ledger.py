@@ -20,7 +20,7 @@ from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import read_text, unique_fields, write_text
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
 FORMAT = "ldpfl-ledger"
@@ -39,7 +39,7 @@ _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
 }
 """Events of version 1 did not say what their mechanism's paper claims of them."""
 
-_NOT_STATED = [("blanket", None), ("alike", False), ("signed", False)]
+_NOT_STATED = [("blanket", None), ("alike", False), ("signed", False), ("author", UNKNOWN)]
 """What was not known of a release when a ledger was written is not in it, nor in its chain."""
 
 _PARTS = {"format", "version", "events", "accounted"}

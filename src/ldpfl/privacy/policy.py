@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
@@ -19,7 +19,8 @@ from ldpfl.file_owners import require_own
 from ldpfl.importing import lies_in_file
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
-from ldpfl.privacy.events import BinaryRelease, Release, RoundEvent
+from ldpfl.privacy.authors import Releasing, released
+from ldpfl.privacy.events import OURS, BinaryRelease, Release, RoundEvent
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
@@ -28,14 +29,6 @@ Transport = Literal["relay", "direct"]
 """How a report leaves: sealed, through a relay that mixes it with others, or in the reply, where the server sees who sent it."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
-
-
-class Releasing(Protocol):
-    """A mechanism, as far as a policy asks it anything."""
-
-    def release(self, ranges: Any) -> Release:
-        """Say what one client's report of a round is, in these ranges."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ class Request:
         linked: int = 1,
     ) -> Request:
         """Return the request for one report of ``mechanism``, the very object that will encode it."""
-        return cls(run, round, mechanism.release(ranges), cohort, transport, key, linked)
+        return cls(run, round, released(mechanism, ranges), cohort, transport, key, linked)
 
     @property
     def mechanism(self) -> str:
@@ -165,7 +158,8 @@ class Policy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     mechanisms: Names = ()
-    """Names of the mechanisms that may be used."""
+    """Names of the mechanisms that may be used. One of another package than ldpfl is named here on its author's word: every bound below
+    then rests on what that package claims of itself, and nothing of it is proved. ``ldpfl audit NAME`` tests it."""
     protects: Literal["client", "record"] = "client"
     """What every epsilon here is of: all that this client holds, or any one of its records, which is much less to ask."""
     allow_unprotected: bool = False
@@ -249,6 +243,9 @@ class Policy(BaseModel):
         """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""
         allowed = ", ".join(self.mechanisms) or "none at all"
         yield request.mechanism in self.mechanisms, f"mechanism {request.mechanism!r} is not among the policy's mechanisms ({allowed})"
+        author = request.release.author
+        genuine = author == OURS or not _is_ours(request.mechanism)
+        yield genuine, f"mechanism {request.mechanism!r} is not ldpfl's own of that name, but code of {author}: its author has to name it"
         yield request.transport in self.transports, f"transport {request.transport!r} is not among the policy's transports"
         if request.transport == "relay":
             keys = [base64.b64decode(key) for key in self.aggregator_keys]
@@ -268,6 +265,12 @@ class Policy(BaseModel):
         yield unit <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", unit, self.epsilon_per_unit)
         whole = epsilon_of([(request.release, 1)], self.delta)
         yield whole <= self.epsilon_per_round, _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
+
+
+def _is_ours(name: str) -> bool:
+    from ldpfl.mechanisms.registry import is_built_in  # mechanisms build on this package
+
+    return is_built_in(name)
 
 
 def read_policy(path: Path) -> Policy:

@@ -18,8 +18,8 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
-from ldpfl.privacy.events import BinaryRelease, Claim, GaussianRelease, PureRelease, Release
-from ldpfl.privacy.guarantee import REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
+from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
 from ldpfl.privacy.ledger import Ledger
 
 DELTA = 1e-5
@@ -100,7 +100,19 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         notes += _added_or_removed(groups, delta)
     if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
+    warnings += _of_others(groups)
+    if _of_others(groups):
+        rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
     return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+
+
+def _of_others(groups: Sequence[RoundGroup]) -> list[str]:
+    """Say, of each mechanism that is not this project's, that all figures rest on what its author claims."""
+    others = dict.fromkeys((release.mechanism, release.author) for release in (group.release for group in groups) if release.author != OURS)
+    return [
+        f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
+        for name, author in others
+    ]
 
 
 def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.number_format import number
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report.scores import cost, factor, heading, shown
 from ldpfl.tasks import ACCURACY
 
@@ -79,6 +80,9 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
     if any(row.privacy.get("protected") == "record" for row in rows):
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
+    others = dict.fromkeys(row.variant for row in rows if row.privacy.get("status") == AUTHORS_CLAIM)
+    if others:
+        legend.append(f"not proved, but {AUTHORS_CLAIM}: {', '.join(others)}")
     if best:
         legend.append("* worth its price: none with no more bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)

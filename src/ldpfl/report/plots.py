@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ldpfl.errors import ConfigError
 from ldpfl.files import replace_atomically, write_text
 from ldpfl.number_format import number as figure
-from ldpfl.privacy.guarantee import FAIR, GOOD, IN_SHORT, Worth
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 
@@ -87,7 +87,9 @@ def plot_spent(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
 
 def plot_protection(axes: Axes, statement: Statement) -> None:
     """Draw on one logarithmic scale what a whole run may tell: what holds, and what a paper claims in its place."""
-    marks = [(row.epsilon, f"{IN_SHORT[row.trust_model]}: {figure(row.epsilon)}", True) for row in _over_the_run(statement)]
+    marks = [
+        (row.epsilon, f"{IN_SHORT[row.trust_model]}: {figure(row.epsilon)}{_if_claimed(row)}", True) for row in _over_the_run(statement)
+    ]
     claim = next((row for row in statement.rows if row.status == "claimed"), None)
     if claim is not None:
         marks.append((claim.epsilon, f"the paper's claim: {figure(claim.epsilon)}", False))
@@ -104,6 +106,10 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     axes.set_xlabel("epsilon")
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
+
+
+def _if_claimed(row: Guarantee) -> str:
+    return f", {AUTHORS_CLAIM}" if row.status == AUTHORS_CLAIM else ""
 
 
 def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
-from ldpfl.privacy.guarantee import IF_TRUSTED, TRUSTED
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, TRUSTED
 
 if TYPE_CHECKING:
     from ldpfl.verifying.verdicts import Verdict
@@ -59,13 +59,14 @@ def _beside(privacy: dict[str, Any]) -> Iterator[Text]:
 def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best line over all that is sent keeps the target, and a sentence that says so."""
     whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in ("client", "record")]
-    proved = [row for row in whole if row["status"] == "proved" and row["adaptive"] and isinstance(row["epsilon"], float | int)]
+    proved = [row for row in whole if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not proved:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
     best = min(proved, key=lambda row: row["epsilon"])
     kept = best["epsilon"] <= target
     what = "one record" if privacy["protected"] == "record" else "everything of a client"
     said = f"epsilon {number(best['epsilon'])} for {what}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"
+    said += "" if best["status"] == "proved" else " (the author's claim)"
     return kept, f"guarantee {'met' if kept else 'missed'}: {said}; {target:g} was asked for"
 
 
@@ -78,7 +79,8 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
     table.add_column("status")
     for what, trusted, epsilon, status in guarantee_rows(privacy):
         claimed = status == CLAIM
-        table.add_row(what, trusted, Text(epsilon, "strike" if claimed else ""), Text(status, "red" if claimed else ""))
+        style = "red" if claimed else "yellow" if AUTHORS_CLAIM in status else ""
+        table.add_row(what, trusted, Text(epsilon, "strike" if claimed else ""), Text(status, style))
     table.caption = "\n".join(_legend(privacy["guarantees"]))
     table.caption_justify = "left"
     return table
@@ -95,14 +97,14 @@ def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
 
 
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
-    if any(row["delta"] == 0 and row["status"] == "proved" for row in guarantees):
+    if any(row["delta"] == 0 and row["status"] in HOLDS for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
-    shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] == "proved"]
+    shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] in HOLDS]
     if shuffled:
         yield f"{_SUM if shuffled[0]['trust_model'] == 'summed' else _SHUFFLER}; {shuffled[0]['assumptions'][-1]}"
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED
-    if any(row["status"] == "proved" and row["scope"] == "run" for row in guarantees):
+    if any(row["status"] in HOLDS and row["scope"] == "run" for row in guarantees):
         yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
         yield f"struck out, for it does not hold: {printable(claim)}"  # of a ledger, which may be somebody else's
@@ -127,7 +129,7 @@ def certificate_table(run: str, found: Sequence[Verdict]) -> Table:
     return table
 
 
-_VERDICTS = {"confirmed": "green", "nearly": "yellow", "not confirmed": "bold red", "not checked": "yellow"}
+_VERDICTS = {"confirmed": "green", "nearly": "yellow", "not confirmed": "bold red", "not checked": "yellow", AUTHORS_CLAIM: "yellow"}
 
 
 def plan_table(plan: dict[str, Any]) -> Table:
@@ -256,9 +258,10 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
         elif row["delta"] == 0 and row["unit"] in ("client", "record"):
             pure[key] = number(row["epsilon"])  # shares its line with the one for delta, which comes next
         elif not row["adaptive"]:
-            yield what, trusted, interval(row["lower"], row["epsilon"]), "fixed inputs"
+            others = "" if row["status"] == "proved" else f", {row['status']}"
+            yield what, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{others}"
         else:
-            yield what, trusted, _proved(row, pure.get(key)), "proved"
+            yield what, trusted, _proved(row, pure.get(key)), row["status"]
 
 
 def _proved(row: dict[str, Any], pure: str | None) -> str:

@@ -13,7 +13,7 @@ from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Row, rows
 from ldpfl.experiments.sweep_run import stored_results
 from ldpfl.number_format import number
-from ldpfl.privacy.guarantee import best_figure, worth_of
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, best_figure, worth_of
 from ldpfl.report.console import score_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
@@ -74,6 +74,7 @@ def _one_of(values: Sequence[str], what: str) -> str:
 
 def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
     held = best_figure(row.privacy)
+    others = f" ({AUTHORS_CLAIM})" if row.privacy.get("status") == AUTHORS_CLAIM else ""
     return {
         "variant": row.variant,
         "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
@@ -81,7 +82,7 @@ def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
         "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
         "epsilon": "-" if held is None else number(held[0]) if isfinite(held[0]) else "none",
         "worth": "" if held is None else worth_of(held[0]),
-        "trusted": "" if held is None or not isfinite(held[0]) else held[1],
+        "trusted": "" if held is None or not isfinite(held[0]) else f"{held[1]}{others}",
         "bytes": f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
     }
 

@@ -23,6 +23,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream
 from ldpfl.ranges import LayerRanges
@@ -68,7 +69,7 @@ class Measuring:
                 for own, histogram, column in zip(edges, found, columns, strict=True)
             ]
         if self.mechanism is not None:
-            release = self.mechanism.release(_ranges(1))
+            release = released(self.mechanism, _ranges(1))
             for stage in range(1, scaling.STAGES + 1):
                 ledger = ledger.charge(histogram_event(stage, release, len(parts), self.channel))
         return _scaled(dataset, stages), ledger

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Reports
 from ldpfl.privacy import Release, RoundEvent
+from ldpfl.privacy.authors import released
 from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, close_round, round_event
 from ldpfl.shuffling import mix
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for, trained_in_chunks
@@ -49,7 +50,8 @@ def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray
     after = close_idle_round(federation.rules, before)
     if cohort.size == 0 and federation.self_sampling is None:
         return after
-    release = federation.mechanism.in_round(before.state.public()).release(before.state.ranges)
+    mechanism = federation.mechanism.in_round(before.state.public())
+    release = released(mechanism, before.state.ranges, federation.mechanism)
     return replace(after, ledger=before.ledger.charge(_event(federation, before.state.round + 1, release, cohort.size, cohort, joined)))
 
 
@@ -90,7 +92,7 @@ def _round(
         before,
         mechanism,
         pool,
-        event=_event(federation, number, mechanism.release(ranges), pool.clients, cohort, joined),
+        event=_event(federation, number, released(mechanism, ranges, federation.mechanism), pool.clients, cohort, joined),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
             clipped=clipped.fractions(),

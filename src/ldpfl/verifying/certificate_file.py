@@ -29,8 +29,10 @@ Count = Annotated[int, Field(ge=1, le=10**12)]
 Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+OURS, UNKNOWN = "ldpfl", "unknown"
+"""Author of a release: this project, or nobody that is known. Others are a class, ``module:Class``."""
 
-_NOT_STATED = [("blanket", None), ("alike", False)]
+_NOT_STATED = [("blanket", None), ("alike", False), ("author", UNKNOWN)]
 
 
 class _Part(BaseModel):
@@ -49,6 +51,7 @@ class Released(_Part):
             likely as under it. None where none is stated.
         alike: whether all clients of the round bounded their vectors to one ball, of radius ``parameter`` / 2 standard deviations, and
             added noise of the same law.
+        author: whose code the mechanism is; of other code than :data:`OURS` all that is said here is its author's claim.
     """
 
     kind: Literal["binary", "pure", "gaussian", "unprotected"]
@@ -60,6 +63,7 @@ class Released(_Part):
     rate: Share = 1.0
     blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
     alike: bool = False
+    author: Words = UNKNOWN
 
     @model_validator(mode="after")
     def _has_a_parameter_if_protected(self) -> Self:
@@ -94,6 +98,7 @@ class Line(_Part):
     trusted: Literal["local", "shuffled", "summed"]
     epsilon: Annotated[FiniteFloat, Field(ge=0)] | Literal["infinity"]
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1)]
+    status: Literal["proved", "author's claim"] = "author's claim"
     computed: Words
     assumptions: list[Words]
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ldpfl.errors import DataError
 from ldpfl.files import from_json, read_text
-from ldpfl.verifying.certificate_file import Charged, Released, Statement
+from ldpfl.verifying.certificate_file import UNKNOWN, Charged, Released, Statement
 
 _MOST_PAIRS = 10**6
 
@@ -64,6 +64,7 @@ def _round(event: Mapping[str, Any]) -> Charged:
         rate=float(release.get("rate", 1.0)),
         blanket=release.get("blanket"),
         alike=release.get("alike", False),
+        author=release.get("author", UNKNOWN),
     )
     return Charged(
         release=what,

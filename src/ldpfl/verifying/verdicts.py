@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, inf, sqrt
 from pathlib import Path
 from typing import Any, Literal
@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ldpfl.errors import DataError
-from ldpfl.verifying.certificate_file import INFINITE, Certificate, Charged, Line, Statement
+from ldpfl.verifying.certificate_file import INFINITE, OURS, Certificate, Charged, Line, Statement
 from ldpfl.verifying.charged_rounds import check_charged
 from ldpfl.verifying.composition import Release, composed_epsilon, convolved_epsilon
 from ldpfl.verifying.exact import gaussian_delta, least_epsilon, pure_sum, randomised_response_delta
 from ldpfl.verifying.hidden import HiddenBits, HiddenVector, common_share
 from ldpfl.verifying.laws import BlanketedReport, ClonedReport, CountedBit, CountedRound, GaussianReport, PureReport
 
-Status = Literal["confirmed", "nearly", "not confirmed", "not checked"]
+Status = Literal["confirmed", "nearly", "author's claim", "not confirmed", "not checked"]
 
 TOLERANCE = 0.02
 """What the second opinion may be above the first for the two to be called nearly the same."""
@@ -44,7 +44,8 @@ class Verdict:
     Attributes:
         line: of the certificate.
         second: the epsilon that is proved here; None where nothing is.
-        status: ``confirmed`` where that is no larger, ``nearly`` where it is by no more than :data:`TOLERANCE`.
+        status: ``confirmed`` where that is no larger, ``nearly`` where it is by no more than :data:`TOLERANCE`; ``author's claim`` where
+            either would be so, but what was released is known from a mechanism's author alone: only the arithmetic is right.
         why: what was done, or why nothing was.
     """
 
@@ -120,7 +121,17 @@ def verdicts(statement: Statement) -> Iterator[Verdict]:
             second, why = _opinion(line, statement.charged, stated)
         except OverflowError:
             second, why = None, "its figures are beyond what can be computed"
-        yield Verdict(line, second, _status(stated, second), why)
+        yield _believed(Verdict(line, second, _status(stated, second), why), statement.charged)
+
+
+def _believed(found: Verdict, charged: Sequence[Charged]) -> Verdict:
+    """Return ``found``, or that only its arithmetic is right, where some mechanism is not this project's code."""
+    others = dict.fromkeys(one.release.author for one in charged if one.release.author != OURS)
+    if found.status not in ("confirmed", "nearly") or not (others or found.line.status != "proved"):
+        return found
+    whose = ", ".join(others) or "a mechanism"
+    why = f"{found.why}; the arithmetic is right if what the author of {whose} claims is true, which a certificate cannot show"
+    return replace(found, status="author's claim", why=why)
 
 
 def _status(stated: float, second: float | None) -> Status:

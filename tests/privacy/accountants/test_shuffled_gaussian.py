@@ -17,13 +17,14 @@ from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, common_share, shuffled_gaussian_epsilon, vector_delta
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
+from ldpfl.privacy.events import OURS
 from ldpfl.privacy.statement import account
 
 Floats = NDArray[np.float64]
 Points = Sequence[Sequence[float]]
 
 EPSILONS = (0.0, 0.1, 0.4, 1.0, 2.0)
-NOISE = GaussianRelease("full-dp", 0.3, alike=True)
+NOISE = GaussianRelease("full-dp", 0.3, alike=True, author=OURS)
 DELTA = 1e-5
 
 

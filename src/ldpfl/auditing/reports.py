@@ -1,0 +1,142 @@
+"""Whole reports of clients that hold known values: what they are on the wire, counted, and what is left of them in a pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ldpfl.auditing.bounds import Bins, Counts, Floats
+from ldpfl.errors import LdpflError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling.pool import mix
+
+_CLIENTS = 2048
+"""Clients whose reports are mixed."""
+
+_ROWS = 1024
+_KEY = 0x434C4149
+_MOST_OUTCOMES = 256
+"""Different payloads up to which each of them is counted by itself; else reports are judged by their projection."""
+
+_LEVELS = 32
+_LARGER = (4, 8, 32)
+"""Widths that are tried where a mechanism cannot do with as few weights as are wanted."""
+
+
+def source_of(seed: int | None) -> RandomSource:
+    """Return random bits for as many clients as are drawn at once: the operating system's without a seed."""
+    return SecureSource() if seed is None else SeededStreams([stream(seed, Purpose.MECHANISM, _KEY, row) for row in range(_CLIENTS)])
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Reports of several inputs.
+
+    Attributes:
+        names: of the inputs.
+        counts: (3, B) for each input, how often each outcome came: to order, to choose and to judge events by.
+        statistics: (n,) for each input, the projections of the estimates on the inputs' signs, in radii from the center.
+        ones: (bits,) for each input, how often each bit of the wire was set.
+    """
+
+    names: list[str]
+    counts: list[Counts]
+    statistics: list[Floats]
+    ones: list[Floats]
+
+    @property
+    def rows(self) -> list[int]:
+        return [statistic.size for statistic in self.statistics]
+
+
+@dataclass(frozen=True, eq=False)
+class WholeReports:
+    """A mechanism on one layer of a few weights."""
+
+    mechanism: Mechanism
+    ranges: LayerRanges
+    source: RandomSource
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
+        """Return it for ``width`` weights, or for a few more where the mechanism takes no fewer; None where it takes none of these."""
+        for wanted in (width, *(larger for larger in _LARGER if larger > width and width > 1)):
+            ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (wanted,))
+            try:
+                mechanism.release(ranges)
+                mechanism.encode(torch.full((1, wanted), 0.5), ranges, SecureSource())
+            except LdpflError:
+                continue
+            return cls(mechanism, ranges, source)
+        return None
+
+    def inputs(self) -> dict[str, Floats]:
+        """Return the inputs, in radii from the center: both ends, beyond them, the middle, and what lies between."""
+        width = self.ranges.dimension
+        ends = {f"all at {end:+g}": np.full(width, end) for end in (1.0, -1.0, 1e6, -1e6)}
+        between = {"center": np.zeros(width), "all at +0.5": np.full(width, 0.5)}
+        if width == 1:
+            return ends | between
+        turned = np.where(np.arange(width) % 2, -1.0, 1.0)
+        first = np.where(np.arange(width) == 0, 1.0, 0.0)
+        return ends | between | {"signs in turn": turned, "the other signs": -turned, "one weight": first, "one weight turned": -first}
+
+    def outcomes(self, trials: int) -> Outcomes:
+        """Send ``trials`` reports of each input."""
+        rows = max(64, trials)
+        names, drawn = [], []
+        for name, input_ in self.inputs().items():
+            names.append(name)
+            drawn.append(self._drawn(input_, rows))
+        pilots = [payloads[: rows // 4] for payloads, _ in drawn]
+        places = {payload: place for place, payload in enumerate(Counter(p for pilot in pilots for p in pilot))}
+        if len(places) <= _MOST_OUTCOMES:
+            codes = [np.array([places.get(payload, len(places)) for payload in payloads]) for payloads, _ in drawn]
+            size = len(places) + 1
+        else:
+            bins = Bins.covering([statistic[: rows // 4] for _, statistic in drawn], _LEVELS)
+            codes, size = [bins.places(statistic) for _, statistic in drawn], bins.count
+        cuts = (slice(0, rows // 4), slice(rows // 4, rows // 2), slice(rows // 2, rows))
+        counts = [np.stack([np.bincount(code[cut], minlength=size) for cut in cuts]) for code in codes]
+        return Outcomes(names, counts, [statistic for _, statistic in drawn], [_ones(payloads) for payloads, _ in drawn])
+
+    def _drawn(self, input_: Floats, rows: int) -> tuple[list[bytes], Floats]:
+        payloads: list[bytes] = []
+        projected: list[Floats] = []
+        center, radius = 0.5, 0.25
+        for start in range(0, rows, _ROWS):
+            many = min(_ROWS, rows - start)
+            values = torch.from_numpy(center + radius * input_).float().expand(many, -1).contiguous()
+            reports = self.mechanism.encode(values, self.ranges, self.source)
+            payloads += map(bytes, reports.payloads())
+            estimates = self.mechanism.decode(reports, self.ranges).double().numpy()
+            projected.append((estimates - center).mean(axis=1) / radius)
+        return payloads, np.concatenate(projected)
+
+    def mixed(self) -> Floats | None:
+        """Return estimates (clients, weights) of a pool whose first half of clients held one end, and the others the other.
+
+        None where a pool has no reports of single clients left, as a sum has none.
+        """
+        ends = torch.ones(_CLIENTS, self.ranges.dimension)
+        ends[_CLIENTS // 2 :] = -1
+        generator = stream(0, Purpose.MIXING, _KEY)
+        pool = mix([self.mechanism.encode(0.5 + 0.25 * ends, self.ranges, self.source)], generator)
+        try:
+            estimates = self.mechanism.decode(pool.reports, self.ranges).double().numpy()
+        except (LdpflError, AttributeError):
+            return None
+        return estimates if estimates.shape == (_CLIENTS, self.ranges.dimension) else None
+
+
+def _ones(payloads: list[bytes]) -> Floats:
+    shortest = min(map(len, payloads))
+    rows = np.frombuffer(b"".join(payload[:shortest] for payload in payloads), np.uint8).reshape(len(payloads), shortest)
+    bits = np.unpackbits(rows, axis=1)
+    ones: Floats = bits.sum(axis=0, dtype=np.float64)
+    return ones

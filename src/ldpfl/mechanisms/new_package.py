@@ -1,0 +1,51 @@
+"""A new package with one mechanism: files that its author reads, changes and installs."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from ldpfl.errors import ConfigError
+from ldpfl.files import write_text
+from ldpfl.mechanisms.registry import names
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_LONGEST = 40
+
+
+def package_files(name: str) -> dict[str, str]:
+    """Return the files of a package that brings the mechanism ``name``, by their names."""
+    package = name.replace("-", "_")
+    words = {"name": name, "package": package, "class": "".join(part.capitalize() for part in name.split("-"))}
+    written = {
+        "pyproject.toml": "pyproject.toml.txt",
+        f"{package}.py": "module.py.txt",
+        f"test_{package}.py": "test_module.py.txt",
+        "README.md": "README.md.txt",
+    }
+    template = files("ldpfl.mechanisms") / "template"
+    return {file: Template((template / source).read_text(encoding="utf-8")).substitute(words) for file, source in written.items()}
+
+
+def write_package(folder: Path, name: str) -> None:
+    """Write a package that brings the mechanism ``name`` into a new ``folder``.
+
+    Raises:
+        ConfigError: the name cannot be a mechanism's and a module's, is taken, or there is something in the folder.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        raise ConfigError(f"a mechanism cannot be called {name[:60]!r}: give up to {_LONGEST} small letters, digits and single hyphens")
+    if name in names():
+        raise ConfigError(f"there is a mechanism {name!r} already: give the new one another name")
+    package = name.replace("-", "_")
+    if keyword.iskeyword(package) or find_spec(package) is not None:
+        raise ConfigError(f"{name!r} would be the module {package}, and Python has something else of that name: give another name")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in package_files(name).items():
+        write_text(folder / file, text)
