@@ -30,7 +30,7 @@ _POWERS = 2.0 ** np.arange(-30, 65)
 """Ends of the bins of the first histogram, on either side of 0; the bin in the middle holds what is nearly 0."""
 _BINS, _FEWEST = 16, 4
 """Bins of each later histogram, and of one whose noise is large."""
-_CLEAR = 8.0
+_CLEAR = 6.0
 """Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
 _TAIL = 0.01
 """Quantiles nearer to 0 or 1 are not told apart: an outlier becomes about the deviate of this one, 2.3."""

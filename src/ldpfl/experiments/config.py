@@ -172,7 +172,7 @@ class PrivacyConfig(_Section):
     """Failure probability of the figures that are not pure; it should be below 1 / n."""
     target_epsilon: Positive | Literal["off"] = "off"
     """Epsilon of all that a client, or one record of it, ever sends in the run; the mechanism's noise is set by it."""
-    measuring_share: Share = 0.1
+    measuring_share: Share = 0.15
     """Share of the run's squared privacy parameter (mu^2 of Gaussian noise) that is spent on measuring a table's columns."""
 
 

@@ -29,6 +29,7 @@ from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.quantities import cohort_size
@@ -144,7 +145,7 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
     mechanism, weights = deployable_mechanism(offer.config, ranges), torch.zeros(ranges.dimension)
     # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
     public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, offer.config.training.rounds + 1))
-    return [mechanism.in_round(state).release(ranges) for state in public]
+    return [released(mechanism.in_round(state), ranges, mechanism) for state in public]
 
 
 def policy_text(policy: Policy, title: str) -> str:
