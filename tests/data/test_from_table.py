@@ -15,10 +15,10 @@ from ldpfl import ConfigError, DataError
 from ldpfl.data import Dataset
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import held_out
-from ldpfl.data.samples import Unscaled
 from ldpfl.data.scaling import by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.tasks import NO_TOKEN, Targets
 
 

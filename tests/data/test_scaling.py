@@ -10,7 +10,6 @@ from scipy.stats import rankdata
 
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.encoder import Knots
-from ldpfl.data.samples import Unscaled
 from ldpfl.data.scaling import (
     STAGES,
     Histogram,
@@ -23,6 +22,7 @@ from ldpfl.data.scaling import (
     scaled,
     unscaled_values,
 )
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
 
 GENERATOR = np.random.default_rng(5)

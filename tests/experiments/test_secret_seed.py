@@ -26,7 +26,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 HOW: dict[str, Any] = {"target": "sick", "count": 4, "baseline": False, "progress": False}
-FEW: dict[str, Any] = {"training.rounds": 2, "data.bounds": {"age": [0, 100]}}
+FEW: dict[str, Any] = {"training.rounds": 2, "data.bounds": {"age": [0, 100]}, "data.scaling": "bounds"}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flower_parts import OpenNode, app_of, ask, config_of, shift, terms_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
-from ldpfl.errors import NotSetUp
+from ldpfl.errors import GivesWeights, NotSetUp
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.question import QUESTION, question_of
@@ -129,7 +129,7 @@ def test_data_and_app_change_nothing_of_an_answer(folder: Path) -> None:
 
 def test_an_app_that_gives_trained_weights_does_not_agree_to_gradients() -> None:
     config = config_of("mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.records=5")
-    assert refused(ask(app_of(), question(terms_of(config=config))), DECLINED)
+    assert refused(ask(app_of(), question(terms_of(config=config))), GivesWeights.public)
 
 
 def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_nothing(tmp_path: Path) -> None:

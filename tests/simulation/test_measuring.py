@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.samples import Unscaled
 from ldpfl.data.scaling import first_edges
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy.authors import released

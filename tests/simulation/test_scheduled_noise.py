@@ -35,7 +35,7 @@ from ldpfl.mechanisms.gaussian import (
 )
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
-from ldpfl.privacy.events import Channel
+from ldpfl.privacy.events import OURS, Channel
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
 from ldpfl.randomness import SeededStreams
@@ -406,7 +406,7 @@ def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one
 def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(schedule: NoiseSchedule, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, schedule)
     last, statement = statement_of(federation, start)
-    expected = UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", schedule.epsilon, DELTA)
+    expected = UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", schedule.epsilon, DELTA, author=OURS)
     assert {event.release for event in last.ledger.events} == {expected}
     assert local(statement) == math.inf
     assert statement.find("shuffled", "run") is None

@@ -32,7 +32,7 @@ TOKENS = (torch.arange(240).reshape(48, 5) % 12, torch.arange(48) % 2)
 
 UPDATES: dict[str, Any] = {"mechanism.name": "duchi", "mechanism.perturbed": "update"}
 GRADIENTS: dict[str, Any] = {"mechanism.name": "duchi", "mechanism.perturbed": "gradient"}
-RECORDS: dict[str, Any] = {"mechanism.name": "dp-sgd", "mechanism.perturbed": "gradient"}
+RECORDS: dict[str, Any] = {"mechanism.name": "dp-sgd", "mechanism.perturbed": "gradient", "mechanism.clip_norm": 1.0}
 KINDS = pytest.mark.parametrize("kind", [UPDATES, GRADIENTS, RECORDS], ids=["updates", "gradients", "records"])
 
 

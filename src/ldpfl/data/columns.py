@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.samples import Unscaled
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text, is_absent
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets

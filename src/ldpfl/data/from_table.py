@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, held_out
-from ldpfl.data.samples import Dataset, Samples, Unscaled, numbered
+from ldpfl.data.samples import Dataset, Samples, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError, printable
 from ldpfl.tasks import Targets
 

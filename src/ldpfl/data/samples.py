@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -82,25 +83,6 @@ def numbered(names: Sequence[str]) -> NDArray[np.int64]:
     """Return the number of each name among all, in their order; not by an array of texts, all of which are as wide as the longest."""
     places = {name: place for place, name in enumerate(sorted(set(names)))}
     return np.array([places[name] for name in names], dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class Unscaled:
-    """A column that is to be measured before training.
-
-    Attributes:
-        name: of the column, for messages.
-        place: of its numbers among the inputs; None for a target.
-        bounds: least and largest value that the public knows of; None where it knows none.
-        classes: number of values of a target that is a class, or 2 for a label; 0 for numbers.
-        label: which of several labels a target is; None where it is none of several.
-    """
-
-    name: str
-    place: int | None = None
-    bounds: tuple[float, float] | None = None
-    classes: int = 0
-    label: int | None = None
 
 
 @dataclass(frozen=True)

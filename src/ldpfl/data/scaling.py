@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from ldpfl.data.encoder import Knots, scaled_by
-from ldpfl.data.samples import Dataset, Samples, Unscaled
+from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
 
 Floats = NDArray[np.float64]

@@ -20,9 +20,9 @@ from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.partition import LABEL_BLIND
-from ldpfl.data.samples import Unscaled
 from ldpfl.data.scaling import STAGES, by_bounds
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description

@@ -15,8 +15,8 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.loading import image_shape
 from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.data.own_data import load_brought
-from ldpfl.data.samples import Unscaled
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
 from ldpfl.features.extraction import Progress, quietly

@@ -172,14 +172,26 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, config
     return confined(trainer).train(weights, whole.to(device))[0].cpu()
 
 
+def _by_record(loss: Loss) -> Loss:
+    """Return what gives the loss (B,) of each record, also where ``loss`` gives the mean over those that it is shown."""
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = loss(outputs, targets)
+        if not isinstance(found, Tensor) or found.dim():
+            return found
+        alone = [found] if len(targets) == 1 else [loss(outputs[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
+        return torch.stack(alone)
+
+    return losses
+
+
 def _trainer(
     task: RecordTask, layout: ParameterLayout, weights: Tensor, config: RunConfig, mechanism: Mechanism, device: torch.device
 ) -> Trainer:
     """Return what takes the gradients, after a trial on made-up samples of the same shapes."""
     samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
-    local = LocalTask(
-        task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=Task("own", "number", task.loss, metrics={})
-    )
+    own = Task("own", "number", _by_record(task.loss), metrics={})
+    local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=own)
     public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     ours = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
     slower = lambda _: LOGGER.warning("the app's model has no form for many records at once: one after another, which is slower")  # noqa: E731

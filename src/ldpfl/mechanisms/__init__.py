@@ -7,7 +7,7 @@ from ldpfl.mechanisms.gaussian import Gaussian
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.identity import Identity
 from ldpfl.mechanisms.privunit import PrivUnitG
-from ldpfl.mechanisms.registry import built, create, is_built_in, names, read_settings, settings_of, version_of, with_defaults
+from ldpfl.mechanisms.registry import built, create, names, read_settings, settings_of, version_of, with_defaults
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.bits import BitReports, count_ones
 from ldpfl.mechanisms.reports.dense import DenseReports
@@ -17,6 +17,7 @@ from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.reports.vectors import VectorReports
 from ldpfl.mechanisms.scalar import Hybrid, Laplace, Piecewise
 from ldpfl.mechanisms.settings import EpsilonSettings, Facts, MechanismSettings, Perturbed, Training
+from ldpfl.privacy.built_in import is_built_in
 from ldpfl.randomness import as_source, draw
 
 __all__ = [

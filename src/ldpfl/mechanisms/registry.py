@@ -17,6 +17,7 @@ from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
+from ldpfl.privacy.built_in import BUILT_IN
 from ldpfl.ranges import LayerRanges
 from ldpfl.suggestions import did_you_mean
 
@@ -24,27 +25,6 @@ GROUP = "ldpfl.mechanisms"
 """Entry points by which an installed package brings mechanisms: ``name = "package.module:Settings"``."""
 
 _OF_RUNS = {"budget", "perturbed"}
-
-_BUILT_IN: Mapping[str, str] = {
-    "duchi": "ldpfl.mechanisms.duchi:DuchiSettings",
-    "harmony": "ldpfl.mechanisms.harmony:HarmonySettings",
-    "laplace": "ldpfl.mechanisms.scalar:LaplaceSettings",
-    "piecewise": "ldpfl.mechanisms.scalar:PiecewiseSettings",
-    "hybrid": "ldpfl.mechanisms.scalar:HybridSettings",
-    "duchi-vector": "ldpfl.mechanisms.duchi_vector:DuchiVectorSettings",
-    "privunit-g": "ldpfl.mechanisms.privunit:PrivUnitGSettings",
-    "full-dp": "ldpfl.mechanisms.gaussian.fixed:FullDPSettings",
-    "nbafl": "ldpfl.mechanisms.gaussian.fixed:NbAFLSettings",
-    "time-varying": "ldpfl.mechanisms.gaussian.fixed:TimeVaryingSettings",
-    "sensitive-dp": "ldpfl.mechanisms.gaussian.history:SensitiveDPSettings",
-    "dpa": "ldpfl.mechanisms.gaussian.fixed:DpaSettings",
-    "adapldp": "ldpfl.mechanisms.gaussian.history:AdapLDPSettings",
-    "ladp": "ldpfl.mechanisms.gaussian.ladp:LadpSettings",
-    "ladp-sound": "ldpfl.mechanisms.gaussian.ladp:LadpSoundSettings",
-    "rotated-sign": "ldpfl.mechanisms.rotated_sign:RotatedSignSettings",
-    "dp-sgd": "ldpfl.mechanisms.dp_sgd:DpSgdSettings",
-    "none": "ldpfl.mechanisms.identity:IdentitySettings",
-}
 
 
 def names(*, alone: bool = False) -> tuple[str, ...]:
@@ -83,11 +63,6 @@ def settings_of(name: str) -> type[MechanismSettings]:
     if said.default != name:
         raise ConfigError(f"{of}: {places[name]} is of {said.default!r}")
     return found
-
-
-def is_built_in(name: str) -> bool:
-    """Whether the mechanism called ``name`` is one of ours; others come with packages, whose code runs when they are looked up."""
-    return name in _BUILT_IN
 
 
 def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
@@ -169,7 +144,7 @@ def with_defaults(name: str, epsilon: float) -> Mechanism:
 
 def version_of(name: str) -> str:
     """Return the package that the mechanism called ``name`` comes from and its version; "unknown" if it is not installed here."""
-    if name in _BUILT_IN:
+    if name in BUILT_IN:
         return f"ldpfl {version('ldpfl')}"
     found = [point.dist for point in entry_points(group=GROUP) if point.name == name and point.dist is not None]
     return f"{found[0].name} {found[0].version}" if found else "unknown"
@@ -177,7 +152,7 @@ def version_of(name: str) -> str:
 
 def _places() -> dict[str, str]:
     """Return where the settings of all mechanisms are; a package cannot take the place of a mechanism of ours."""
-    return {**_brought(tuple(sys.path)), **_BUILT_IN}
+    return {**_brought(tuple(sys.path)), **BUILT_IN}
 
 
 @lru_cache(maxsize=4)

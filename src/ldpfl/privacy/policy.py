@@ -20,6 +20,7 @@ from ldpfl.importing import lies_in_file
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, released
+from ldpfl.privacy.built_in import is_built_in
 from ldpfl.privacy.events import OURS, BinaryRelease, Release, RoundEvent
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.quantities import NotNegative, Positive
@@ -244,7 +245,7 @@ class Policy(BaseModel):
         allowed = ", ".join(self.mechanisms) or "none at all"
         yield request.mechanism in self.mechanisms, f"mechanism {request.mechanism!r} is not among the policy's mechanisms ({allowed})"
         author = request.release.author
-        genuine = author == OURS or not _is_ours(request.mechanism)
+        genuine = author == OURS or not is_built_in(request.mechanism)
         yield genuine, f"mechanism {request.mechanism!r} is not ldpfl's own of that name, but code of {author}: its author has to name it"
         yield request.transport in self.transports, f"transport {request.transport!r} is not among the policy's transports"
         if request.transport == "relay":
@@ -265,12 +266,6 @@ class Policy(BaseModel):
         yield unit <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", unit, self.epsilon_per_unit)
         whole = epsilon_of([(request.release, 1)], self.delta)
         yield whole <= self.epsilon_per_round, _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
-
-
-def _is_ours(name: str) -> bool:
-    from ldpfl.mechanisms.registry import is_built_in  # mechanisms build on this package
-
-    return is_built_in(name)
 
 
 def read_policy(path: Path) -> Policy:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ldpfl.data import scaling
 from ldpfl.data.encoder import Knots
-from ldpfl.data.samples import Dataset, Unscaled
+from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats, Histogram
+from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.mechanisms.reports.summed import SummedReports
