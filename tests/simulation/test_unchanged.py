@@ -123,7 +123,7 @@ def run(model: nn.Module, kind: dict[str, Any] = UPDATES, others: Mapping[str, A
 def built(model: nn.Module, kind: dict[str, Any], samples: Any = ROWS) -> tuple[Federation, Checkpoint]:
     named = {"data.name": "given", "model.name": "given", **settings(kind)}
     config: RunConfig = api.configure("own", settings=named)
-    return build(config, load_dataset(config, None, given=Given(samples, model)), torch.device("cpu"), model)
+    return build(config, load_dataset(config, None, given=Given(samples, model)), torch.device("cpu"), model, secret=1)
 
 
 @pytest.mark.parametrize("also", WRITES, ids=lambda also: also.__name__)
