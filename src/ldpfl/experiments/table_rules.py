@@ -85,6 +85,8 @@ def start_on_table(
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return TableStart(weights, config)
+    if config.mechanism.perturbed != "gradient":  # what clients send are steps already
+        return TableStart(weights, _chosen(config, 1 - training.server_momentum, 0.0))
     squared = _squared_jacobian(module, data)
     if squared is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
