@@ -68,7 +68,7 @@ def test_bounds_of_dates_are_dates() -> None:
     for written in ('data.bounds={"x (day)" = ["2020-01-01", "2021-02-03"]}', 'data.bounds={"x (day)" = [2020-01-01, 2021-02-03]}'):
         assert api.configure("own", [written]).data.bounds == {"x (day)": [18262.0, 18661.0]}
     for wrong in (["2020-13-01", "2021-01-01"], ["soon", 3.0], ["2020-01-01"], ["03/04/2020", "04/04/2020"]):
-        with pytest.raises(ValueError, match="bounds.x"):
+        with pytest.raises(ValueError, match=r"bounds\.x"):
             DataConfig(bounds={"x": wrong})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="both name 'x'"):
         made(of(DAYS), bounds={"x": ["2020-01-01", "2021-02-03"]}, words=["x"])
