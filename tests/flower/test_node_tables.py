@@ -200,7 +200,7 @@ def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLin
     (tables / "policy.toml").unlink()
     said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
     assert "30 rows can be trained on, some without all values. The first: " in said
-    assert "'cardiology' is not among data.categories.ward" in said
+    assert "what stands in the column 'ward' is not among data.categories.ward" in said
     (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("died", "gone", 1))
     (tables / "policy.toml").unlink()
     said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())

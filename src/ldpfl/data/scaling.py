@@ -35,6 +35,8 @@ _FINER = 4
 """Within wide bounds the first histogram has so many bins more on either side of 0, each a sixteenth as wide as the one before."""
 _ROUGH = 0.35
 """Share of a column's rows in one bin of its last histogram beyond which a noisy one may be much wider than the column's values lie."""
+_FAINT = 12.0
+"""Standard deviations of noise that the last histogram of a column should hold; with less, its bins may be noise for the most part."""
 _CLEAR = 8.0
 """Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
 _TAIL = 0.01
@@ -140,8 +142,8 @@ def is_rough(histogram: Histogram) -> bool:
 
     Its rows are then hardly more than the noise, or one bin holds many of them where noise forbade narrower bins.
     """
-    held, clear = np.maximum(histogram.counts, 0.0), _CLEAR * histogram.noise
-    return bool(held.sum() < clear or (held.max() > _ROUGH * held.sum() and held.sum() < _BINS * clear))
+    held, noise = np.maximum(histogram.counts, 0.0), histogram.noise
+    return bool(held.sum() < _FAINT * noise or (held.max() > _ROUGH * held.sum() and held.sum() < _CLEAR * _BINS * noise))
 
 
 def within(bounds: tuple[float, float]) -> Knots:
