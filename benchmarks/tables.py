@@ -1,9 +1,10 @@
 """What a guarantee costs on tables: one for each row, trusting nobody, beside scikit-learn on all rows together.
 
-    python benchmarks/tables.py [--seeds 5] [CASE ...]
+    python benchmarks/tables.py [--seeds 5] [--bounds FACTOR ...] [CASE ...]
 
 Cases whose names contain one of the words given are run. Made-up tables are drawn anew for each seed; real ones are divided anew into
 rows to train on and rows to measure on. No bounds, categories or class shares are given, so that all is measured within the guarantee.
+With --bounds each table is also run with data.bounds that are FACTOR times as wide as its values lie; below 1 they cut values off.
 The pooled model sees all training rows and has no noise: scikit-learn's logistic regression on standardised and one-hot columns.
 """
 
@@ -75,6 +76,27 @@ def mixed(rows: int, sites: int) -> Callable[[int], Split]:
     return _drawn(draw, rows, sites)
 
 
+def many_words(rows: int, sites: int) -> Callable[[int], Split]:
+    """Return made-up rows of one column of numbers, one of five wards, and one of 200 diagnoses, a few of which are frequent."""
+
+    def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
+        share, effect = 1 / np.arange(1, 201), np.random.default_rng(7).normal(0, 0.7, 200)
+        age, ward = generator.normal(50, 12, rows), generator.choice(5, rows)
+        diagnosis = generator.choice(200, rows, p=share / share.sum())
+        logit = 0.07 * (age - 50) + np.array([-0.8, 0, 0.5, 1.0, 0.2])[ward] + effect[diagnosis]
+        words = {"ward": [f"w{own}" for own in ward], "diagnosis": [f"d{own}" for own in diagnosis]}
+        return _with_outcome(pd.DataFrame({"age": age, **words}), logit, generator)
+
+    return _drawn(draw, rows, sites)
+
+
+def bounds_around(train: pd.DataFrame, factor: float) -> dict[str, list[float]]:
+    """Return bounds of each column of numbers, ``factor`` times as wide as its values lie."""
+    numbers = train.select_dtypes("number")
+    middle, reach = (numbers.max() + numbers.min()) / 2, factor * (numbers.max() - numbers.min()) / 2
+    return {name: [float(middle[name] - reach[name]), float(middle[name] + reach[name])] for name in numbers.columns}
+
+
 def _drawn(draw: Callable[[int, np.random.Generator], pd.DataFrame], rows: int, sites: int) -> Callable[[int], Split]:
     return lambda seed: (
         _at_sites(draw(rows * 4 // 5, np.random.default_rng(100 + seed)), sites, seed),
@@ -109,6 +131,8 @@ def cases() -> dict[str, Case]:
     return {
         "rare outcome, 50,000 rows, 5 sites": Case(rare(50_000, 5), 2),
         "numbers and words, 6,000 rows, 20 sites": Case(mixed(6_000, 20), 4),
+        "200 words, 6,000 rows, 20 sites": Case(many_words(6_000, 20), 4),
+        "200 words, 50,000 rows, 5 sites": Case(many_words(50_000, 5), 2),
         "rare outcome, 3,000 rows, 5 sites": Case(rare(3_000, 5), 4),
         "rare outcome, 400 rows, 4 sites": Case(rare(400, 4), 8),
         "numbers and words, 400 rows, 4 sites": Case(mixed(400, 4), 8),
@@ -152,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="CASE")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--bounds", type=float, nargs="*", default=[], metavar="FACTOR")
     options = parser.parse_args()
     table = Table(title=f"means of {options.seeds} seeds (lowest .. highest)")
     for heading in ("", "AUROC", "largest gap", "mean risk / true", "Brier", "accuracy"):
@@ -159,16 +184,22 @@ def main() -> None:
     for name, case in cases().items():
         if options.words and not any(word in name for word in options.words):
             continue
-        found, reference = [], []
+        found: dict[float | None, list[tuple[float, ...]]] = {factor: [] for factor in (None, *options.bounds)}
+        reference = []
         for seed in range(options.seeds):
             train, test = case.split(seed)
             reference.append(figures(test, pooled(train, test)))
-            found.append(figures(test, private(train, test, case.epsilon, seed, {})))
-        ours, others = np.array(found), np.array(reference)
+            for factor, rows in found.items():
+                settings: dict[str, object] = {} if factor is None else {"data.bounds": bounds_around(train, factor)}
+                rows.append(figures(test, private(train, test, case.epsilon, seed, settings)))
+        others = np.array(reference)
         table.add_row(name)
         table.add_row("  pooled, no privacy", *_shown(others, others))
-        table.add_row(f"  epsilon {case.epsilon:g} a row", *_shown(ours, others), end_section=True)
-    Console().print(table)
+        for factor, rows in found.items():
+            said = "" if factor is None else f", bounds x {factor:g}"
+            table.add_row(f"  epsilon {case.epsilon:g} a row{said}", *_shown(np.array(rows), others))
+        table.add_section()
+    Console(width=140).print(table)
 
 
 def _shown(found: np.ndarray, reference: np.ndarray) -> tuple[str, ...]:

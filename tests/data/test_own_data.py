@@ -1042,7 +1042,7 @@ def test_what_noise_there_was_is_not_kept_of_own_data(tmp_path: Path) -> None:
 
 def test_noise_of_another_size_is_another_noise(tmp_path: Path) -> None:
     """A schedule's size follows from the number of rounds: where settings are told apart by nothing else, as of a run that is extended."""
-    rows = patients(240, 2).loc[:, ["age", "ward", "outcome", "hospital"]]
+    rows = patients(240, 2).loc[:, ["age", "ward", "outcome", "hospital"]]  # some hundred weights: with few, chance decides
     settings: dict[str, Any] = {"mechanism.name": "dpa", "mechanism.perturbed": "update", "mechanism.sensitivity": "update_clip"}
     settings |= {"mechanism.epsilon": 20.0, "mechanism.contraction": 0.5, "privacy.target_epsilon": "off", "data.bounds": {"age": [0, 100]}}
     settings |= {"training.server_learning_rate": 1.0, "training.server_momentum": 0.0}

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from ldpfl import api, mechanisms
 from ldpfl.api.configuring import configured
+from ldpfl.data.cells import reads
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.data.tables import reads_as_number
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.settings_listed import commented, sections
@@ -64,7 +64,7 @@ def without_formulas(found: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _no_formula(text: str) -> str:
-    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not reads_as_number(text) else text
+    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not reads(float, text) else text
 
 
 _BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -96,7 +96,7 @@ def overrides_of(
     Raises:
         ConfigError: a number is given for a column.
     """
-    if target is not None and reads_as_number(target):
+    if target is not None and reads(float, target):
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
     if (target is not None or client is not None) and data is None and recipe is None:
         raise ConfigError("--target and --client name columns of your own data: give them with --data")

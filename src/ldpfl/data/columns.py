@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.cells import Kind
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, as_text, is_absent
+from ldpfl.data.tables import Table, as_text
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.suggestions import did_you_mean
@@ -37,59 +38,84 @@ class Features:
     said: str
 
 
-def said_of_all(table: Table, config: DataConfig) -> DataConfig:
-    """Return ``config`` with a word about each column that is used: what is not said is what most of the cells in ``table`` are."""
-    names = _inputs(table, config)
-    of_words = {name for name in names if _is_of_words(table, name, config)}
+def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str, ...]]:
+    """Return ``config`` with a word about each column that is used, and notes on those left out.
+
+    What is not said is what most of the cells in ``table`` are.
+    """
+    names, notes = _inputs(table, config)
+    kinds = {name: _kind(table, name, config) for name in names}
     target = config.target_names[0]
-    return config.model_copy(
+    said = config.model_copy(
         update={
             "columns": names,
-            "words": [name for name in names if name in of_words and name not in config.categories],
-            "numbers": [name for name in names if name not in of_words and name not in config.bounds],
+            "words": [name for name in names if kinds[name] == "words" and name not in config.categories],
+            "dates": [name for name in names if kinds[name] == "dates"],
+            "numbers": [name for name in names if kinds[name] == "numbers" and name not in config.bounds],
             "bounds": {name: own for name, own in config.bounds.items() if name in (*names, target)},
             "categories": {name: own for name, own in config.categories.items() if name in names},
         }
     )
+    return said, notes
 
 
-def _inputs(train: Table, config: DataConfig) -> list[str]:
+def names_somebody(name: str) -> bool:
+    """Tell whether a column's name says that it tells whose a row is, such as ``id``, ``MRN`` or ``patient_id``."""
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    joined = "".join(words)
+    return joined in _IDENTIFIERS or (bool(words) and any(joined == whose + what for whose in _WHOSE for what in _WHAT))
+
+
+_IDENTIFIERS = frozenset({"id", "ids", "mrn", "uuid", "guid", "ssn", "name", "firstname", "lastname", "surname", "fullname", "rownumber"})
+_WHOSE = ("patient", "person", "subject", "participant", "record", "case", "row", "encounter", "visit", "admission", "stay", "sample")
+_WHAT = ("id", "ids", "identifier", "number", "nr", "no", "uuid", "guid", "name", "mrn")
+
+
+def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
     apart = {*config.target_names, config.client}
     if config.client in config.target_names:
         raise ConfigError(f"data.client and data.target both name {config.client!r}: clients are public, so the target would be public too")
-    for setting, names in (
-        ("columns", config.columns),
-        ("numbers", config.numbers),
-        ("words", config.words),
-        ("bounds", config.bounds),
-        ("categories", config.categories),
-    ):
+    named = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
+    for setting, names in named.items():
         for name in names:
             train.column(name, f"data.{setting}")
+    said = {name for names in named.values() for name in names}
     names = list(config.columns) or [name for name in train.columns if name not in apart]
     for name in names:
         if name in apart:
             raise ConfigError(f"data.columns names {name!r}, which is the target or the client: it cannot be an input too")
+    left_out = [name for name in names if name not in said and names_somebody(name)]
+    names = [name for name in names if name not in left_out]
+    note = f"left out, for their names say whose a row is: {', '.join(left_out)}; data.columns takes what it names"
     if not names:
-        raise DataError("the table has no column beside the target's and the client's: there is nothing to predict from")
-    return names
+        why = f" ({note})" if left_out else ""
+        raise DataError(f"the table has no column beside the target's and the client's: there is nothing to predict from{why}")
+    return names, (note,) if left_out else ()
 
 
-def _is_of_words(train: Table, name: str, config: DataConfig) -> bool:
-    said = [kind for kind in ("numbers", "bounds", "words", "categories") if name in getattr(config, kind)]
-    of_words = [kind in ("words", "categories") for kind in said]
-    if len(set(of_words)) > 1:
-        raise ConfigError(f"data.{said[0]} and data.{said[-1]} both name {name!r}: it holds numbers, or words")
-    return any(of_words) if said else not train.is_numeric(name)
+def _kind(train: Table, name: str, config: DataConfig) -> Kind:
+    said: dict[str, Kind] = {"numbers": "numbers", "dates": "dates", "bounds": "numbers", "words": "words", "categories": "words"}
+    if name in config.dates:
+        said["bounds"] = "dates"
+    kinds = {setting: kind for setting, kind in said.items() if name in getattr(config, setting)}
+    if len(set(kinds.values())) > 1:
+        first, *_, last = kinds
+        raise ConfigError(f"data.{first} and data.{last} both name {name!r}: it holds numbers, dates or words")
+    if kinds:
+        return next(iter(kinds.values()))
+    return train.kind(name)
 
 
-def words_of(table: Table, name: str, *, numeric: bool = False) -> list[str]:
-    """Return a column as words, "" where nothing stands; ``numeric`` ones that are the same number are the same word."""
+def words_of(table: Table, name: str, *, numeric: bool = False, values: Collection[str] = ()) -> list[str]:
+    """Return a column as words, "" where nothing stands; ``numeric`` ones that are the same number are the same word.
+
+    Those among ``values`` are words also where they usually stand for no value.
+    """
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
-        column = table.numbers(name)
+        column = column if column.dtype == np.float64 and values else table.numbers(name)
         return ["" if np.isnan(value) else as_text(value) for value in column]
-    return ["" if is_absent(text) else text.strip() for text in column]
+    return ["" if table.is_absent(text) and text.strip() not in values else text.strip() for text in column]
 
 
 def same_word(word: str) -> str:
@@ -130,19 +156,28 @@ def features_of(table: Table, config: DataConfig) -> Features:
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:
             bounds = bounds_of(config, name)
-            kind = "numbers" if bounds is None else "numbers, by data.bounds"
+            kind = "dates" if name in config.dates else "numbers"
+            kind += "" if bounds is None else ", by data.bounds"
             unscaled.append(Unscaled(name, width, bounds))
             part = _number_columns(table, name, config)
         parts.append(part)
         kinds.setdefault(kind, []).append(name)
         width += part.shape[1]
     said = "; ".join(f"{kind}: {', '.join(own)}" for kind, own in sorted(kinds.items()))
-    return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {said}")
+    rules = [rule for kind, rule in _RULES.items() if any(own.startswith(kind) for own in kinds)]
+    return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {'. '.join([said, *rules])}")
+
+
+_RULES = {
+    "numbers": "A number beyond a limit, such as <0.5 or >200, counts as the limit",
+    "dates": "A date counts as its days since 1970-01-01",
+}
+"""Rules that hold for any table, and are told whether or not it holds such cells: whether it does is private."""
 
 
 def _number_columns(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
     """Return a column (N, 1) as it stands, gaps too, or (N, 2) with what tells of its gaps."""
-    values = table.numbers(name)
+    values = table.numbers(name, kind="dates" if name in config.dates else "numbers")
     absent = np.isnan(values)
     if config.missing == "refuse" and absent.any():
         raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the column {name!r} has no value, and data.missing is 'refuse'")
@@ -165,7 +200,8 @@ def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
 
 
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
-    words, known = [same_word(word) for word in words_of(table, name)], config.categories.get(name)
+    known = config.categories.get(name)
+    words = [same_word(word) for word in words_of(table, name, values=known or ())]
     if known is None:
         places = [_place(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:

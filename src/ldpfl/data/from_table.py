@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         ConfigError: settings that do not fit each other.
         DataError: a column or a value does not fit; the file and line are named.
     """
-    tables = [table] if test is None else [table, test]
+    tables = [one.with_missing(config.missing_words) for one in (table, test) if one is not None]
+    table = tables[0]
     is_test = held_out(len(table), TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
     if test is None and not is_test.any():
         raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
@@ -42,10 +44,10 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     if config.text:
         inputs = [texts_of(one, config, targets) for one in tables]
     else:
-        said = said_of_all(table, config)
+        said, left_out = said_of_all(table, config)
         features = [features_of(one, said) for one in tables]
         inputs, unscaled = [torch.from_numpy(own.values) for own in features], features[0].unscaled
-        notes = (features[0].said, *notes)
+        notes = (features[0].said, *left_out, *notes)
     made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
     train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
     digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
@@ -78,7 +80,10 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
     return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
 
 
-_OF_COLUMNS = ("target", "columns", "bounds", "numbers", "words", "categories", "buckets", "missing", "text", "length", "vocabulary")
+_OF_COLUMNS = (
+    *("target", "columns", "bounds", "numbers", "words", "dates", "categories", "buckets"),
+    *("missing", "missing_words", "text", "length", "vocabulary"),
+)
 """Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
 
 
@@ -99,7 +104,7 @@ def _clients(table: Table, config: DataConfig, kept: NDArray[np.bool_]) -> NDArr
     if not config.client:
         return None
     table.column(config.client, "data.client")
-    words = words_of(table, config.client)
+    words = words_of(replace(table, missing=()), config.client)  # a client may be called None
     if "" in words:
         raise DataError(f"{table.where(words.index(''))}: the client's column {config.client!r} has no value")
     return numbered([words[place] for place in np.flatnonzero(kept)])

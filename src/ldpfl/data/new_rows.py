@@ -33,6 +33,7 @@ def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
         DataError: a column is missing, or a value does not fit; its place is named.
     """
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
+    table = table.with_missing(encoder.data.missing_words)
     if encoder.data.text:
         return texts_of(table, encoder.data, encoder.targets)
     return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))

@@ -15,7 +15,7 @@ from ldpfl.data.from_table import dataset_of
 from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import by_bounds
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Column, Table, is_absent, read_table
+from ldpfl.data.tables import Column, Table, read_table
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.tasks import ABSENT, Targets
 
@@ -45,7 +45,8 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
         DataError: the table cannot be read at all, or lacks a column.
     """
     stand_in = _stand_in(config, targets)
-    table = read_table(path, {*stand_in.columns, *config.numbers, *config.words, *config.bounds, *config.categories})
+    names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
+    table = read_table(path, names).with_missing(config.missing_words)
     readable, kept = _fitted(table, stand_in, config, targets)
     found = by_bounds(dataset_of(path.stem, readable, stand_in, config, targets))
     answers = found.train.targets
@@ -70,13 +71,17 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
     for name in stand_in.columns:
         cells = table.column(name, "data.target" if name in names else "data.columns")
         if name in names and targets == "class":
-            words = words_of(table, name)
+            words = words_of(table, name, values=config.classes)
             fits = np.array([word in config.classes for word in words])
             columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
         elif name in names and targets != "tokens":
             numbers = table.numbers(name, strict=False)
             fits = np.isin(numbers, (0, 1)) if targets == "classes" else ~np.isnan(numbers)
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+        elif name in config.dates:
+            known = ~np.isnan(table.numbers(name, kind="dates", strict=False))
+            fits = known if config.missing == "refuse" else kept
+            columns[name] = np.where(known, cells, stand_in.columns[name][0] if config.missing == "refuse" else "").astype(object)
         elif name in config.bounds:
             numbers = table.numbers(name, strict=False)
             fits = ~np.isnan(numbers) if config.missing == "refuse" else kept
@@ -85,8 +90,8 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
             columns[name] = cells if cells.dtype == object else np.array(words_of(table, name), dtype=object)
             fits = kept
         elif name in config.categories:
-            listed = set(map(same_word, config.categories[name]))
-            columns[name] = np.array([word if same_word(word) in listed else "" for word in words_of(table, name)], dtype=object)
+            listed, words = set(map(same_word, config.categories[name])), words_of(table, name, values=config.categories[name])
+            columns[name] = np.array([word if same_word(word) in listed else "" for word in words], dtype=object)
             fits = kept
         else:
             fits = kept
@@ -112,7 +117,9 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
     elif not config.columns:
         raise ConfigError("data.columns has to name what nodes' tables are read for, since nobody else sees them")
     for name in config.columns:
-        if name in config.bounds:
+        if name in config.bounds and name in config.dates:
+            yield name, np.array(["1970-01-01"], dtype=object)
+        elif name in config.bounds:
             yield name, np.array([config.bounds[name][0]])
         elif name in config.categories or name in config.words:
             yield name, np.array([config.categories.get(name, ["word"])[0]], dtype=object)
@@ -126,8 +133,6 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
 def _target(name: str, config: DataConfig, targets: Targets) -> Column:
     if targets == "class" and not config.classes:
         raise ConfigError("data.classes has to say which there are, since nobody else sees nodes' tables")
-    if targets == "class" and any(map(is_absent, config.classes)):
-        raise ConfigError("data.classes names a word that stands for no value, such as NA or none")
     if targets == "number" and name not in config.bounds:
         raise ConfigError(f"data.bounds has to hold those of the target {name!r}, since nobody else sees nodes' tables")
     if targets == "class":

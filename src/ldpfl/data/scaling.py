@@ -1,7 +1,8 @@
 """Scale a table's columns by quantiles that noisy histograms estimate.
 
 A column goes through :data:`STAGES` histograms. The first one of a column without public bounds has a bin for each power of two, so that
-it finds the column's magnitude whatever its unit; that of a column with bounds has equal bins within them. Each later one has bins that
+it finds the column's magnitude whatever its unit; that of a column with bounds has equal bins within them, finer ones near 0 and wide
+ones beyond, so that bounds say where to look closely and hide nothing. Each later one has bins that
 hold about as many rows each, by the histogram before it. The last one gives the quantiles, and a value becomes the standard normal
 deviate of its quantile: skewed columns and columns in any unit end on one scale, and no value lies far from 0.
 """
@@ -31,6 +32,12 @@ _POWERS = 2.0 ** np.arange(-30, 65)
 """Ends of the bins of the first histogram, on either side of 0; the bin in the middle holds what is nearly 0."""
 _BINS, _FEWEST = 16, 4
 """Bins of each later histogram, and of one whose noise is large."""
+_FINER = 4
+"""Within wide bounds the first histogram has so many bins more on either side of 0, each a sixteenth as wide as the one before."""
+_ROUGH = 0.35
+"""Share of a column's rows in one bin of its last histogram beyond which a noisy one may be much wider than the column's values lie."""
+_FAINT = 12.0
+"""Standard deviations of noise that the last histogram of a column should hold; with less, its bins may be noise for the most part."""
 _CLEAR = 6.0
 """Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
 _TAIL = 0.01
@@ -86,9 +93,16 @@ def first_edges(column: Unscaled) -> Floats:
     """Return the edges of a column's first histogram."""
     if column.classes:
         return np.arange(column.classes + 1, dtype=np.float64) - 0.5
-    if column.bounds is not None:
-        return np.linspace(*column.bounds, _BINS + 1)
-    return np.concatenate([-_POWERS[::-1], _POWERS])
+    if column.bounds is None:
+        return np.concatenate([-_POWERS[::-1], _POWERS])
+    low, high = column.bounds
+    width = (high - low) / _BINS
+    near_zero = width / 16.0 ** np.arange(1, _FINER + 1)
+    near_zero = np.concatenate([-near_zero, near_zero])
+    near_zero = near_zero[(near_zero > low) & (near_zero < high)]
+    beyond = np.concatenate([-_POWERS[::-4], _POWERS[::4]])
+    beyond = beyond[(beyond < low - width) | (beyond > high + width)] if column.place is not None else beyond[:0]
+    return np.unique(np.concatenate([np.linspace(low, high, _BINS + 1), near_zero, beyond]))
 
 
 def next_edges(histogram: Histogram) -> Floats:
@@ -122,6 +136,15 @@ def knots_of(histogram: Histogram) -> Knots | None:
     low, high = (deviates[0] - (deviates[1] - deviates[0]) / 2, deviates[-1] + (deviates[-1] - deviates[-2]) / 2)
     values = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     return tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
+
+
+def is_rough(histogram: Histogram) -> bool:
+    """Tell whether the last histogram of a column may tell its scale wrongly.
+
+    Its rows are then hardly more than the noise, or one bin holds many of them where noise forbade narrower bins.
+    """
+    held, noise = np.maximum(histogram.counts, 0.0), histogram.noise
+    return bool(held.sum() < _FAINT * noise or (held.max() > _ROUGH * held.sum() and held.sum() < _CLEAR * _BINS * noise))
 
 
 def within(bounds: tuple[float, float]) -> Knots:

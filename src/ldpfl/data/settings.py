@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from datetime import date
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from ldpfl.data.cells import MISSING_WORDS, day_in
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
 from ldpfl.errors import ConfigError
 from ldpfl.importing import GIVEN, is_code
@@ -13,6 +15,16 @@ from ldpfl.quantities import Count, Positive
 
 NODE = "node"
 """Name of data that each client on Flower has itself."""
+
+
+def _day(value: Any) -> Any:
+    """Return the day of a bound that is a date; what is none is left to be checked."""
+    if not isinstance(value, str | date):
+        return value
+    try:
+        return day_in(value if isinstance(value, str) else value.isoformat())
+    except ValueError:
+        return value
 
 
 class DataConfig(BaseModel):
@@ -32,7 +44,8 @@ class DataConfig(BaseModel):
     client: str = ""
     """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
-    """For columns of numbers, the least and the largest value that the public knows of; see ``scaling``."""
+    """For columns of numbers, the least and the largest value that the public knows of; see ``scaling``. Of a column of dates they may be
+    dates, ``["2015-01-01", "2024-12-31"]``, which are kept as days since 1970."""
     scaling: Literal["quantiles", "bounds"] = "quantiles"
     """How numbers come to one scale: ``quantiles`` of each column, measured before the first round by the mechanism and as a part of its
     guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing."""
@@ -43,6 +56,11 @@ class DataConfig(BaseModel):
     """Columns that hold numbers, and ``words`` those that hold words, where what most of their cells are is not to decide."""
     words: list[str] = []
     """See ``numbers``."""
+    dates: list[str] = []
+    """Columns of ISO dates, or dates and times, such as ``2024-12-31T08:30``; see ``numbers``. They become days since 1970-01-01."""
+    missing_words: list[str] = list(MISSING_WORDS)
+    """What stands for no value, in any case of letters, as an empty cell always does; numbers such as 999 too. A word that ``classes`` or
+    ``categories`` names is a value all the same, and so is the name of a client."""
     categories: dict[str, list[str]] = {}
     """For columns of words, what may stand there, as the public knows it. Without, words are hashed into ``buckets`` places."""
     buckets: Annotated[int, Field(ge=2, le=4096)] = 128
@@ -78,6 +96,21 @@ class DataConfig(BaseModel):
     test rows they are not protected."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _days_of_dates(cls, given: Any) -> Any:
+        """Turn bounds that are dates into days, and say that their columns are of dates."""
+        bounds = given.get("bounds") if isinstance(given, dict) else None
+        if not isinstance(bounds, dict):
+            return given
+        pairs = {name: pair for name, pair in bounds.items() if isinstance(pair, list)}
+        days = {name: [_day(value) for value in pair] for name, pair in pairs.items()}
+        of_dates = [name for name, pair in pairs.items() if days[name] != pair]
+        known = given.get("dates", [])
+        if not of_dates or not isinstance(known, list):
+            return given
+        return {**given, "bounds": bounds | days, "dates": [*known, *(name for name in of_dates if name not in known)]}
 
     @property
     def target_names(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, kind_of, no_value, numbers_among, reads, unclear
 from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError, shown
 from ldpfl.suggestions import did_you_mean
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-_NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+_NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 _DELIMITERS = ",;\t|"
-_ABSENT = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "."})
-"""What stands in a cell, in any case, where there is no value."""
 
 Column = NDArray[Any]
 """(N,) float64 with NaN where nothing stands, or texts with "" there."""
@@ -43,11 +42,13 @@ class Table:
         columns: by name; numbers are float64, all else is text. What a CSV file holds is text until a reader wants numbers.
         where: tells the place of a row, for error messages.
         digest: identifies the content.
+        missing: texts, in lower case, that stand for no value; an empty cell has none either.
     """
 
     columns: Mapping[str, Column]
     where: Callable[[int], str]
     digest: str
+    missing: Collection[str] = MISSING_WORDS
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -62,54 +63,78 @@ class Table:
             raise DataError(f"{setting} names no column {shown(name)}: {did_you_mean(name, self.columns)}")
         return self.columns[name]
 
-    def numbers(self, name: str, *, strict: bool = True) -> NDArray[np.float64]:
-        """Return a column as numbers, NaN where nothing stands; where it is not ``strict``, also where something else does.
+    def with_missing(self, words: Collection[str]) -> Table:
+        """Return the same table, in which these words stand for no value."""
+        return replace(self, missing=frozenset(word.strip().lower() for word in words))
+
+    def numbers(self, name: str, *, kind: Kind = "numbers", strict: bool = True) -> NDArray[np.float64]:
+        """Return a column as numbers, or its dates as days, NaN where nothing stands; if not ``strict``, also where something else does.
 
         Raises:
-            DataError: something else than a number stands in it; its place is named.
+            DataError: something else than a number, or a date, stands in it; its place is named.
         """
         column = self.columns[name]
-        if column.dtype == np.float64:
-            return column
-        return np.array([self._number(name, row, text, strict=strict) for row, text in enumerate(column)], dtype=np.float64)
+        if column.dtype != np.float64:
+            found = np.array([self._number(name, row, text, kind, strict=strict) for row, text in enumerate(column)], dtype=np.float64)
+        elif kind == "numbers":
+            found = column
+        else:
+            self._check_no_number(name, column, strict=strict)
+            found = np.full(len(column), np.nan)
+        gaps = numbers_among(self.missing) if kind == "numbers" else []
+        return np.where(np.isin(found, gaps), np.nan, found) if gaps else found
 
-    def _number(self, name: str, row: int, text: str, *, strict: bool) -> float:
-        if is_absent(text):
+    def _check_no_number(self, name: str, column: Column, *, strict: bool) -> None:
+        there = np.flatnonzero(~np.isnan(column))
+        if strict and there.size:
+            raise DataError(f"{self.where(int(there[0]))}: what stands in the column {name!r} is a number, and an ISO date is expected")
+
+    def _number(self, name: str, row: int, text: str, kind: Kind, *, strict: bool) -> float:
+        if self.is_absent(text):
             return np.nan
         try:
-            value = float(text)
+            value = READERS[kind](text)
         except ValueError:
             if not strict:
                 return np.nan
-            remedy = f"mend it, or name what may stand there in data.categories.{name}"
-            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no number, as others there are; {remedy}") from None
+            remedy = f"mend it, or name what may stand there in data.categories.{name}, or what stands for no value in data.missing_words"
+            expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
+            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {remedy}") from None
         if not np.isfinite(value) and not strict:
             return np.nan
         if not np.isfinite(value):
             raise DataError(f"{self.where(row)}: what stands in the column {name!r} is infinite or NaN, and a finite number is expected")
         return value
 
+    def is_absent(self, text: str) -> bool:
+        """Tell whether a cell stands for no value."""
+        return no_value(text, self.missing)
+
     def is_numeric(self, name: str) -> bool:
-        """Tell whether most of what stands in a column are numbers."""
+        """Tell whether most of what stands in a column are numbers, none of them a limit such as ``<0.5``."""
         column = self.columns[name]
         if column.dtype == np.float64:
             return True
-        present = [text for text in column if not is_absent(text)]
-        return bool(present) and 2 * sum(map(reads_as_number, present)) > len(present)
+        present = self._present(column)
+        return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present)
 
+    def kind(self, name: str) -> Kind:
+        """Return what most of what stands in a column is.
 
-def is_absent(text: str) -> bool:
-    """Tell whether a cell stands for no value."""
-    return text.strip().lower() in _ABSENT
+        Raises:
+            DataError: most of it can be read in two ways.
+        """
+        column = self.columns[name]
+        if column.dtype == np.float64:
+            return "numbers"
+        present = self._present(column)
+        found = kind_of(present)
+        if found == "words" and (said := unclear(present)):
+            raise DataError(f"the column {name!r} holds {said}; or name it in data.words, to take it as words")
+        return found
 
-
-def reads_as_number(text: str) -> bool:
-    """Tell whether ``text`` is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    def _present(self, column: Column) -> list[str]:
+        return [text for text in column if not self.is_absent(text)]
 
 
 def read_table(path: Path, only: Collection[str] | None = None) -> Table:
@@ -175,7 +200,7 @@ def _with_points(column: Column, *, always: bool) -> Column:
 
     What one cell holds decides about no other: among numbers, what is none is left as it is, to be refused.
     """
-    present = [text for text in column if not is_absent(text)]
+    present = [text for text in column if not no_value(text, MISSING_WORDS)]
     numbers = sum(bool(_NUMBER_WITH_COMMA.fullmatch(text.strip())) for text in present)
     if 2 * numbers <= len(present) and not always:  # where even the majority is not public, each cell is taken by itself
         return column

@@ -77,7 +77,7 @@ def _label(table: Table, name: str) -> Tensor:
 
 def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> Told:
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
-    words = [words_of(table, name, numeric=numeric) for table in tables]
+    words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
     for table, own in zip(tables, words, strict=True):
         _check_all(table, name, np.array([not word for word in own]))
     known = list(config.classes) or _found_classes(tables[0], name, words[0])
@@ -119,7 +119,8 @@ def _natural(word: str) -> tuple[int, float, str]:
 def _check_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
     if absent.any():
         where = table.where(int(np.flatnonzero(absent)[0]))
-        raise DataError(f"{where}: the target {name!r} has no value (NA, None and the like are none); leave such rows out")
+        none = "NA, None and the like are none, unless data.classes names them"
+        raise DataError(f"{where}: the target {name!r} has no value ({none}); leave such rows out")
 
 
 def _tokens_to_tell(table: Table, config: DataConfig) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any
 
 import tomli_w
 
-from ldpfl.data.tables import is_absent, read_table
+from ldpfl.data.columns import names_somebody
+from ldpfl.data.tables import read_table
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import toml_value
 from ldpfl.files import write_text
@@ -85,18 +86,20 @@ def public_settings(path: Path, target: str, client: str | None, bounds: Mapping
     for name, setting in ((target, "--target"), (client, "--client"), *((name, "data.bounds") for name in bounds)):
         if name is not None:
             table.column(name, setting)
-    columns = [name for name in table.columns if name not in (target, client)]
-    numbers = [name for name in (*columns, *([] if classes else [target])) if table.is_numeric(name)]
+    columns = [name for name in table.columns if name not in (target, client) and not names_somebody(name)]
+    kinds = {name: table.kind(name) for name in (*columns, *([] if classes else [target]))}
     found: dict[str, Any] = {
         "data.name": "node",
         "data.target": target,
         "data.columns": columns,
-        "data.bounds": {name: list(bounds.get(name, NOT_KNOWN)) for name in numbers},
-        "data.words": [name for name in columns if not table.is_numeric(name)],
+        "data.bounds": {name: list(bounds.get(name, NOT_KNOWN)) for name, kind in kinds.items() if kind != "words"},
+        "data.words": [name for name in columns if kinds[name] == "words"],
     }
+    if dates := [name for name in columns if kinds[name] == "dates"]:
+        found["data.dates"] = dates
     if classes:
         cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
-        found["data.classes"] = sorted({cell for cell in cells if not is_absent(cell)})
+        found["data.classes"] = sorted({cell for cell in cells if not table.is_absent(cell)})
     return found
 
 

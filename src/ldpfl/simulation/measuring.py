@@ -115,6 +115,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     shares: list[float] = []
     hidden: list[str] = []
     by_bounds: list[str] = []
+    rough: list[str] = []
     target = None
     for number, column in enumerate(dataset.unscaled):
         last = stages[-1][number]
@@ -126,6 +127,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
                 target = (sum(column.bounds) / 2, (column.bounds[1] - column.bounds[0]) / 2)
         else:
             found = None if last is None else scaling.knots_of(last)
+            if last is not None and found is not None and scaling.is_rough(last):
+                rough.append(column.name)
             if found is None:
                 (hidden if column.bounds is None else by_bounds).append(column.name)
                 found = None if column.bounds is None else scaling.within(column.bounds)
@@ -137,6 +140,11 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
         )
     if by_bounds:
         dataset = dataset.noted(f"not seen above the noise of measuring, and so scaled by data.bounds alone: {', '.join(by_bounds)}")
+    if rough:
+        dataset = dataset.noted(
+            f"seen only roughly above the noise of measuring, so that their scale may be wrong: {', '.join(rough)}; narrower data.bounds, "
+            "a larger privacy.measuring_share or target epsilon, or more rows help"
+        )
     return scaling.scaled(dataset, knots, target, tuple(shares))
 
 

@@ -1,0 +1,93 @@
+"""A cell is read by itself: as a number, with its limit, as a date, as no value, or not at all."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ldpfl.data.cells import READERS, day_in, kind_of, no_value, number_in, reads, unclear
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(value=NUMBERS, sign=st.sampled_from(["<", ">", "<=", ">=", "=<", "=>", "≤", "≥"]), gap=st.sampled_from(["", " ", "  "]))
+def test_a_value_beyond_a_limit_counts_as_the_limit(value: float, sign: str, gap: str) -> None:
+    assert number_in(f" {sign}{gap}{value!r} ") == value
+
+
+@pytest.mark.parametrize("text", ["", "<", "< ", "<>5", "<<5", "<x", "5<", "<nan", "< inf", "≤ low", "1,5", "5 mg", "2020-01-01"])
+def test_what_is_no_number_is_not_read_as_one(text: str) -> None:
+    assert not reads(number_in, text)
+
+
+@given(day=st.dates())
+def test_a_date_is_its_days_since_1970(day: date) -> None:
+    assert day_in(day.isoformat()) == (day - date(1970, 1, 1)).days
+
+
+@given(
+    moment=st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1)),
+    minutes=st.integers(-23 * 60, 23 * 60),
+    between=st.sampled_from(["T", " "]),
+)
+def test_a_moment_with_a_zone_counts_in_utc(moment: datetime, minutes: int, between: str) -> None:
+    zoned = moment.replace(tzinfo=timezone(timedelta(minutes=minutes)))
+    expected = (zoned - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(days=1)
+    assert day_in(zoned.isoformat(sep=between)) == pytest.approx(expected, abs=1e-9)
+    assert day_in(moment.isoformat(sep=between)) == pytest.approx((moment - datetime(1970, 1, 1)) / timedelta(days=1), abs=1e-9)
+
+
+@pytest.mark.parametrize("text", ["2020-01-01T08:30Z", "2020-01-01 08:30 +00:00", "2020-01-01 08:30:00.000000000", "2020-01-01T09:30+01"])
+def test_times_are_parts_of_a_day(text: str) -> None:
+    assert day_in(text) == pytest.approx(18262 + 8.5 / 24)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2020", "2020-1-1", "2020-02-30", "20200101", "03/04/2020", "2020-01-01T25:00", "9999-12-31T23:00-05:00"]
+)
+def test_what_is_no_iso_date_is_not_read_as_one(text: str) -> None:
+    assert not reads(day_in, text)
+
+
+@given(text=st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for reader in READERS.values():
+        with suppress(ValueError):
+            assert isinstance(reader(text), float)
+    assert isinstance(no_value(text, ()), bool)
+    assert isinstance(unclear([text]), str)
+
+
+def test_most_cells_say_what_a_column_holds() -> None:
+    assert kind_of(["1", "2", "<3"]) == "numbers"
+    assert kind_of(["2020-01-01", "2020-01-02", "soon"]) == "dates"
+    assert kind_of(["1", "a", "b"]) == "words"
+    assert kind_of([]) == "words"
+    assert kind_of(["yes", "no"]) == "words"
+
+
+def test_groups_by_a_limit_are_words() -> None:
+    """Else ``<50`` and ``>=50`` would be the same number."""
+    assert kind_of(["<50", ">=50"] * 10) == "words"
+    assert kind_of(["<0.5"] * 8 + ["0.7", "12"]) == "numbers"  # most patients are below what can be measured
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["03/04/2020", "13/04/2020", "x"], "day and month"),
+        (["3.4.20", "1.1.1999"], "day and month"),
+        (["03-04-2020 08:30"], "day and month"),
+        (["1,5", "2,75", "3"], "a comma"),
+        (["1.234,5"], "a comma"),
+        (["a", "b", "1,5"], ""),
+        (["2020-01-02"], ""),
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_named(cells: list[str], said: str) -> None:
+    assert said in unclear(cells)
+    assert bool(said) == bool(unclear(cells))
