@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import flower_parts  # switches Flower's telemetry off before it is imported
 import numpy as np
@@ -176,7 +177,7 @@ class Picky(nn.Sequential):
     def forward(self, inputs: Tensor) -> Tensor:
         if float(inputs.mean()) < self.darkest:
             raise Fails("PATIENT-4711")
-        found: Tensor = super().forward(inputs)
+        found: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -263,14 +264,14 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
 ) -> None:
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     node = OpenNode()
-    asked = {
-        "GivesWeights": (flower_parts.app_of(node=node), TERMS, "LdpClientApp(records=...)"),
-        "GivesGradients": (app_of(task_of(), node), terms_of(), "set mechanism.perturbed to 'gradient'"),
-    }
-    for app, terms, said in asked.values():
-        reply = ask(app, instruction(terms))
-        assert said in reply.error.reason
-        assert len(reply.error.reason) <= 80  # or the server's error would cut it off
+    asked = (
+        (flower_parts.app_of(node=node), TERMS, "LdpClientApp(records=...)"),
+        (app_of(task_of(), node), terms_of(), "set mechanism.perturbed to 'gradient'"),
+    )
+    for app, terms, said in asked:
+        reason = str(ask(app, instruction(terms)).error.reason)
+        assert said in reason
+        assert len(reason) <= 80  # or the server's error would cut it off
     assert "is to give LdpClientApp(records=...): see docs/flower.md" in caplog.text
     assert "is to set mechanism.perturbed to 'gradient'" in caplog.text
     assert node.steps == []
@@ -299,16 +300,17 @@ def test_an_app_of_nothing_or_of_two_things_is_refused() -> None:
         with pytest.raises(ConfigError, match="give one of them"):
             LdpClientApp(**given)  # type: ignore[arg-type]
     inputs, targets = rows()
-    for parts, said in (
-        ((inputs.double(), targets), "inputs are torch.float64 of shape .* expected rows of float32 or int64"),
-        ((inputs, targets.byte()), "targets are torch.uint8"),
-        (({}, targets), "inputs are an empty dict"),
-        ((inputs.numpy(), targets), "to be PyTorch tensors"),
-        ((inputs, targets[:4]), "inputs have 6 rows and targets have 4"),
-        ((inputs[:0], targets[:0]), "there are no records"),
-    ):
+    refused: tuple[tuple[Any, Any, str], ...] = (
+        (inputs.double(), targets, "inputs are torch.float64 of shape .* expected rows of float32 or int64"),
+        (inputs, targets.byte(), "targets are torch.uint8"),
+        ({}, targets, "inputs are an empty dict"),
+        (inputs.numpy(), targets, "to be PyTorch tensors"),
+        (inputs, targets[:4], "inputs have 6 rows and targets have 4"),
+        (inputs[:0], targets[:0], "there are no records"),
+    )
+    for own, told, said in refused:
         with pytest.raises(ConfigError, match=said):
-            RecordTask(nn.Linear(4, 3), *parts, F.cross_entropy)  # type: ignore[arg-type]
+            RecordTask(nn.Linear(4, 3), own, told, F.cross_entropy)
 
 
 class Ward(nn.Module):
