@@ -32,7 +32,7 @@ from ldpfl.planning.regimes import RegimePlan
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report.console import noise_table, result_table, sweep_table
+from ldpfl.report.console import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import audit_table, canary_table, guarantees, plan_table, regime_table
@@ -93,7 +93,8 @@ class RunResult(Shown):
 
     @property
     def metric(self) -> str:
-        """Name of the figure by which models are judged: accuracy, AUROC of several labels, R2, perplexity, or a task's own."""
+        """Name of the figure by which models are judged: AUROC of two classes or of several labels, accuracy of more classes, R2,
+        perplexity, or a task's own."""
         return str(self._figures["metric"])
 
     @property
@@ -103,13 +104,42 @@ class RunResult(Shown):
 
     @property
     def scores(self) -> dict[str, float | None]:
-        """All figures of the final model that its task knows, by name; None where one has no value."""
+        """All figures of the final model on the test rows, by name; None where one has no value."""
         return dict(self._figures["scores"])
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % bootstrap interval of each of the :attr:`scores` that has one, over the test rows."""
+        return {name: (ends[0], ends[1]) for name, ends in self._figures.get("intervals", {}).items()}
+
+    def scores_to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a figure: of the model, its 95 % interval, and of what it is compared with, the same without noise and pooled."""
+        import pandas
+
+        figures = self._figures
+        ends = pandas.DataFrame(self.intervals, index=["low", "high"]).T
+        columns = {"model": self.scores, "without noise": figures["noise_free_scores"], "pooled": figures["pooled_scores"]}
+        table = pandas.DataFrame({name: pandas.Series(own, dtype=float) for name, own in columns.items()})
+        return table.join(ends).reindex(list(self.scores))[["model", "low", "high", "without noise", "pooled"]].rename_axis("figure")
+
+    def sites_to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a client of the test rows, the worst first: its rows, its figures and why it has none; empty without clients."""
+        import pandas
+
+        rows = [
+            {**{key: value for key, value in site.items() if key not in ("scores", "intervals")}, **site["scores"]} for site in self._sites
+        ]
+        return pandas.DataFrame(rows)
+
+    @property
+    def _sites(self) -> list[dict[str, Any]]:
+        return list(self._figures.get("sites", ()))
 
     @property
     def accuracy(self) -> float:
         """Share of the evaluation samples that the final model classifies correctly; NaN of a model that is no classifier."""
-        return self.score if self.metric == ACCURACY else nan
+        found = self.score if self.metric == ACCURACY else self.scores.get(ACCURACY)
+        return nan if found is None else found
 
     @property
     def bytes_per_client(self) -> int:
@@ -149,7 +179,8 @@ class RunResult(Shown):
 
     def __rich__(self) -> Group:
         caveats = (Text(f"note: {caveat}", style="yellow") for caveat in self._figures["caveats"])
-        return Group(result_table(self.to_dict()), self.privacy, *caveats)
+        figures = self.to_dict()
+        return Group(result_table(figures), *quality_tables(figures), self.privacy, *caveats)
 
 
 def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
