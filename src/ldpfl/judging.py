@@ -5,7 +5,7 @@ A bootstrap resample counts each row so many times. A figure is a function of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +197,8 @@ def _mean_auroc(scores: Floats, seen: Floats) -> Callable[[Floats], dict[str, Fl
 def _mean(values: Floats) -> Floats:
     """Return the mean over the rows of ``values`` (K, B) that have one."""
     known = np.isfinite(values)
-    return np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    mean: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    return mean
 
 
 def _slope(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
@@ -229,8 +230,3 @@ def _stepped(counts: Floats, fitted: Floats, residual: Floats, curvature: Floats
     (g0, g1), (h00, h01, _, h11) = (counts @ residual).T, (counts @ curvature).T
     slope: Floats = fitted[1] + (h00 * g1 - h01 * g0) / (h00 * h11 - h01**2)
     return slope
-
-
-def names_of(figures: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the names of all figures, in the order in which they first come."""
-    return list(dict.fromkeys(name for own in figures for name in own))

@@ -166,7 +166,7 @@ def _of_images(given: Pictures, config: DataConfig) -> Dataset:
 
 def _of_files(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
     """Return whose each image is; test images of a split of their own name nobody."""
-    kept, held = ([names[place] for place in np.flatnonzero(own)] for own in (~is_test, is_test))
+    kept, held = ([names[int(place)] for place in np.flatnonzero(own)] for own in (~is_test, is_test))
     return owners_of(kept, held or None)
 
 

@@ -235,7 +235,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
 _OF_A_TENTH = ("predicted", "observed", "low", "high")
 _CALIBRATION = "What was observed against what was predicted, for each tenth of the test rows by predicted risk, with 95 % intervals."
 _PREDICTED = (
-    "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of what was observed."
+    "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of observations."
 )
 
 
