@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -217,11 +217,16 @@ class SweepResult(Shown):
         """Return budget as the papers count it, noise and score by round; None where no mechanism has a noise schedule."""
         return _drawn(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a variant and point, with mean score, its deviation, bytes and the local epsilon of a run."""
+    def to_dataframe(self, *, by_seed: bool = False) -> pandas.DataFrame:
+        """Return a row a variant and point, with mean score, its deviation, bytes and the local epsilon of a run.
+
+        ``by_seed`` gives a row a finished run instead, with its variant, its point and all its figures; runs are counted from 1.
+        """
         import pandas
 
-        return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
+        if not by_seed:
+            return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
+        return pandas.DataFrame([run for row in self.rows for run in _runs_of(row)])
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return what ``rows.json`` of a sweep's folder holds."""
@@ -230,6 +235,13 @@ class SweepResult(Shown):
     def __rich__(self) -> Table | RenderableType:
         table = sweep_table(self.config, self.rows)
         return Group(table, noise_table(self.config, self.rows)) if any(row.noise for row in self.rows) else table
+
+
+def _runs_of(row: Row) -> Iterator[dict[str, Any]]:
+    """Yield each finished run of a row of a sweep, with all its figures."""
+    for place, score in enumerate(row.score):
+        figures = {name: values[place] for name, values in row.scores.items()}
+        yield {"variant": row.variant, **dict(row.point), "run": place + 1, row.metric: score, **figures, "budget": row.budget}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import ceil, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any
         encoder, risks = federation.encoder, expit(judged.told)
         found["event"] = printable(encoder.classes[1]) if encoder is not None and encoder.classes else "1"
         found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True)
-        counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, 1.0))
+        counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
         found["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}
     elif judged.is_of_numbers:
         found["calibration"] = judging.calibration(judged.told, judged.seen, shares=False)

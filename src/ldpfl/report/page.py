@@ -234,15 +234,13 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
 
 _OF_A_TENTH = ("predicted", "observed", "low", "high")
 _CALIBRATION = "What was observed against what was predicted, for each tenth of the test rows by predicted risk, with 95 % intervals."
-_PREDICTED = (
-    "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of observations."
-)
+_PREDICTED = "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of observations."
 
 
 def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if result.get("risks"):
         for (low, high), rows in zip(pairwise(result["risks"]["edges"]), result["risks"]["rows"], strict=True):
-            yield f"{low:.0%} to {high:.0%}", f"{rows:,}"
+            yield f"{low:.2%} to {high:.2%}", f"{rows:,}"
 
 
 def _first_clamped(folder: RunFolder) -> Any:
