@@ -78,7 +78,7 @@ def test_a_table_from_the_command_line(table: Path, ldpfl: CommandLine, tmp_path
     for said in ("AUROC (test)", "accuracy", "guarantee met: epsilon", "taken from the data"):
         assert said in outcome.out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["clients"], result["metric"]) == (5, "accuracy")
+    assert (result["clients"], result["metric"]) == (5, "AUROC")
     assert result["privacy"]["local"] <= 4
     again = ldpfl(*arguments, "--out", str(tmp_path / "again"), "--json")
     assert json.loads(again.out)["scores"] == result["scores"]

@@ -43,8 +43,9 @@ def result_table(result: dict[str, Any]) -> Table:
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
     table.add_row(Text(f"{metric} ({result['evaluated_on']})"), with_interval(metric, score, result.get("intervals", {}).get(metric)))
     if COMMONEST in result["scores"]:
-        right, always = (shown(ACCURACY, result["scores"][name]) for name in (ACCURACY, COMMONEST))
-        table.add_row("accuracy", f"{right}; always saying the commonest class: {always}")
+        if metric != ACCURACY:
+            table.add_row(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]))
+        table.add_row("commonest class, always", shown(COMMONEST, result["scores"][COMMONEST]))
     if baseline is not None and score is not None:
         # Where much was clamped, the same without noise tells the two apart.
         clamped = result.get("clamped_score")
@@ -75,7 +76,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     """Return the table of all figures beside their references, and that of clients; none where there is one figure, or no client."""
     tables = []
     if len(result["scores"]) > 1:
-        caption = event_of(result)
+        caption = f"{event_of(result)}{' (95 % bootstrap intervals over test rows)' * bool(result.get('intervals'))}".strip()
         if result.get("pooled_scores"):
             caption += f" {POOLED}"
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption.strip()))

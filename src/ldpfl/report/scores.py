@@ -60,8 +60,8 @@ def event_of(result: Mapping[str, Any]) -> str:
 
 def figure_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the headings of the table of figures: the model's own, and those of what it is compared with where they are known."""
-    kept = (("noise_free_scores", "without noise"), ("pooled_scores", "pooled, without noise"))
-    return "figure", "model (95 % interval)", *(title for key, title in kept if result.get(key))
+    kept = (("noise_free_scores", "without noise"), ("pooled_scores", "pooled"))
+    return "figure", "model", *(title for key, title in kept if result.get(key))
 
 
 def figure_rows(result: Mapping[str, Any]) -> list[list[str]]:
