@@ -96,6 +96,14 @@ def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
         assert found[name] == pytest.approx((low, high), abs=0.2 * (high - low)), name
 
 
+def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
+    """Of ten equal classes the largest share of a resample is larger than a tenth, always."""
+    random = np.random.default_rng(5)
+    figures = judging.of_several_classes(random.normal(size=(ROWS, 10)), np.arange(ROWS) % 10)
+    low, high = judging.intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
+    assert low < 0.1 < high
+
+
 def test_a_count_is_a_row_that_is_there_so_often() -> None:
     logits, events = drawn(30)
     often = np.random.default_rng(2).integers(3, size=30)
@@ -103,7 +111,7 @@ def test_a_count_is_a_row_that_is_there_so_often() -> None:
     whole, parts = judging.of_two_classes(logits, events), judging.of_two_classes(logits[own], events[own])
     expected = judging.point(parts, own.size)
     for name, value in whole(often[None].astype(np.float64)).items():
-        if name != "calibration slope" and "base rate" not in name:  # one step from, and at a threshold of, all rows
+        if name not in ("calibration slope", "accuracy of the commonest class") and "base rate" not in name:  # of all rows
             assert value[0] == pytest.approx(expected[name]), name
 
 

@@ -47,6 +47,7 @@ def of_two_classes(logits: Floats, events: NDArray[np.bool_]) -> Counted:
     correct = (risks > 0.5) == events
     parts = [np.ones_like(seen), seen, risks, (risks - seen) ** 2, correct, seen * correct]
     parts += [part for own in flagged.values() for part in (own * seen, own)]
+    is_common = seen.mean() > 0.5  # of all rows: the larger share of a resample is larger than either on average
     sums_of, ranked, slope = np.stack(parts, axis=1).astype(np.float64), _ranked(logits, seen), _slope(logits, seen)
 
     def figures(counts: Floats) -> dict[str, Floats]:
@@ -62,7 +63,7 @@ def of_two_classes(logits: Floats, events: NDArray[np.bool_]) -> Counted:
             OBSERVED: hits / rows,
             SLOPE: slope(counts),
             ACCURACY: right / rows,
-            COMMONEST: np.maximum(hits, rows - hits) / rows,
+            COMMONEST: (hits if is_common else rows - hits) / rows,
             MACRO_F1: sum(np.nan_to_num(own) for own in f1) / 2,
         }
         for place, name in enumerate(flagged):
@@ -80,13 +81,13 @@ def of_several_classes(logits: Floats, classes: NDArray[np.int64]) -> Counted:
     known = np.eye(logits.shape[1])
     chances, told, seen = softmax(logits, axis=1), known[logits.argmax(axis=1)], known[classes]
     sums_of = np.concatenate([told * seen, told, seen, ((chances - seen) ** 2).sum(axis=1, keepdims=True)], axis=1)
-    auroc = _mean_auroc(chances, seen)
+    auroc, commonest = _mean_auroc(chances, seen), seen.sum(axis=0).argmax()
 
     def figures(counts: Floats) -> dict[str, Floats]:
         *by_class, brier = (counts @ sums_of).T
         right, said, there = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
-        values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: there.max(axis=0) / rows}
+        values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: there[commonest] / rows}
         return {**values, MACRO_F1: _mean(2 * right / (said + there)), **auroc(counts), BRIER: brier / rows}
 
     return figures

@@ -185,7 +185,7 @@ def test_what_left_as_it_is_is_said_of_a_result(finished: ldpfl.RunResult) -> No
 
 
 def test_a_sweep_has_a_row_a_seed_with_all_figures() -> None:
-    figures = {"AUROC": (0.7, 0.8), "accuracy": (0.9, None)}
+    figures: dict[str, tuple[float | None, ...]] = {"AUROC": (0.7, 0.8), "accuracy": (0.9, None)}
     row = Row("own", (("clients.count", 5),), (0.7, 0.8), 10, {"local": 4.0}, 1.0, metric="AUROC", scores=figures)
     config = SweepConfig(name="s", recipe="quickstart", seeds=[0, 1], variants={"own": []}, axes={"clients.count": [5]})
     result = SweepResult(config, (row,), (), None)

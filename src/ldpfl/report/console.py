@@ -76,10 +76,10 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     """Return the table of all figures beside their references, and that of clients; none where there is one figure, or no client."""
     tables = []
     if len(result["scores"]) > 1:
-        caption = f"{event_of(result)}{' (95 % bootstrap intervals over test rows)' * bool(result.get('intervals'))}".strip()
-        if result.get("pooled_scores"):
-            caption += f" {POOLED}"
-        tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption.strip()))
+        intervals = "Intervals: 95 %, by a bootstrap over test rows." if result.get("intervals") else ""
+        said = filter(None, (event_of(result), intervals, POOLED if result.get("pooled_scores") else ""))
+        caption = " ".join(said)
+        tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
         caption = f"and {more:,} clients more, in result.json and report.html" if more else ""
