@@ -50,7 +50,7 @@ FLOORS = (
     ("entropy", "errors", "number_format", "shown", "suggestions", "supervisor", "lazy", "version"),
     ("file_owners", "files", "importing", "keys", "layout", "quantities", "randomness", "ranges"),
     ("cache", "models", "tasks", "verifying"),
-    ("data", "privacy", "relay"),
+    ("data", "judging", "privacy", "relay"),
     ("features", "mechanisms"),
     ("planning", "shuffling"),
     ("auditing",),

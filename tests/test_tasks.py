@@ -35,6 +35,10 @@ def test_classification() -> None:
     assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(targets, logits.softmax(dim=1), multi_class="ovr"), abs=1e-5)
 
 
+def test_two_classes_are_judged_by_auroc_and_more_by_accuracy() -> None:
+    assert [tasks.create("classification", outputs).metric for outputs in (2, 3)] == ["AUROC", "accuracy"]
+
+
 def test_multilabel() -> None:
     from sklearn import metrics
 

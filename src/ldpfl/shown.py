@@ -24,6 +24,16 @@ class Shown:
     def __rich__(self) -> RenderableType:
         return look(self)
 
+    def __str__(self) -> str:
+        """Return what a terminal shows, as plain text; the repr of a kind that nobody registered."""
+        if type(self).__rich__ is Shown.__rich__ and look.dispatch(type(self)) is look.dispatch(object):
+            return object.__repr__(self)
+        from rich.console import Console
+
+        console = Console(markup=False, emoji=False, width=110, file=(text := StringIO()), force_jupyter=False, color_system=None)
+        console.print(self)
+        return text.getvalue().rstrip()
+
     def _repr_html_(self) -> str:
         from rich.console import Console
 

@@ -26,10 +26,10 @@ ABSENT: Mapping[Targets, float] = {"class": NO_TOKEN, "classes": nan, "number": 
 """The target of a sample that counts as one and teaches nothing: the loss of a built-in task is 0 there, whatever the weights are."""
 
 ACCURACY = "accuracy"
-"""The one figure that is shown in per cent."""
+"""Share of the samples whose class a model tells; a classifier of three classes or more is judged by it after each round."""
 
 
-LOWER_IS_BETTER = frozenset({"perplexity", "MAE"})
+LOWER_IS_BETTER = frozenset({"perplexity", "MAE", "RMSE", "Brier score"})
 """Figures of which less is better; of all others, those of tasks of one's own among them, more is."""
 
 
@@ -187,7 +187,9 @@ def _classification(outputs: int, scale: float) -> Task:
 
         return _OfThoseThatOccur(MulticlassAUROC(num_classes=outputs, average=None), form, outputs)
 
-    metrics = {ACCURACY: _Accuracy, "macro F1": f1, "AUROC": auroc}
+    metrics: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, "macro F1": f1, "AUROC": auroc}
+    if outputs == 2:  # of a rare outcome, who says that it never happens is nearly always right
+        metrics = {"AUROC": auroc, ACCURACY: _Accuracy, "macro F1": f1}
     return Task("classification", "class", _cross_entropy, metrics)
 
 

@@ -183,3 +183,22 @@ def test_what_left_as_it_is_is_said_of_a_result(finished: ldpfl.RunResult) -> No
     """A file that claims an epsilon a weight does not hide it."""
     nothing = Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are", author=OURS), 5, 5, 1),))
     assert as_released(finished.to_dict(), nothing, account(nothing, 1e-5))["epsilon_per_unit"] is None
+
+
+def test_a_sweep_has_a_row_a_seed_with_all_figures() -> None:
+    figures: dict[str, tuple[float | None, ...]] = {"AUROC": (0.7, 0.8), "accuracy": (0.9, None)}
+    row = Row("own", (("clients.count", 5),), (0.7, 0.8), 10, {"local": 4.0}, 1.0, metric="AUROC", scores=figures)
+    config = SweepConfig(name="s", recipe="quickstart", seeds=[0, 1], variants={"own": []}, axes={"clients.count": [5]})
+    result = SweepResult(config, (row,), (), None)
+    by_seed = result.to_dataframe(by_seed=True)
+    assert by_seed[["variant", "clients.count", "run", "AUROC"]].to_numpy().tolist() == [["own", 5, 1, 0.7], ["own", 5, 2, 0.8]]
+    assert by_seed["accuracy"].isna().tolist() == [False, True]
+    means = result.to_dataframe()
+    assert means.loc[0, "means.accuracy"] == 0.9
+    assert means.loc[0, "mean"] == means.loc[0, "means.AUROC"] == pytest.approx(0.75)
+
+
+def test_a_statement_is_its_table_in_a_console_too(of_rows: ldpfl.RunResult) -> None:
+    for text in (repr(of_rows.privacy), str(of_rows.privacy)):
+        assert "one record, whole run" in text
+        assert "Guarantee(" not in text

@@ -321,7 +321,8 @@ def test_a_loss_that_is_not_one_number_a_sample_is_refused(name: str, shape: str
 
 def test_a_loss_of_one_number_a_sample_is_trained_on() -> None:
     own, usual = (run(nn.Linear(3, 2), others={"task.name": name}).scores for name in (f"{__name__}:each", "classification"))
-    assert own.keys() == usual.keys()
+    assert own
+    assert own.keys() <= usual.keys()
 
 
 def test_a_default_device_of_the_caller_changes_nothing() -> None:

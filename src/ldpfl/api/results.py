@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -32,7 +32,7 @@ from ldpfl.planning.regimes import RegimePlan
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report.console import noise_table, result_table, sweep_table
+from ldpfl.report.console import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import audit_table, canary_table, guarantees, plan_table, regime_table
@@ -93,7 +93,8 @@ class RunResult(Shown):
 
     @property
     def metric(self) -> str:
-        """Name of the figure by which models are judged: accuracy, AUROC of several labels, R2, perplexity, or a task's own."""
+        """Name of the figure by which models are judged: AUROC of two classes or of several labels, accuracy of more classes, R2,
+        perplexity, or a task's own."""
         return str(self._figures["metric"])
 
     @property
@@ -103,13 +104,42 @@ class RunResult(Shown):
 
     @property
     def scores(self) -> dict[str, float | None]:
-        """All figures of the final model that its task knows, by name; None where one has no value."""
+        """All figures of the final model on the test rows, by name; None where one has no value."""
         return dict(self._figures["scores"])
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % bootstrap interval of each of the :attr:`scores` that has one, over the test rows."""
+        return {name: (ends[0], ends[1]) for name, ends in self._figures.get("intervals", {}).items()}
+
+    def scores_to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a figure: of the model, its 95 % interval, and of what it is compared with, the same without noise and pooled."""
+        import pandas
+
+        figures = self._figures
+        ends = pandas.DataFrame(self.intervals, index=["low", "high"]).T
+        columns = {"model": self.scores, "without noise": figures["noise_free_scores"], "pooled": figures["pooled_scores"]}
+        table = pandas.DataFrame({name: pandas.Series(own, dtype=float) for name, own in columns.items()})
+        return table.join(ends).reindex(list(self.scores))[["model", "low", "high", "without noise", "pooled"]].rename_axis("figure")
+
+    def sites_to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a client of the test rows, the worst first: its rows, its figures and why it has none; empty without clients."""
+        import pandas
+
+        rows = [
+            {**{key: value for key, value in site.items() if key not in ("scores", "intervals")}, **site["scores"]} for site in self._sites
+        ]
+        return pandas.DataFrame(rows)
+
+    @property
+    def _sites(self) -> list[dict[str, Any]]:
+        return list(self._figures.get("sites", ()))
 
     @property
     def accuracy(self) -> float:
         """Share of the evaluation samples that the final model classifies correctly; NaN of a model that is no classifier."""
-        return self.score if self.metric == ACCURACY else nan
+        found = self.score if self.metric == ACCURACY else self.scores.get(ACCURACY)
+        return nan if found is None else found
 
     @property
     def bytes_per_client(self) -> int:
@@ -149,7 +179,8 @@ class RunResult(Shown):
 
     def __rich__(self) -> Group:
         caveats = (Text(f"note: {caveat}", style="yellow") for caveat in self._figures["caveats"])
-        return Group(result_table(self.to_dict()), self.privacy, *caveats)
+        figures = self.to_dict()
+        return Group(result_table(figures), *quality_tables(figures), self.privacy, *caveats)
 
 
 def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
@@ -186,11 +217,16 @@ class SweepResult(Shown):
         """Return budget as the papers count it, noise and score by round; None where no mechanism has a noise schedule."""
         return _drawn(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a variant and point, with mean score, its deviation, bytes and the local epsilon of a run."""
+    def to_dataframe(self, *, by_seed: bool = False) -> pandas.DataFrame:
+        """Return a row a variant and point, with mean score, its deviation, bytes and the local epsilon of a run.
+
+        ``by_seed`` gives a row a finished run instead, with its variant, its point and all its figures; runs are counted from 1.
+        """
         import pandas
 
-        return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
+        if not by_seed:
+            return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
+        return pandas.DataFrame([run for row in self.rows for run in _runs_of(row)])
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return what ``rows.json`` of a sweep's folder holds."""
@@ -199,6 +235,13 @@ class SweepResult(Shown):
     def __rich__(self) -> Table | RenderableType:
         table = sweep_table(self.config, self.rows)
         return Group(table, noise_table(self.config, self.rows)) if any(row.noise for row in self.rows) else table
+
+
+def _runs_of(row: Row) -> Iterator[dict[str, Any]]:
+    """Yield each finished run of a row of a sweep, with all its figures."""
+    for place, score in enumerate(row.score):
+        figures = {name: values[place] for name, values in row.scores.items()}
+        yield {"variant": row.variant, **dict(row.point), "run": place + 1, row.metric: score, **figures, "budget": row.budget}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
@@ -33,14 +34,13 @@ from ldpfl.files import to_json, write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report.console import layer_table, result_table
+from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
 from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import terminal
 from ldpfl.server import Checkpoint
-from ldpfl.tasks import ACCURACY
 
 
 def run(
@@ -85,7 +85,7 @@ def run(
     try:
         with (
             _watched(folder.path, errors) if watch else nullcontext(),
-            board(folder.path, _metric(config or folder.config())) if tensorboard else nullcontext() as written,
+            board(folder.path, metric_before_data(config or folder.config())) if tensorboard else nullcontext() as written,
             Interrupts() as interrupts,
             ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display,
         ):
@@ -255,12 +255,7 @@ def _reached(config: RunConfig, last: Checkpoint | None) -> str:
     measured = last is not None and last.history and isfinite(last.history[-1].score)
     if last is None or not measured:
         return ""
-    return f", {_metric(config)} {shown(_metric(config), last.history[-1].score)}"
-
-
-def _metric(config: RunConfig) -> str:
-    """Return what a score is called before its data are read."""
-    return ACCURACY if config.task.name == RunConfig().task.name else "score"
+    return f", {metric_before_data(config)} {shown(metric_before_data(config), last.history[-1].score)}"
 
 
 def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
@@ -303,7 +298,8 @@ def sweep_command(folder: Path, config: SweepConfig, overrides: list[str]) -> st
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
     console = terminal()
-    console.print(result_table(result))
+    for table in (result_table(result), *quality_tables(result)):
+        console.print(table)
     print_guarantees(console, result["privacy"], result.get("target"))
     for caveat in result.get("caveats", ()):
         console.print(Text(f"note: {caveat}"), soft_wrap=True)

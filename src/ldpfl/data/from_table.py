@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, held_out
-from ldpfl.data.samples import Dataset, Samples, numbered
+from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
@@ -60,7 +61,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         (),
         (),
         digest,
-        clients=_clients(table, config, ~is_test),
+        **_owners(tables, config, is_test)._asdict(),
         vocabulary=vocabulary,
         unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
@@ -99,12 +100,17 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
     )
 
 
-def _clients(table: Table, config: DataConfig, kept: NDArray[np.bool_]) -> NDArray[np.int64] | None:
-    """Return the client of each kept row, numbered in the order of their names."""
+def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:
+    """Return whose each row is; a table of test rows need not say so."""
     if not config.client:
-        return None
-    table.column(config.client, "data.client")
-    words = words_of(replace(table, missing=()), config.client)  # a client may be called None
+        return Owners()
+    train = tables[0]
+    train.column(config.client, "data.client")
+    words = words_of(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
-        raise DataError(f"{table.where(words.index(''))}: the client's column {config.client!r} has no value")
-    return numbered([words[place] for place in np.flatnonzero(kept)])
+        raise DataError(f"{train.where(words.index(''))}: the client's column {config.client!r} has no value")
+    kept = [words[place] for place in np.flatnonzero(~is_test)]
+    if len(tables) == 1:
+        return owners_of(kept, [words[place] for place in np.flatnonzero(is_test)])
+    test = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else [""]
+    return owners_of(kept, None if "" in test else test)

@@ -50,7 +50,9 @@ def without_a_tenth(task: Dataset, seed: int) -> Dataset:
         kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
     own = kept.numpy()
     clients, identities = (None if of is None else of[own] for of in (task.clients, task.identities))
-    return replace(task, train=task.train.take(kept), test=task.train.take(held), clients=clients, identities=identities)
+    held_clients = None if task.clients is None else task.clients[held.numpy()]
+    train, test = task.train.take(kept), task.train.take(held)
+    return replace(task, train=train, test=test, clients=clients, test_clients=held_clients, identities=identities)
 
 
 def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | None]:
@@ -65,4 +67,5 @@ def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | Non
     chosen = (place * share).floor().diff() > 0  # at even distances: test rows may be sorted
     if not chosen.any() or chosen.all():
         raise ConfigError(f"data.validation takes {int(chosen.sum())} of {len(task.test)} test rows: both parts need some")
-    return replace(task, test=task.test.take(~chosen)), task.test.take(chosen)
+    clients = None if task.test_clients is None else task.test_clients[~chosen.numpy()]
+    return replace(task, test=task.test.take(~chosen), test_clients=clients), task.test.take(chosen)

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
 from ldpfl.data.own_hub import fetched
 from ldpfl.data.own_images import Pictures, holds_images
-from ldpfl.data.samples import Dataset, Inputs, Samples, by_name, each, numbered
+from ldpfl.data.samples import Dataset, Inputs, Owners, Samples, by_name, each, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
@@ -159,8 +160,14 @@ def _of_images(given: Pictures, config: DataConfig) -> Dataset:
         is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     found = _split(name, parts, notes, outputs=len(given.classes) or None)
-    owners = None if given.owners is None else numbered([given.owners[place] for place in np.flatnonzero(~is_test)])
-    return replace(found, clients=owners, identities=None if given.identities is None else given.identities[~is_test])
+    owners = Owners() if given.owners is None else _of_files(given.owners, is_test)
+    return replace(found, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
+
+
+def _of_files(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
+    """Return whose each image is; test images of a split of their own name nobody."""
+    kept, held = ([names[int(place)] for place in np.flatnonzero(own)] for own in (~is_test, is_test))
+    return owners_of(kept, held or None)
 
 
 def _given_test(config: DataConfig) -> Any:

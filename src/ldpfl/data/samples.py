@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -79,10 +79,21 @@ class Samples:
         raise ConfigError(f"these samples are several tensors ({', '.join(self.inputs)}), and this is for samples of one")
 
 
-def numbered(names: Sequence[str]) -> NDArray[np.int64]:
-    """Return the number of each name among all, in their order; not by an array of texts, all of which are as wide as the longest."""
-    places = {name: place for place, name in enumerate(sorted(set(names)))}
-    return np.array([places[name] for name in names], dtype=np.int64)
+class Owners(NamedTuple):
+    """The client of each train sample and of each test sample, as numbers, and what clients are called, as :class:`Dataset` has them."""
+
+    clients: NDArray[np.int64] | None = None
+    test_clients: NDArray[np.int64] | None = None
+    client_names: tuple[str, ...] = ()
+
+
+def owners_of(train: Sequence[str], test: Sequence[str] | None) -> Owners:
+    """Return the owners of samples by the names of their clients, in the order of these names; clients of ``test`` alone come last."""
+    known = sorted(set(train))
+    known += sorted(set(test or ()).difference(known))
+    places = {name: place for place, name in enumerate(known)}  # not an array of texts, all of which are as wide as the longest
+    numbers = [None if own is None else np.array([places[name] for name in own], dtype=np.int64) for own in (train, test)]
+    return Owners(numbers[0], numbers[1], tuple(known))
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,9 @@ class Dataset:
             from the clients' data at run time. Samples that are no pixels are taken as they are.
         fingerprint: identifies the content.
         clients: for each train sample the client that it belongs to, from 0, where the data say so; else a partition divides them.
+        test_clients: for each test sample the client that it belongs to, numbered likewise; None where the data do not say. A client that
+            has test samples alone comes after those that train.
+        client_names: what each of these clients is called.
         identities: (N,) of each train sample a number that nothing but the name of its own file decides, where its place would tell
             what is in others: samples are then divided by these.
         vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
@@ -113,6 +127,8 @@ class Dataset:
     std: tuple[float, ...]
     fingerprint: str
     clients: NDArray[np.int64] | None = None
+    test_clients: NDArray[np.int64] | None = None
+    client_names: tuple[str, ...] = ()
     identities: NDArray[np.uint64] | None = None
     vocabulary: int | Mapping[str, int] | None = None
     unscaled: tuple[Unscaled, ...] = ()

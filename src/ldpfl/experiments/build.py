@@ -158,6 +158,8 @@ def build(
         measured=len(ledger.events),
         notes=task.notes,
         encoder=task.encoder,
+        evaluation_clients=task.test_clients,
+        client_names=task.client_names,
         validation=None if validation is None else validation.to(device),
         patience=config.training.patience,
         full_weight=_full_weight(config, mechanism),

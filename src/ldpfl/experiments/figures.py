@@ -11,9 +11,11 @@ import numpy
 import torch
 
 import ldpfl
+from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.quality import Reference, quality
 from ldpfl.files import finite
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -21,19 +23,19 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
-from ldpfl.simulation.local_training import measured
 
 
 def summarise(
-    config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: list[float] | None, clamped: float | None = None
+    config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: Reference | None, clamped: float | None = None
 ) -> dict[str, Any]:
-    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline`` (score per round), and ``clamped`` alone.
+    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline``, and ``clamped`` alone.
 
     None stands for a figure that is not a finite number.
     """
-    history, scores, privacy = last.history, dict[str, float](), _privacy(config, federation, last)
+    history, privacy = last.history, _privacy(config, federation, last)
+    judged: dict[str, Any] = {"scores": {}}
     try:
-        scores = measured(federation.task, last.state.model, federation.evaluation, every=True)
+        judged = quality(federation, last.state.model, config.seed)
     except Exception as error:  # a metric may be somebody's own: what was trained must not be lost by it
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     figures = {
@@ -43,10 +45,12 @@ def summarise(
         "own_data": config.data.brought,
         "metric": federation.task.task.metric,
         "score": history[-1].score,
-        "scores": scores,
+        **judged,
         "score_per_round": [metrics.score for metrics in history],
-        "noise_free_score": baseline[-1] if baseline else None,
-        "noise_free_score_per_round": baseline,
+        "noise_free_score": baseline.score_per_round[-1] if baseline else None,
+        "noise_free_score_per_round": baseline.score_per_round if baseline else None,
+        "noise_free_scores": dict(baseline.scores) if baseline else {},
+        "pooled_scores": dict(baseline.pooled) if baseline and baseline.pooled is not None else {},
         "clamped_score": clamped,
         "evaluated_on": config.data.evaluate_on,
         **privacy,
@@ -57,7 +61,8 @@ def summarise(
         "weights": federation.task.layout.dimension,
         "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
-        "layers": _layers(federation, last),
+        "layers": _layers(config, federation, last),
+        "clipped_records_per_round": _clipped_records(federation, last),
         **_noise(config, federation, last),
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
@@ -73,6 +78,16 @@ def summarise(
     }
     strict: dict[str, Any] = finite(figures)
     return strict
+
+
+def metric_before_data(config: RunConfig) -> str:
+    """Return what the figure that judges a model is called, as far as that is known before the data are read; else "score".
+
+    Of own data it depends on the number of classes.
+    """
+    if config.task.name != RunConfig().task.name or (config.data.brought and not config.data.classes):
+        return "score"
+    return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
 
 
 STOPPED = "training stopped after round"
@@ -164,13 +179,21 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
     }
 
 
-def _layers(federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
-    """Return weights, radius, noise and clipping of each layer in the last round; clipping is None where only clients know it."""
+def _clipped_records(federation: Federation, last: Checkpoint) -> list[float | None] | None:
+    """Return the share of records whose gradient was clipped, by round; None where none is, and of a round where only clients know it."""
+    return None if federation.mechanism.record_clip is None else [metrics.clipped_records for metrics in last.history]
+
+
+def _layers(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
+    """Return weights, radius, noise and clipping of each layer in the last round.
+
+    The radius is None where values are clipped by their norm; clipping is None there, and where only clients know it.
+    """
     layout, metrics = federation.task.layout, last_trained(last)
     return {
         name: {
             "weights": size,
-            "radius": metrics.radius[name],
+            "radius": metrics.radius[name] if config.mechanism.uses_ranges else None,
             "noise_std": metrics.noise_std[name],
             "clipped_fraction": metrics.clipped_fraction.get(name),
         }

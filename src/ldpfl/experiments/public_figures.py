@@ -1,7 +1,8 @@
 """Which figures of a run may be handed on: those that follow from what clients released, or from public data.
 
 The guarantee of a run covers the model and all that was sent. It does not cover scores that are measured on private rows, the noise-free
-baseline, how much was clamped, how long training took, a fingerprint of the rows, or the round after which training stopped.
+baseline, the pooled reference, how much was clamped or clipped, how long training took, a fingerprint of the rows, or the round after
+which training stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, A
     """Return the figures of a run, with None or nothing in the place of each that may not be handed on."""
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
     hidden: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}
+    hidden |= {"noise_free_scores": {}, "pooled_scores": {}, "clipped_records_per_round": None}
     hidden |= {"caveats": public_caveats(config, list(result.get("caveats", ()))), "seconds": None}
     if not scores_are_public(config):
         hidden |= {"score": None, "scores": {}, "score_per_round": [None] * len(result["score_per_round"])}
+        hidden |= {"intervals": {}, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
     return {**result, **hidden}

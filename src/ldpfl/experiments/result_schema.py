@@ -10,6 +10,8 @@ Figure = float | None
 """None stands for one that is not a finite number."""
 
 
+Interval = Annotated[list[Figure], Field(min_length=2, max_length=2)]
+
 Word = Annotated[str, Field(max_length=1000)]
 """What is repeated elsewhere, as on a certificate."""
 
@@ -32,6 +34,28 @@ class _Noise(_Strict):
     paper_epsilon_per_round: list[Figure]
 
 
+class _Tenth(_Strict):
+    predicted: float
+    observed: float
+    low: float
+    high: float
+    rows: int
+
+
+class _Risks(_Strict):
+    edges: list[float]
+    rows: list[int]
+
+
+class _Site(_Strict):
+    name: Word
+    rows: int
+    events: int | None = None
+    scores: dict[str, Figure]
+    intervals: dict[str, Interval]
+    note: str
+
+
 class Figures(_Strict):
     """The figures of a finished run that are read again; more may stand there."""
 
@@ -42,6 +66,14 @@ class Figures(_Strict):
     metric: str
     score: Figure
     scores: dict[str, Figure]
+    intervals: dict[str, Interval] = {}
+    noise_free_scores: dict[str, Figure] = {}
+    pooled_scores: dict[str, Figure] = {}
+    test_rows: int = 0
+    event: Word | None = None
+    calibration: Annotated[list[_Tenth], Field(max_length=100)] = []
+    risks: _Risks | None = None
+    sites: list[_Site] = []
     score_per_round: list[Figure]
     noise_free_score: Figure
     noise_free_score_per_round: list[Figure] | None = None
@@ -61,6 +93,7 @@ class Figures(_Strict):
     uplink_bits_per_client_round: int
     uplink_bytes_per_client_round: int
     layers: dict[str, _Layer]
+    clipped_records_per_round: list[Figure] | None = None
     noise: _Noise | None = None
     seconds: float
     device: str

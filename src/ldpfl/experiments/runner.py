@@ -19,6 +19,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Description, Given, load_dataset
 from ldpfl.experiments.figures import stopped_after, summarise
 from ldpfl.experiments.model_file import ModelFile
+from ldpfl.experiments.pooled import pooled_scores
+from ldpfl.experiments.quality import Reference, scores_of
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import drawn
 from ldpfl.features.extraction import Progress, quietly
@@ -28,7 +30,7 @@ from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 
 Value = TypeVar("Value")
-_Scores = Callable[[RunConfig, Dataset, int | None], list[float]]
+_Scores = Callable[[RunConfig, Dataset, int | None], Reference]
 
 
 class Observer(Protocol):
@@ -126,7 +128,7 @@ class Runner:
         """Return the figures of a run whose rounds are over; what of them fails must not cost the run its result.
 
         Args:
-            scores: what gives the noise-free baseline's score after each round, if that is wanted.
+            scores: what gives the noise-free baseline, if that is wanted.
         """
         reference = clamped = None
         if scores is not None and config.mechanism.protects:
@@ -199,26 +201,32 @@ class Runner:
         secret = folder.secret()
         return secret if folder.result_path.exists() and config.training.rounds == folder.config().training.rounds else known(secret)
 
-    def _trained_anew(self, config: RunConfig, task: Dataset, secret: int | None) -> list[float]:
+    def _trained_anew(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
         federation, start = self._build(noise_free(config), task, secret)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _BASELINE)
-        return [metrics.score for metrics in last.history]
+        return self._reference(federation, last)
 
     def _build(self, config: RunConfig, task: Dataset, secret: int | None = None) -> tuple[Federation, Checkpoint]:
         return build(config, task, self.device, self.given.module, self.observer.warn, secret)
 
-    def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> list[float]:
+    def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
         baseline = baseline_of(config, task, partial(self._build, secret=secret))
         if not baseline.config.data.brought:  # nothing that is made of a user's own data without noise is kept
             try:
-                return list(self._cached(baseline)["score_per_round"])
+                kept = self._cached(baseline)
+                return Reference(list(kept["score_per_round"]), kept["scores"])
             except WriteError as error:
                 self.observer.warn(without_cache(error))
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
-        return [metrics.score for metrics in last.history]
+        return self._reference(baseline.federation, last)
+
+    def _reference(self, federation: Federation, last: Checkpoint) -> Reference:
+        scores = self._or_none("no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model))
+        pooled = self._or_none("no pooled reference", lambda: pooled_scores(federation))
+        return Reference([metrics.score for metrics in last.history], scores or {}, pooled)
 
     def _clamped_score(
-        self, config: RunConfig, task: Dataset, last: Checkpoint, reference: list[float] | None, secret: int | None
+        self, config: RunConfig, task: Dataset, last: Checkpoint, reference: Reference | None, secret: int | None
     ) -> float | None:
         """Return the score of the same training that is clamped and has no noise, where clamping may have cost something."""
         worst = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)

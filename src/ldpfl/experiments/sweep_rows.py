@@ -38,6 +38,7 @@ class Row:
         noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
             ``paper_epsilon``; and ``norm_deviation``, 0 for one seed. Empty for other mechanisms.
         metric: what the score is.
+        scores: all figures of the final models by name, of those seeds in the order of ``score``; None where one has no value.
     """
 
     variant: str
@@ -49,6 +50,13 @@ class Row:
     stopped: tuple[str, ...] = ()
     noise: dict[str, float] = field(default_factory=dict)
     metric: str = ACCURACY
+    scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """Mean of each figure over the seeds in which it has a value."""
+        known = {name: [value for value in values if value is not None] for name, values in self.scores.items()}
+        return {name: statistics.fmean(values) if values else None for name, values in known.items()}
 
     @property
     def mean(self) -> float | None:
@@ -70,7 +78,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        return {**asdict(self), "point": dict(self.point), "mean": self.mean, "deviation": self.deviation}
+        return {**asdict(self), "point": dict(self.point), "mean": self.mean, "deviation": self.deviation, "means": self.means}
 
 
 @dataclass(frozen=True)
@@ -145,14 +153,20 @@ def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
     return Row(
         variant,
         point,
-        tuple(float(result["score"]) for result in done),
+        tuple(_known(result["score"]) for result in done),
         int(figures[0]["uplink_bytes_per_client_round"]) if figures else 0,
         _costliest([result["privacy"] for result in charged]) if charged else {},
         statistics.fmean(result["seconds"] for result in figures) if figures else 0.0,
         tuple(result["stopped"] for result in results if "stopped" in result),
         _noise(done),
         str(figures[0].get("metric", ACCURACY)) if figures else ACCURACY,
+        {name: tuple(result["scores"].get(name) for result in done) for name in _names(done)},
     )
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Return the names of all figures, in the order in which they first come."""
+    return list(dict.fromkeys(name for result in results for name in result.get("scores", {})))
 
 
 def _costliest(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,15 +37,17 @@ class RecordClip:
         if not _SMALLEST <= self.norm <= _LARGEST:  # a server chooses it, and what it divides has to stay finite
             raise ConfigError(f"records' gradients are clipped to a norm between {_SMALLEST:g} and {_LARGEST:g}, got {self.norm!r}")
 
-    def points(self, gradients: Tensor) -> Tensor:
+    def points(self, gradients: Tensor, watch: Callable[[Tensor], None] | None = None) -> Tensor:
         """Return ``gradients`` (R, d) float32, shortened, in lattice steps of C / 2^20: (R, d) float64 integers, no row longer than 2^20.
 
         Coordinates are rounded towards 0, so that no norm grows. A gradient with NaN or infinity counts as 0: were its record to
-        stop the round, that would tell of it.
+        stop the round, that would tell of it. ``watch`` is told which gradients were too long (R,): that is private, and for simulations.
         """
         rows = gradients.double()
         norms = torch.linalg.vector_norm(rows, dim=1)  # squares of float32 values do not overflow here
         usable = norms.isfinite()
+        if watch is not None:
+            watch(norms[usable] > self.norm)
         if not bool(usable.all()):
             rows[~usable] = 0.0
         rows.mul_(torch.where(usable, STEPS * _INSIDE / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()

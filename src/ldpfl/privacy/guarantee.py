@@ -150,6 +150,10 @@ class Statement(Shown):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return the table of the lines, so that a console shows it."""
+        return str(self)
+
     @property
     def protected(self) -> Unit:
         """What the lines over all that a client sends are about: the client, or one of its records."""

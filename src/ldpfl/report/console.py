@@ -10,9 +10,22 @@ from rich.text import Text
 
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
+from ldpfl.judging import COMMONEST
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
-from ldpfl.report.scores import cost, factor, heading, shown
+from ldpfl.report.scores import (
+    clipped_records,
+    cost,
+    event_of,
+    factor,
+    figure_columns,
+    figure_rows,
+    heading,
+    shown,
+    site_columns,
+    site_rows,
+    with_interval,
+)
 from ldpfl.tasks import ACCURACY
 
 _SHUFFLED = "shuffled_upper_adaptive"
@@ -29,7 +42,11 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
-    table.add_row(Text(f"{metric} ({result['evaluated_on']})"), shown(metric, score))
+    table.add_row(Text(f"{metric} ({result['evaluated_on']})"), with_interval(metric, score, result.get("intervals", {}).get(metric)))
+    if COMMONEST in result["scores"]:
+        if metric != ACCURACY:
+            table.add_row(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]))
+        table.add_row("commonest class, always", shown(COMMONEST, result["scores"][COMMONEST]))
     if baseline is not None and score is not None:
         # Where much was clamped, the same without noise tells the two apart.
         clamped = result.get("clamped_score")
@@ -38,9 +55,6 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("noise-free baseline", Text(f"{shown(metric, baseline)}  ({', '.join(costs)})"))
         if clamped is not None:
             table.add_row("clamped, without noise", shown(metric, clamped))
-    for name, value in result["scores"].items():
-        if name != metric:
-            table.add_row(Text(name), shown(name, value))
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", Text("none: values leave as they are", style="red"))
     cohort = result["clients_per_round"]
@@ -53,7 +67,37 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("noise, L2 norms added up", _number(noise["norm"], ",.4g"))
         table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
         table.add_row("epsilon as papers add it up", f"{_number(noise['paper_epsilon'])}: what holds is below")
+    if clipped := clipped_records(result):
+        table.add_row("records clipped", clipped)
     table.add_row("time", Text(f"{result['seconds']:.1f} s on {result['device']}"))
+    return table
+
+
+def quality_tables(result: dict[str, Any]) -> list[Table]:
+    """Return the table of all figures beside their references, and that of clients; none where there is one figure, or no client."""
+    tables = []
+    if len(result["scores"]) > 1:
+        intervals = "Intervals: 95 %, by a bootstrap over test rows." if result.get("intervals") else ""
+        said = filter(None, (event_of(result), intervals, POOLED if result.get("pooled_scores") else ""))
+        caption = " ".join(said)
+        tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
+    if result.get("sites"):
+        rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
+        caption = f"and {more:,} clients more, in result.json and report.html" if more else ""
+        tables.append(_of_cells("by client, the worst first", site_columns(result), rows[:_MOST_SITES], caption))
+    return tables
+
+
+POOLED = "Pooled: a regression on all rows together, which nobody could make outside of a simulation."
+_MOST_SITES = 20
+
+
+def _of_cells(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Table:
+    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
+    for place, name in enumerate(columns):
+        table.add_column(Text(name), justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -123,7 +167,7 @@ def score_of(row: Row) -> str:
     times = factor(row.metric)
     spread = f" ± {times * row.deviation:.2f}" if len(row.score) > 1 else ""
     missing = f" ({len(row.score)} of {len(row.score) + len(row.stopped)} seeds)" if row.stopped else ""
-    return f"{times * row.mean:.{2 if row.metric == ACCURACY else 4}f}{spread}{missing}"
+    return f"{times * row.mean:.{2 if times > 1 else 4}f}{spread}{missing}"
 
 
 def _figure(row: Row, name: str) -> str:
@@ -142,7 +186,7 @@ def _noise_cells(row: Row) -> tuple[str, ...]:
 
 def layer_table(result: dict[str, Any]) -> Table:
     """Return the table of layers: noise in the last round, and where values were clamped to a range, that range and clipping."""
-    ranged = "noise" not in result
+    ranged = any(layer["radius"] is not None for layer in result["layers"].values())
     table = Table(title="layers, last round", title_justify="left")
     table.add_column("layer")
     for title in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,30 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import from_json, read_text
+from ldpfl.judging import COMMONEST
 from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
-from ldpfl.report.plots import plot_protection, plot_scores, plot_spent
+from ldpfl.report.console import POOLED
+from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
 from ldpfl.report.rendering import held, inline, rendered
-from ldpfl.report.scores import cost, shown
+from ldpfl.report.scores import (
+    clipped_records,
+    cost,
+    event_of,
+    figure_columns,
+    figure_rows,
+    shown,
+    site_columns,
+    site_rows,
+    with_interval,
+)
 from ldpfl.report.unfinished import figures_so_far, progress_of
+from ldpfl.tasks import ACCURACY
+
+_COMPARED = 8
+"""Figures that runs beside each other show: those at thresholds stand in each run's own table."""
 
 _POINTS = 8
 """Rounds after which it is said what all so far cost: each takes up to some seconds."""
@@ -46,10 +61,19 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -
     """
     runs = [_run(RunFolder(folder), public=public) for folder in folders]
     names = [run["name"] for run in runs]
+    metrics = list(dict.fromkeys(name for run in runs for name in run["scores"]))[:_COMPARED]
     for run, folder in zip(runs, folders, strict=True):
         run["label"] = run["name"] if names.count(run["name"]) == 1 else f"{run['name']} in {folder.resolve().name}"
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
-    return rendered("runs.html", title=title, runs=runs, refresh_s=refresh_s if any(run["progress"] for run in runs) else 0)
+    return rendered(
+        "runs.html", title=title, runs=runs, metrics=metrics, refresh_s=refresh_s if any(run["progress"] for run in runs) else 0
+    )
+
+
+def _compared(result: dict[str, Any]) -> dict[str, float | None]:
+    """Return the figures by which runs are compared, that of each round first."""
+    found = {result["metric"]: result["score"], **result.get("scores", {})}
+    return {} if result["score"] is None else found
 
 
 @dataclass(frozen=True)
@@ -80,7 +104,7 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "name": result["name"],
         "progress": progress,
         "left_out": _left_out(config) if public else "",
-        "score": shown(result["metric"], result["score"]),
+        "scores": {name: shown(name, value) for name, value in _compared(result).items()},
         "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
         "epsilon": number(best.epsilon) if best and isfinite(best.epsilon) else "none",
         "bytes": f"{result['uplink_bytes_per_client_round']:,}",
@@ -97,6 +121,9 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         else "",
         "rounds": list(_rounds(result)),
         "spent": _spent(ledger, statement),
+        "measuring": _measuring(ledger, result["rounds"]),
+        **_quality(result),
+        "ranged": any(layer["radius"] is not None for layer in result["layers"].values()),
         "layers": list(_layers(folder, result, public=public)),
         "environment": list(_environment(config, result, kind, ledger)),
         "config": _config_text(folder, seed=config.hides_seed, paths=public),
@@ -121,7 +148,7 @@ def _config_text(folder: RunFolder, *, seed: bool, paths: bool) -> str:
 
 def _left_out(config: RunConfig) -> str:
     """Return what a page that is handed on says of what is not in it."""
-    always = "the noise-free baseline, how much was clamped, and times"
+    always = "the noise-free baseline, how much was clamped or clipped, and times"
     if scores_are_public(config):
         return f"Left out, because the guarantee does not cover it: {always}. Scores were measured on the public test split."
     scores = "scores, which were measured on rows that are not protected"
@@ -143,7 +170,15 @@ def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
 def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
     if score is not None:
-        yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data")
+        interval = result.get("intervals", {}).get(metric)
+        ends = "" if interval is None else f", {with_interval(metric, score, interval).partition(' (')[2].rstrip(')')}"
+        yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data{ends}")
+    if result.get("scores", {}).get(COMMONEST) is not None:
+        always = shown(COMMONEST, result["scores"][COMMONEST])
+        if metric != ACCURACY:
+            yield _Figure(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]), f"{always} by always saying the commonest class")
+        else:
+            yield _Figure("commonest class", always, "accuracy of always saying it")
     if baseline is not None:
         yield _Figure("without noise", shown(metric, baseline), cost(metric, baseline, score) if score is not None else "")
     for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
@@ -169,7 +204,43 @@ def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
         return ""
     places = sorted({max(1, round(count * part / _POINTS)) for part in range(1, _POINTS + 1)})
     points = [(ledger.events[place - 1].round, run_epsilon(Ledger(ledger.events[:place]), statement.delta)) for place in places]
-    return inline(lambda axes: plot_spent(axes, points), (6.2, 2.6))
+    measuring = sum(event.histograms for event in ledger.events)
+    return inline(lambda axes: plot_spent(axes, points, measuring), (6.2, 2.6))
+
+
+def _measuring(ledger: Ledger, rounds: int) -> str:
+    """Return which rounds measured columns, before the first one of training; nothing where none did."""
+    measured = sum(event.histograms for event in ledger.events)
+    return f"{measured} rounds of measuring, then {rounds} of training." if measured else ""
+
+
+def _quality(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a page shows of how good a model is: figures with intervals, clients, calibration."""
+    risks = result.get("event") is not None
+    return {
+        "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
+        "quality_columns": figure_columns(result),
+        "event": event_of(result),
+        "pooled": POOLED if result.get("pooled_scores") else "",
+        "sites": site_rows(result),
+        "site_columns": site_columns(result),
+        "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
+        "calibration_said": _CALIBRATION if risks else _PREDICTED,
+        "tenths": [[f"{own['rows']:,}", *(f"{own[name]:.4g}" for name in _OF_A_TENTH)] for own in result.get("calibration", ())],
+        "risks": inline(lambda axes: plot_risks(axes, result), (4.6, 2.4)) if result.get("risks") else "",
+        "risk_rows": list(_risk_rows(result)),
+    }
+
+
+_OF_A_TENTH = ("predicted", "observed", "low", "high")
+_CALIBRATION = "What was observed against what was predicted, for each tenth of the test rows by predicted risk, with 95 % intervals."
+_PREDICTED = "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of observations."
+
+
+def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if result.get("risks"):
+        for (low, high), rows in zip(pairwise(result["risks"]["edges"]), result["risks"]["rows"], strict=True):
+            yield f"{low:.2%} to {high:.2%}", f"{rows:,}"
 
 
 def _first_clamped(folder: RunFolder) -> Any:
@@ -221,4 +292,8 @@ def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: 
         yield "time", f"{training} so far"
     if not config.data.brought and kind is not Kind.OWN_APP:
         yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
-    yield "mechanism", json.dumps(config.mechanism.model_dump(mode="json"))
+    if clipped := clipped_records(result):
+        yield "records clipped", clipped
+    yield "mechanism", config.mechanism.name
+    for name, value in config.mechanism.model_dump(mode="json", exclude={"name"}).items():
+        yield name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value)

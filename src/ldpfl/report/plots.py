@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,13 +74,39 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
     axes.legend(loc="lower right")
 
 
-def plot_spent(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
-    """Draw the epsilon of all rounds until some of them, (round, epsilon) each."""
+def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
+    """Draw what was observed against what was predicted, for each tenth of the test rows, beside the line on which both are the same."""
+    tenths, risks = result["calibration"], result.get("event") is not None
+    predicted, observed = ([own[name] for own in tenths] for name in ("predicted", "observed"))
+    ends = [[own["observed"] - own["low"] for own in tenths], [own["high"] - own["observed"] for own in tenths]]
+    low, high = min(0.0, *predicted) if risks else min(predicted), max([*predicted, *observed])
+    axes.plot([low, high], [low, high], color="0.55", linestyle="--", label="predicted as observed")
+    bars = [[max(0.0, end) for end in side] for side in ends]
+    axes.errorbar(predicted, observed, bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label="a tenth of the test rows")
+    axes.set_xlabel("mean predicted risk" if risks else "mean prediction")
+    axes.set_ylabel("observed share" if risks else "observed")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize=8)
+
+
+def plot_risks(axes: Axes, result: Mapping[str, Any]) -> None:
+    """Draw how many test rows have which predicted risk."""
+    edges, rows = result["risks"]["edges"], result["risks"]["rows"]
+    axes.bar(edges[:-1], rows, width=[high - low for low, high in pairwise(edges)], align="edge", color="tab:blue")
+    axes.set_xlabel("predicted risk")
+    axes.set_ylabel("test rows")
+
+
+def plot_spent(axes: Axes, points: Sequence[tuple[int, float]], measuring: int) -> None:
+    """Draw the epsilon of all rounds until some of them, (round, epsilon) each; the first ``measuring`` ones measured columns."""
     from matplotlib.ticker import MaxNLocator
 
     axes.plot(*zip(*points, strict=True), color="tab:blue", marker="o", markersize=4)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("round")
+    if measuring:
+        axes.axvline(measuring + 0.5, color="0.55", linestyle="--")
+        axes.annotate(" training", (measuring + 0.5, 0.02), xycoords=("data", "axes fraction"), va="bottom")
+    axes.set_xlabel(f"round: {measuring} of measuring, then those of training" if measuring else "round")
     axes.set_ylabel("epsilon so far")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)

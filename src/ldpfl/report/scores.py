@@ -1,31 +1,106 @@
-"""The figure by which models are judged, as it is shown: accuracy in per cent, any other as it is."""
+"""Figures by which models are judged, as they are shown: shares in per cent, any other as it is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from typing import Any
 
+from ldpfl.judging import COMMONEST, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
 from ldpfl.tasks import ACCURACY
+
+_SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
+_SHARES_AT = (SENSITIVITY, SPECIFICITY, PPV)
+
+
+def _is_share(metric: str) -> bool:
+    return metric in _SHARES or metric.startswith(tuple(f"{name} at " for name in _SHARES_AT))
 
 
 def factor(metric: str) -> float:
     """Return what a score of this metric is multiplied by, where it is shown without a unit."""
-    return 100.0 if metric == ACCURACY else 1.0
+    return 100.0 if _is_share(metric) else 1.0
 
 
 def heading(metric: str) -> str:
     """Return what stands above such figures, with their unit."""
-    return f"{metric} %" if metric == ACCURACY else metric
+    return f"{metric} %" if _is_share(metric) else metric
 
 
 def shown(metric: str, score: float | None) -> str:
     """Return a score with its unit; "-" where there is none."""
     if score is None or not isfinite(score):
         return "-"
-    return f"{score:.2%}" if metric == ACCURACY else f"{score:.4g}"
+    return f"{score:.2%}" if _is_share(metric) else f"{score:.4g}"
+
+
+def with_interval(metric: str, score: float | None, interval: Sequence[float | None] | None) -> str:
+    """Return a score with its 95 % interval, where there is one."""
+    if interval is None or None in interval or score is None:
+        return shown(metric, score)
+    low, high = (factor(metric) * float(end or 0.0) for end in interval)
+    form = ".1f" if _is_share(metric) else "#.3g" if max(abs(low), abs(high)) < 100 else ".4g"
+    return f"{shown(metric, score)} ({low:{form}} to {high:{form}})"
 
 
 def cost(metric: str, without: float, score: float, what: str = "noise") -> str:
     """Return what noise, or something else, changed, as a part of a sentence."""
-    if metric == ACCURACY:
+    if _is_share(metric):
         return f"{what} costs {100 * (without - score):.2f} points"
     return f"with {what} {score - without:+.4g}"
+
+
+def event_of(result: Mapping[str, Any]) -> str:
+    """Return what counts as the event, and how often it occurs, in a sentence; nothing where there are not two classes."""
+    if result.get("event") is None:
+        return ""
+    share = shown(OBSERVED, result["scores"].get(OBSERVED))
+    return f"The event is {result['event']!r}, the second class: {share} of {result['test_rows']:,} test rows."
+
+
+def figure_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the headings of the table of figures: the model's own, and those of what it is compared with where they are known."""
+    kept = (("noise_free_scores", "without noise"), ("pooled_scores", "pooled"))
+    return "figure", "model", *(title for key, title in kept if result.get(key))
+
+
+def figure_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of the table of figures, a row each."""
+    references = [result[key] for key in ("noise_free_scores", "pooled_scores") if result.get(key)]
+    intervals = result.get("intervals", {})
+    return [
+        [name, with_interval(name, value, intervals.get(name)), *(shown(name, own.get(name)) for own in references)]
+        for name, value in result.get("scores", {}).items()
+    ]
+
+
+def site_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the headings of the table of clients."""
+    return "client", "test rows", *(["events"] if result.get("event") is not None else []), *_of_site(result)
+
+
+def _of_site(result: Mapping[str, Any]) -> list[str]:
+    """Return the figures that are shown of each client: the headline, and what tells whether its risks are too high or too low."""
+    wanted = (result["metric"], PREDICTED, OBSERVED) if result.get("event") is not None else (result["metric"], COMMONEST, "MAE", "RMSE")
+    known = {name for site in result.get("sites", ()) for name in site["scores"]}
+    return [name for name in wanted if name in known]
+
+
+def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of the table of clients, the worst first; one without figures says why in the place of the first figure."""
+    names, rows = _of_site(result), []
+    for site in result.get("sites", ()):
+        figures = [with_interval(name, site["scores"].get(name), site["intervals"].get(name)) for name in names]
+        if site["note"]:
+            figures = [site["note"], *["-"] * (len(names) - 1)] if names else []
+        events = [f"{site['events']:,}" if site.get("events") is not None else "-"] if result.get("event") is not None else []
+        rows.append([site["name"], f"{site['rows']:,}", *events, *figures])
+    return rows
+
+
+def clipped_records(result: Mapping[str, Any]) -> str:
+    """Return how many records' gradients were clipped, first and last; nothing where only clients know it."""
+    shares = [share for share in result.get("clipped_records_per_round") or () if share is not None]
+    if not shares:
+        return ""
+    return f"{shares[0]:.1%} in the first round, {shares[-1]:.1%} in the last (known to a simulation only)"

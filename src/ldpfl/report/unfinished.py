@@ -6,10 +6,9 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import last_trained, of_unit
+from ldpfl.experiments.figures import last_trained, metric_before_data, of_unit
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import finite
-from ldpfl.tasks import ACCURACY
 
 
 def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
@@ -28,8 +27,9 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "seed": config.seed,
         "seed_is_secret": config.hides_seed,
         "own_data": config.data.brought,
-        "metric": ACCURACY if config.task.name == RunConfig().task.name else "score",
+        "metric": metric_before_data(config),
         "score": last.history[-1].score,
+        "scores": {},
         "score_per_round": [metrics.score for metrics in last.history],
         "noise_free_score": None,
         "noise_free_score_per_round": None,
@@ -44,12 +44,13 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "layers": {
             name: {
                 "weights": size,
-                "radius": radius,
+                "radius": radius if config.mechanism.uses_ranges else None,
                 "noise_std": trained.noise_std.get(name),
                 "clipped_fraction": trained.clipped_fraction.get(name),
             }
             for (name, radius), size in zip(trained.radius.items(), last.state.ranges.sizes, strict=False)
         },
+        "clipped_records_per_round": [metrics.clipped_records for metrics in last.history],
         "seconds": sum(metrics.seconds for metrics in last.history),
         "device": last.origin.rpartition(" on ")[2],
     }

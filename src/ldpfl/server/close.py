@@ -53,12 +53,14 @@ class Observed:
 
     Attributes:
         clipped: by layer, share of values outside their range.
+        clipped_records: share of records whose gradient was clipped.
         noise_std: by layer, the noise of the mean as it was; without it the largest possible is recorded.
         noise: figures of a noise schedule.
         memory: what clients remember after the round.
     """
 
     clipped: Sequence[float] = ()
+    clipped_records: float | None = None
     noise_std: Sequence[float] | None = None
     noise: dict[str, float] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
@@ -97,6 +99,7 @@ def close_round(
         clients=pool.clients,
         uplink_bytes_per_client=uplink_bytes,
         clipped_fraction=_by_layer(rules, observed.clipped),
+        clipped_records=observed.clipped_records,
         noise_std=_by_layer(rules, largest if observed.noise_std is None else observed.noise_std),
         radius=_by_layer(rules, ranges.radius.tolist()),
         seconds=time.perf_counter() - began,

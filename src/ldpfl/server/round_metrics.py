@@ -10,13 +10,15 @@ from typing import Any
 class RoundMetrics:
     """Figures of one finished round.
 
-    ``clipped_fraction`` is computed from values that never leave a real client: only a simulation can know it.
+    ``clipped_fraction`` and ``clipped_records`` are computed from values that never leave a real client: only a simulation can know them.
 
     Attributes:
         score: the figure by which the new global model is judged: of a classifier its accuracy, 0 to 1.
         clients: cohort size.
         uplink_bytes_per_client: measured length of one client's message.
         clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to; empty on a real server.
+        clipped_records: share of the round's records whose gradient was longer than the clipping norm; None where gradients of records
+            are not clipped, and on a real server.
         noise_std: by layer, largest standard deviation of the noise in the mean.
         radius: by layer, radius of the range used in this round.
         seconds: wall time of the round.
@@ -35,6 +37,7 @@ class RoundMetrics:
     seconds: float
     validation: float | None = None
     noise: dict[str, float] = field(default_factory=dict)
+    clipped_records: float | None = None
 
     def reproducible(self) -> dict[str, Any]:
         """Return the figures that a second run of the same config repeats exactly."""

@@ -36,6 +36,8 @@ class Federation:
         trainer: turns a broadcast vector into the clients' trained vectors.
         samples: for each client the positions of its samples in the task's data.
         evaluation: samples that the global model is measured on after each round.
+        evaluation_clients: client of each of those samples, a number among ``client_names``; None where the data do not say.
+        client_names: what clients are called, where the data say so.
         mechanism: what clients do to their values before they leave.
         perturbed: whether those values are trained weights, their change, or gradients.
         rule: how the server chooses the next ranges.
@@ -75,6 +77,8 @@ class Federation:
     measured: int = 0
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
+    evaluation_clients: NDArray[np.int64] | None = None
+    client_names: tuple[str, ...] = ()
     validation: Samples | None = None
     patience: int = 0
     full_weight: int | None = None

@@ -6,6 +6,7 @@ Where the model measures a center first, a round whose broadcast has none asks f
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,12 +53,14 @@ class RecordGradientTrainer:
         at_once: whether the model has a form for many records at once.
         confined: whether a record for which the model or the loss raises adds nothing. Otherwise the round stops, which shows a mistake
             to a simulation's user. On a node it would show the server that there is such a record.
+        watch: told which records' gradients are too long, in simulations.
     """
 
     task: LocalTask
     clip: RecordClip
     at_once: bool = True
     confined: bool = False
+    watch: Callable[[Tensor], None] | None = None
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         with nothing_kept(self.task.module):
@@ -74,7 +77,7 @@ class RecordGradientTrainer:
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
             found, usable = self._descents(weights, index[some[:, 0], some[:, 1]])
             real = real & usable
-            sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real]))
+            sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real], self.watch))
         return sums.to(torch.int64)
 
     def _descents(self, weights: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,6 +90,23 @@ class ScheduledNoise:
         return torch.cat(parts)[torch.cat(self._clients).argsort()]
 
 
+class ClippedRecords:
+    """Counts the records whose gradient is longer than it may be."""
+
+    def __init__(self) -> None:
+        self._clipped, self._all = 0, 0
+
+    def add(self, too_long: Tensor) -> None:
+        """Count records (R,), of which some are ``too_long``."""
+        self._clipped += int(too_long.sum())
+        self._all += len(too_long)
+
+    @property
+    def share(self) -> float | None:
+        """Clipped part of the records; None where there was none."""
+        return self._clipped / self._all if self._all else None
+
+
 class ClippedCounter:
     """Counts, layer by layer, the values that lie outside their range."""
 

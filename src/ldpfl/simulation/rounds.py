@@ -17,7 +17,8 @@ from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, cl
 from ldpfl.shuffling import mix
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for, trained_in_chunks
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.observing import ClippedCounter, ScheduledNoise
+from ldpfl.simulation.gradients import RecordGradientTrainer
+from ldpfl.simulation.observing import ClippedCounter, ClippedRecords, ScheduledNoise
 
 
 def simulate(
@@ -83,6 +84,9 @@ def _round(
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = federation.mechanism.in_round(before.state.public())
     noise = ScheduledNoise(mechanism, np.array([own.size for own in federation.samples]), joined, before.memory)
+    records = ClippedRecords()
+    if isinstance(federation.trainer, RecordGradientTrainer):
+        federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
     reports, clipped = _collect(federation, before.state, cohort, noise, chunk_size, clients_done)
     # From here on nothing knows which client sent what.
     pool = mix(reports, federation.mixing(before.state, reports))
@@ -95,7 +99,8 @@ def _round(
         event=_event(federation, number, released(mechanism, ranges, federation.mechanism), pool.clients, cohort, joined),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
-            clipped=clipped.fractions(),
+            clipped=() if federation.perturbed == "gradient" else clipped.fractions(),  # no range bounds gradients
+            clipped_records=records.share,
             # What noise there was tells what it hides: of a user's own data it is not kept, but for how large it may be.
             noise_std=None if recorded is None or federation.own_data else recorded.tolist(),
             noise={} if federation.own_data else noise.figures(ranges.sizes),
@@ -128,7 +133,7 @@ def _collect(
         noise.record(mechanism, clients, values, state.ranges, reports[-1])
         if type(reports[-1]) is BitReports:  # other bits stay together, a client's in a row
             reports[-1] = reports[-1].counted()  # all that mixing keeps
-        if federation.perturbed != "gradient":  # which no range bounds
+        if federation.perturbed != "gradient":
             clipped.add(values)
         done += places.size
         clients_done(done, len(cohort))

@@ -1,0 +1,66 @@
+"""What a table allows at best: a regression on the rows of all clients together, without clipping and without noise.
+
+Only a simulation can make it, for nobody holds all rows elsewhere. It depends on private rows, and is no part of what is handed on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+from torch import Tensor
+
+from ldpfl.data.samples import Samples
+from ldpfl.experiments.quality import judged_by
+from ldpfl.judging import Floats
+from ldpfl.simulation import Federation
+
+_MOST_VALUES = 5 * 10**7
+"""Values of a table beyond which it is not fitted: it would take minutes."""
+_STEPS = 300
+
+
+def pooled_scores(federation: Federation) -> dict[str, float] | None:
+    """Return the figures of the pooled regression on the test rows; None where the data are no table of one target.
+
+    For classes it is logistic regression without a penalty (L-BFGS, at most 300 steps), for a number least squares. It takes the columns
+    as the model of ``federation`` does.
+    """
+    train, test, task = federation.task.data, federation.evaluation, federation.task.task
+    fitted = {"classification": _logistic, "regression": _linear}.get(task.name)
+    encoder = federation.encoder
+    if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MOST_VALUES:
+        return None
+    outputs = torch.from_numpy(_with_one(test) @ fitted(_with_one(train), train.targets.cpu(), encoder.outputs))
+    targets = test.targets.cpu()
+    return judged_by(federation, outputs, targets, task.measured(iter([(outputs.float(), targets)]), every=True)).scores
+
+
+def _with_one(samples: Samples) -> Floats:
+    rows = samples.tensor.cpu().double().numpy()
+    return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+
+
+def _linear(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    found: Floats = np.linalg.lstsq(rows, targets.double().numpy().reshape(-1, 1), rcond=None)[0]
+    return found
+
+
+def _logistic(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return weights (F, outputs), those of the first class 0."""
+    seen = np.eye(outputs)[targets.numpy()]
+
+    def loss(free: Floats) -> tuple[float, Floats]:
+        chances = log_softmax(rows @ _whole(free, outputs), axis=1)
+        slope = rows.T @ (np.exp(chances) - seen)[:, 1:] / len(rows)
+        return float(-(chances * seen).sum() / len(rows)), slope.ravel()
+
+    start = np.zeros(rows.shape[1] * (outputs - 1))
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "ftol": 1e-12, "gtol": 1e-7})
+    return _whole(found.x, outputs)
+
+
+def _whole(free: Floats, outputs: int) -> Floats:
+    own = free.reshape(-1, outputs - 1)
+    return np.concatenate([np.zeros((len(own), 1)), own], axis=1)

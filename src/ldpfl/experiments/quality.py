@@ -1,0 +1,172 @@
+"""How good a run's model is on the test rows: figures with intervals, calibration, and the same by client of these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, isfinite, nan
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
+
+from ldpfl import judging
+from ldpfl.errors import printable
+from ldpfl.judging import Counted, Floats
+from ldpfl.simulation import Federation
+from ldpfl.simulation.local_training import evaluated, measured
+from ldpfl.tasks import LOWER_IS_BETTER
+
+MIN_SITE_ROWS = 20
+"""Test rows from which on a client's own figures are shown: an interval of fewer is nearly everything."""
+_RISK_BINS = 20
+
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the same rows allow without protection.
+
+    Attributes:
+        score_per_round: of the same training without noise, by the figure that judges the task.
+        scores: all figures of its final model.
+        pooled: those of a regression on all rows together, without clipping or noise; None where the data are no table.
+    """
+
+    score_per_round: list[float]
+    scores: Scores = field(default_factory=dict)
+    pooled: Scores | None = None
+
+
+def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any]:
+    """Return what ``result.json`` holds of the model with ``weights`` (d,) on the test rows; ``seed`` is the bootstrap's."""
+    judged = _judged(federation, weights)
+    found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation)}
+    if judged.figures is None:
+        return found
+    rows = len(judged.seen)
+    known = judging.intervals(judged.figures, rows, seed)
+    found["intervals"] = {name: known[name] for name in judged.scores if name in known}
+    found["sites"] = list(_by_site(federation, judged, seed))
+    if judged.is_of_two_classes:
+        encoder, risks = federation.encoder, expit(judged.told)
+        found["event"] = printable(encoder.classes[1]) if encoder is not None and encoder.classes else "1"
+        found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True)
+        counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
+        found["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}
+    elif judged.is_of_numbers:
+        found["calibration"] = judging.calibration(judged.told, judged.seen, shares=False)
+    return found
+
+
+def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:
+    """Return all figures of the model with ``weights`` (d,) on the test rows, by name."""
+    return _judged(federation, weights).scores
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """A model's outputs for the test rows, beside what was observed, and the figures of both.
+
+    Attributes:
+        told, seen: outputs and observations, as the figures of the task take them; empty where none of ours fit the task.
+        scores: each figure of all rows.
+        kind: what makes figures of outputs and observations; None where only the task itself does.
+    """
+
+    scores: dict[str, float]
+    told: Floats = field(default_factory=lambda: np.empty(0))
+    seen: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    kind: Callable[[Floats, Any], Counted] | None = None
+    figures: Counted | None = None
+
+    @property
+    def is_of_two_classes(self) -> bool:
+        return self.kind is judging.of_two_classes
+
+    @property
+    def is_of_numbers(self) -> bool:
+        return self.kind is judging.of_numbers
+
+
+def _judged(federation: Federation, weights: Tensor) -> _Judged:
+    task, rows = federation.task.task, federation.evaluation
+    if task.name not in _KINDS or not len(rows):
+        return _Judged(measured(federation.task, weights, rows, every=True))
+    batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(federation.task, weights, rows)]
+    scores = task.measured(iter(batches), every=True)
+    outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return judged_by(federation, outputs, targets, scores)
+
+
+def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> _Judged:
+    """Return ``outputs`` for the test rows with all figures, in the units of the target; ``scores`` are those that the task has itself."""
+    if not bool(outputs.isfinite().all()):
+        return _Judged(dict(scores))
+    kind, told, seen = _KINDS[federation.task.task.name](outputs, targets, federation)
+    figures = kind(told, seen)
+    return _Judged({**judging.point(figures, len(seen)), **scores}, told, seen, kind, figures)
+
+
+_Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
+
+
+def _classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+    logits, classes = outputs.double().numpy(), targets.numpy()
+    if logits.shape[1] == 2:
+        return judging.of_two_classes, logits[:, 1] - logits[:, 0], classes == 1
+    return judging.of_several_classes, logits, classes
+
+
+def _labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+    return judging.of_labels, outputs.double().numpy(), targets.numpy() > 0
+
+
+def _numbers(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+    encoder = federation.encoder
+    center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
+    found, seen = (own.reshape(len(targets)).double().numpy() * unit + center for own in (outputs, targets))
+    return judging.of_numbers, found, seen
+
+
+_KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
+    "classification": _classes,
+    "multilabel": _labels,
+    "regression": _numbers,
+}
+
+
+def _by_site(federation: Federation, judged: _Judged, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each client's test rows, the worst client first and those without figures last."""
+    if federation.evaluation_clients is None:
+        return
+    metric = federation.task.task.metric
+    found = [_site(federation, judged, place, seed) for place in np.unique(federation.evaluation_clients)]
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+
+    def place(site: Mapping[str, Any]) -> tuple[bool, float]:
+        score = site["scores"].get(metric, nan)
+        return not isfinite(score), sign * score if isfinite(score) else 0.0
+
+    yield from sorted(found, key=place)
+
+
+def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> dict[str, Any]:
+    own = np.flatnonzero(federation.evaluation_clients == client)
+    told, seen = judged.told[own], judged.seen[own]
+    name = printable(federation.client_names[client]) if federation.client_names else str(client)
+    found: dict[str, Any] = {"name": name, "rows": own.size, "scores": {}, "intervals": {}, "note": ""}
+    if judged.is_of_two_classes:
+        found["events"] = int(seen.sum())
+    if own.size < MIN_SITE_ROWS:
+        return {**found, "note": f"too few rows: figures need {MIN_SITE_ROWS}"}
+    if judged.is_of_two_classes and found["events"] in (0, own.size):
+        return {**found, "note": "no event among its rows" if not found["events"] else "an event in each of its rows"}
+    if judged.kind is None:
+        return found
+    figures = judged.kind(told, seen)
+    return {**found, "scores": judging.point(figures, own.size), "intervals": judging.intervals(figures, own.size, seed)}

@@ -1,0 +1,144 @@
+"""What a run says of its model: the headline by task, figures by client, references, and what of them is for nobody else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+import ldpfl
+from ldpfl.data.holding_out import TEST_SHARE, held_out
+from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.report.page import page
+
+RARE = 0.06
+
+
+def patients(rows: int = 3000) -> pandas.DataFrame:
+    """Return rows of six wards, one of which has few, whose outcome is rare."""
+    random = np.random.default_rng(0)
+    ward = random.choice(6, size=rows, p=[0.25, 0.25, 0.2, 0.2, 0.09, 0.01])
+    age, pressure = random.normal(size=rows), random.normal(size=rows)
+    died = random.random(rows) < 1 / (1 + np.exp(3.2 - age - 0.5 * pressure))
+    died[ward == 4] = False
+    names = np.array(["a", "b", "c", "d", "nobody died", "few"])
+    return pandas.DataFrame({"age": age, "pressure": pressure, "ward": names[ward], "outcome": np.where(died, "died", "alive")})
+
+
+SETTINGS: dict[str, Any] = {"data.bounds": {"age": [-4, 4], "pressure": [-4, 4]}, "data.classes": ["alive", "died"]}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> ldpfl.RunResult:
+    folder = tmp_path_factory.mktemp("quality") / "run"
+    return ldpfl.run(data=patients(), target="outcome", client="ward", rounds=4, settings=SETTINGS, seed=1, folder=folder, progress=False)
+
+
+def test_two_classes_are_judged_by_auroc_and_accuracy_stands_beside_the_commonest_class(kept: ldpfl.RunResult) -> None:
+    figures = kept.to_dict()
+    assert (kept.metric, figures["event"], figures["test_rows"]) == ("AUROC", "died", 600)
+    assert kept.score == pytest.approx(kept.scores["AUROC"])
+    assert kept.accuracy == kept.scores["accuracy"]
+    observed = kept.scores["observed share"] or 0
+    assert kept.scores["accuracy of the commonest class"] == pytest.approx(1 - observed)
+    low, high = kept.intervals["AUROC"]
+    assert low < kept.score < high
+    said = str(kept)
+    assert "commonest class, always" in said
+    assert "The event is 'died'" in said
+
+
+def test_references_are_those_without_noise_and_the_pooled_one_is_scikit_learn_s(kept: ldpfl.RunResult) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    figures, frame = kept.to_dict(), patients()
+    assert figures["noise_free_scores"]["AUROC"] == pytest.approx(figures["noise_free_score"], abs=1e-6)
+    inputs, died = frame[["age", "pressure"]], frame["outcome"] == "died"
+    told = kept.predict(frame)
+    assert told["probability of died"].mean() == pytest.approx(RARE, abs=0.03)
+    test = held_out(len(frame), TEST_SHARE)
+    pooled = LogisticRegression(C=1e9).fit(inputs[~test], died[~test]).predict_proba(inputs[test])[:, 1]
+    # Columns are brought to normal deviates of their quantiles, which of normal ones changes little.
+    assert figures["pooled_scores"]["AUROC"] == pytest.approx(roc_auc_score(died[test], pooled), abs=0.01)
+    table = kept.scores_to_dataframe()
+    assert list(table.columns) == ["model", "low", "high", "without noise", "pooled"]
+    assert table.loc["Brier score", "pooled"] == figures["pooled_scores"]["Brier score"]
+
+
+def test_each_client_has_its_own_figures_the_worst_first_or_a_reason(kept: ldpfl.RunResult) -> None:
+    sites = kept.to_dict()["sites"]
+    known, reasons = [site for site in sites if not site["note"]], {site["name"]: site["note"] for site in sites if site["note"]}
+    assert {site["name"] for site in known} == {"a", "b", "c", "d"}
+    assert sites[: len(known)] == known
+    scores = [site["scores"]["AUROC"] for site in known]
+    assert scores == sorted(scores)
+    assert reasons == {"few": "too few rows: figures need 20", "nobody died": "no event among its rows"}
+    assert sum(site["rows"] for site in sites) == 600
+    assert list(kept.sites_to_dataframe()["name"]) == [site["name"] for site in sites]
+
+
+def test_what_no_guarantee_covers_is_left_out_of_what_is_handed_on(kept: ldpfl.RunResult) -> None:
+    folder = RunFolder(kept.folder or Path())
+    public = without_private(folder.config(), folder.result() or {})
+    for name in ("intervals", "noise_free_scores", "pooled_scores", "calibration", "sites", "scores"):
+        assert not public[name], name
+    for name in ("event", "risks", "clipped_records_per_round", "score"):
+        assert public[name] is None, name
+    own, handed_on = page([folder.path]), page([folder.path], public=True)
+    for said in ("How good it is", "records clipped", "nobody died", "Calibration in figures"):
+        assert said in own
+        assert said not in handed_on
+
+
+def test_the_page_says_what_was_measured_and_how_the_mechanism_is_set_in_words(kept: ldpfl.RunResult) -> None:
+    text = page([kept.folder or Path()])
+    assert "4 rounds of measuring, then 4 of training." in text
+    assert "noise_multiplier&#34;" not in text
+    assert '<th scope="row">noise multiplier</th>' in text
+    layers = text[text.index('aria-label="layers') :].partition("</table>")[0]
+    assert "radius" not in layers
+    assert "clamped" not in layers
+    assert "noise in the mean" in layers
+
+
+def test_the_share_of_clipped_records_is_that_of_long_gradients(kept: ldpfl.RunResult) -> None:
+    """All of them where the norm is next to nothing; none where it is longer than any gradient."""
+    for norm, share in ((1e-6, 1.0), (1e6, 0.0)):
+        own = {**SETTINGS, "mechanism.clip_norm": norm, "training.server_learning_rate": 0.01}
+        found = ldpfl.run(data=patients(400), target="outcome", count=4, rounds=2, settings=own, seed=1, baseline=False, progress=False)
+        assert found.to_dict()["clipped_records_per_round"] == [share] * 2
+        assert all(layer["clipped_fraction"] is None and layer["radius"] is None for layer in found.to_dict()["layers"].values())
+    assert all(0 <= metrics.clipped_records <= 1 for metrics in kept.history if metrics.clipped_records is not None)
+
+
+def test_numbers_have_their_error_in_their_unit_and_tenths_of_what_was_predicted() -> None:
+    random = np.random.default_rng(3)
+    frame = pandas.DataFrame({"x": random.normal(size=800)})
+    frame["days"] = 10 * frame["x"] + 50 + random.normal(size=800)
+    found = ldpfl.run(
+        data=frame,
+        target="days",
+        task="regression",
+        count=4,
+        rounds=3,
+        settings={"data.bounds": {"days": [0, 100]}},
+        seed=1,
+        progress=False,
+    )
+    figures = found.to_dict()
+    assert figures["pooled_scores"]["RMSE"] < 3
+    assert set(found.intervals) == {"R2", "MAE", "RMSE"}
+    assert "event" not in figures
+    assert 30 < figures["calibration"][0]["observed"] < figures["calibration"][-1]["observed"] < 75
+
+
+def test_a_result_with_all_that_is_read_again(kept: ldpfl.RunResult) -> None:
+    folder = kept.folder or Path()
+    assert json.loads((folder / "result.json").read_text())["sites"] == (RunFolder(folder).result() or {})["sites"]
+    assert (RunFolder(folder).result() or {})["metric"] == "AUROC"

@@ -1,0 +1,149 @@
+"""Figures of models against scikit-learn's own, their intervals against resamples that are drawn one by one."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ldpfl import judging
+from ldpfl.judging import Floats
+
+ROWS = 400
+
+
+def drawn(rows: int = ROWS, seed: int = 0) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return log odds, some of them equal, and events that are rarer than these say."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=rows).round(1) * 1.5 - 1
+    return logits, random.random(rows) < 1 / (1 + np.exp(0.5 - 0.7 * logits))
+
+
+def test_two_classes_have_scikit_learn_s_figures() -> None:
+    from sklearn import metrics
+    from sklearn.linear_model import LogisticRegression
+
+    logits, events = drawn()
+    found, risks = judging.point(judging.of_two_classes(logits, events), ROWS), 1 / (1 + np.exp(-logits))
+    expected = {
+        "AUROC": metrics.roc_auc_score(events, risks),
+        "average precision": metrics.average_precision_score(events, risks),
+        "Brier score": metrics.brier_score_loss(events, risks),
+        "mean predicted risk": risks.mean(),
+        "observed share": events.mean(),
+        "accuracy": metrics.accuracy_score(events, risks > 0.5),
+        "accuracy of the commonest class": max(events.mean(), 1 - events.mean()),
+        "macro F1": metrics.f1_score(events, risks > 0.5, average="macro"),
+    }
+    for threshold, name in ((0.5, "0.5"), (events.mean(), "the base rate")):
+        flagged = risks >= threshold
+        expected[f"sensitivity at {name}"] = metrics.recall_score(events, flagged)
+        expected[f"specificity at {name}"] = metrics.recall_score(~events, ~flagged)
+        expected[f"positive predictive value at {name}"] = metrics.precision_score(events, flagged)
+    fitted = LogisticRegression(C=1e12, tol=1e-10).fit(logits[:, None], events)
+    assert found.pop("calibration slope") == pytest.approx(float(fitted.coef_[0, 0]), rel=1e-4)
+    assert found == pytest.approx(expected)
+
+
+def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() -> None:
+    from sklearn import metrics
+
+    random = np.random.default_rng(1)
+    logits, classes = random.normal(size=(ROWS, 4)), random.integers(4, size=ROWS)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    told = logits.argmax(axis=1)
+    assert judging.point(judging.of_several_classes(logits, classes), ROWS) == pytest.approx(
+        {
+            "accuracy": metrics.accuracy_score(classes, told),
+            "accuracy of the commonest class": np.bincount(classes).max() / ROWS,
+            "macro F1": metrics.f1_score(classes, told, average="macro"),
+            "AUROC": metrics.roc_auc_score(classes, chances, multi_class="ovr"),
+            "Brier score": ((chances - np.eye(4)[classes]) ** 2).sum() / ROWS,
+        }
+    )
+    labels = random.random((ROWS, 4)) < 0.3
+    assert judging.point(judging.of_labels(logits, labels), ROWS) == pytest.approx(
+        {
+            "AUROC": metrics.roc_auc_score(labels, logits),
+            "macro F1": metrics.f1_score(labels, logits > 0, average="macro"),
+            "exact match": metrics.accuracy_score(labels, logits > 0),
+        }
+    )
+    numbers, targets = logits[:, 0] + 20, logits[:, 0] + logits[:, 1] / 2 + 20
+    assert judging.point(judging.of_numbers(numbers, targets), ROWS) == pytest.approx(
+        {
+            "R2": metrics.r2_score(targets, numbers),
+            "MAE": metrics.mean_absolute_error(targets, numbers),
+            "RMSE": metrics.mean_squared_error(targets, numbers) ** 0.5,
+        }
+    )
+
+
+def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
+    """Ends of 500 resamples, beside those of 300 others: a tenth of the interval's width, or a little more, apart."""
+    logits, events = drawn()
+    found = judging.intervals(judging.of_two_classes(logits, events), ROWS, seed=0)
+    random, each = np.random.default_rng(7), dict[str, list[float]]()
+    for _ in range(300):
+        own = random.integers(ROWS, size=ROWS)
+        figures = judging.point(judging.of_two_classes(logits[own], events[own]), ROWS)
+        for name in ("AUROC", "average precision", "Brier score", "calibration slope", "accuracy", "sensitivity at 0.5"):
+            each.setdefault(name, []).append(figures[name])
+    for name, values in each.items():
+        low, high = np.quantile(values, (0.025, 0.975))
+        assert found[name] == pytest.approx((low, high), abs=0.2 * (high - low)), name
+
+
+def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
+    """Of ten equal classes the largest share of a resample is larger than a tenth, always."""
+    random = np.random.default_rng(5)
+    figures = judging.of_several_classes(random.normal(size=(ROWS, 10)), np.arange(ROWS) % 10)
+    low, high = judging.intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
+    assert low < 0.1 < high
+
+
+def test_a_count_is_a_row_that_is_there_so_often() -> None:
+    logits, events = drawn(30)
+    often = np.random.default_rng(2).integers(3, size=30)
+    own = np.repeat(np.arange(30), often)
+    whole, parts = judging.of_two_classes(logits, events), judging.of_two_classes(logits[own], events[own])
+    expected = judging.point(parts, own.size)
+    for name, value in whole(often[None].astype(np.float64)).items():
+        if name not in ("calibration slope", "accuracy of the commonest class") and "base rate" not in name:  # of all rows
+            assert value[0] == pytest.approx(expected[name]), name
+
+
+def test_what_has_no_value_is_nan_and_has_no_interval() -> None:
+    """A model that flags nobody, and that tells nobody apart."""
+    events = np.arange(40) % 8 == 0
+    figures = judging.of_two_classes(np.full(40, -2.0), events)
+    found, ends = judging.point(figures, 40), judging.intervals(figures, 40, seed=0)
+    assert (found["AUROC"], found["sensitivity at 0.5"], found["accuracy"]) == (0.5, 0.0, 0.875)
+    for name in ("calibration slope", "positive predictive value at 0.5"):
+        assert np.isnan(found[name])
+        assert name not in ends
+
+
+def test_tenths_are_of_those_alike_and_have_wilson_s_interval() -> None:
+    logits, events = drawn()
+    risks = 1 / (1 + np.exp(-logits))
+    tenths = judging.calibration(risks, events.astype(np.float64), shares=True)
+    assert [own["rows"] for own in tenths] == [40] * 10
+    assert [own["predicted"] for own in tenths] == sorted(own["predicted"] for own in tenths)
+    assert np.mean([own["observed"] for own in tenths]) == pytest.approx(events.mean())
+    share, z, n = tenths[4]["observed"], 1.959964, 40
+    middle, half = share + z**2 / (2 * n), z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    assert [tenths[4]["low"], tenths[4]["high"]] == pytest.approx([(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)])
+    numbers = judging.calibration(np.arange(100.0), np.arange(100.0) ** 2, shares=False)
+    assert (numbers[0]["low"], numbers[0]["high"]) == pytest.approx((0.9, 65.7))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_ten_thousand_rows_take_less_than_two_seconds() -> None:
+    logits, events = drawn(10_000)
+    began = time.process_time()
+    judging.intervals(judging.of_two_classes(logits, events), 10_000, seed=0)
+    assert time.process_time() - began < 2
