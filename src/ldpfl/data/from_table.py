@@ -68,16 +68,24 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
     """Return what is measured of the target: where its numbers lie, or how many rows each class has."""
     names = config.target_names
-    if targets == "number":
+    if targets in ("number", "count"):
         return (Unscaled(f"{names[0]}, the target", bounds=bounds_of(config, names[0])),)
     if config.text:
         return ()
     if targets == "class":
         return (Unscaled(f"{names[0]}, the target", classes=outputs),)
+    if targets == "ordered":
+        return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)
+    if targets == "survival":
+        time = Unscaled(f"{names[0]}, the time", bounds=bounds_of(config, names[0]), label=0)
+        return time, Unscaled(f"{names[1]}, the event", classes=2, label=1)
     return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
 
 
-_OF_COLUMNS = ("target", "columns", "bounds", "numbers", "words", "categories", "buckets", "missing", "text", "length", "vocabulary")
+_OF_COLUMNS = (
+    *("target", "columns", "bounds", "numbers", "words", "categories", "buckets", "missing", "text", "length", "vocabulary"),
+    "cut_points",
+)
 """Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
 
 

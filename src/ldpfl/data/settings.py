@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
 from ldpfl.errors import ConfigError
@@ -26,7 +26,7 @@ class DataConfig(BaseModel):
     path: str = ""
     """A CSV or Parquet file, or a folder of them, in the place of a data set by name."""
     target: str | list[str] = ""
-    """The column that is to be predicted; several for a task of several labels."""
+    """The column that is to be predicted; several for a task of several labels; for survival the time and the event."""
     columns: list[str] = []
     """The columns that it is told from; all others where there are none."""
     client: str = ""
@@ -48,7 +48,10 @@ class DataConfig(BaseModel):
     buckets: Annotated[int, Field(ge=2, le=4096)] = 128
     """Places that the words of a column without ``categories`` are hashed into."""
     classes: list[str] = []
-    """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so."""
+    """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so. For ``ordinal``,
+    in their order."""
+    cut_points: list[Annotated[FiniteFloat, Field(gt=0)]] = []
+    """Where the intervals of ``survival`` end, ascending, in the unit of the time. Without, they are eight, by measured quantiles."""
     missing: Literal["center", "indicator", "refuse"] = "center"
     """What becomes of a number that is not there: the middle of its column, that and a column which tells so, or an error."""
     text: str = ""
@@ -78,6 +81,13 @@ class DataConfig(BaseModel):
     test rows they are not protected."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+
+    @field_validator("cut_points")
+    @classmethod
+    def _ascend(cls, points: list[float]) -> list[float]:
+        if points != sorted(set(points)):
+            raise ValueError("expected ascending values, each of them once")
+        return points
 
     @property
     def target_names(self) -> tuple[str, ...]:

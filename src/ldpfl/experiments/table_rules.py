@@ -23,13 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ldpfl import models
 from ldpfl.data.columns import drawn_inputs
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
+from ldpfl.models.mending import copied
 from ldpfl.ranges import LayerRanges
-from ldpfl.tasks import Targets
+from ldpfl.tasks import PARALLEL, Targets
 
 _DRAWN = 64
 """Rows that are drawn to see how long gradients are."""
@@ -60,7 +62,7 @@ class TableStart:
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
     """Return the clipping norm for ``module`` on ``data``."""
-    squared = _squared_jacobian(module, data)
+    squared = _squared_jacobian(_begin(config, data, module), data)
     if squared is None:
         return _CLIP_ELSEWHERE
     return float(f"{_OF_USUAL * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
@@ -85,11 +87,12 @@ def start_on_table(
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return TableStart(weights, config)
-    squared = _squared_jacobian(module, data)
+    begun = _begin(config, data, module)
+    squared = _squared_jacobian(begun, data)
     if squared is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
-    shares = list(shares) or list(config.data.class_shares) or _uniform(targets, data.outputs)
+    shares = list(shares) or list(config.data.class_shares) or _unmeasured(targets, data.outputs)
     curvature = _output_curvature(targets, shares)
     clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
@@ -97,6 +100,7 @@ def start_on_table(
     pull = noise**2 / (_PRIOR * curvature)
     rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
+    weights = layout.flatten({name: part.detach() for name, part in begun.named_parameters() if part.requires_grad})
     return TableStart(_begun(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
 
 
@@ -109,44 +113,118 @@ def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
 
 
 def _begun(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
-    """Return the initial weights: 0 for a convex model, with the logits of the shares as the bias of the outputs."""
+    """Return the initial weights: 0 for a convex model, with the outputs at what was measured of the target."""
     name, begun = config.model.name, weights.clone()
     if name in _FROM_ZERO:
         begun.zero_()
-    if name in _WITH_BIAS and targets in ("class", "classes"):
-        logits = [log(share) if targets == "class" else log(share / (1 - share)) for share in shares]
-        begun[layout.slices[layout.names[-1]]] = torch.tensor(logits, dtype=begun.dtype)
+    outputs = _of_outputs(targets, shares)
+    if outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
+        # The offsets of parallel outputs stand first, and the bias of a built-in model last.
+        place = layout.names[0 if targets in PARALLEL else -1]
+        begun[layout.slices[place]] = torch.tensor(outputs, dtype=begun.dtype)
     return begun
 
 
-def _uniform(targets: Targets, outputs: int) -> list[float]:
-    return [1 / outputs if targets == "class" else 0.5] * outputs
+def _of_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
+    """Return the outputs of a model that tells nothing but what was measured of the target."""
+    if targets == "class":
+        return [log(share) for share in shares]
+    if targets == "count":
+        return [log(shares[0])]
+    return [log(share / (1 - share)) for share in _probabilities(targets, shares)]
+
+
+def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
+    """Return the probability whose logit each output is, by the ``shares`` of labels, ordered classes or hazards."""
+    if targets == "ordered":
+        return [float(share) for share in 1 - np.cumsum(shares)[:-1] / sum(shares)]
+    return list(shares) if targets in ("classes", "survival") else []
+
+
+def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
+    """Return ``module`` as training on a table begins with it: itself, or an MLP with other weights.
+
+    Noise is added to all weights alike, so that those of an MLP have to be large beside it: weights of the last layer are 1 or -1. Hidden
+    units come in pairs that cancel, so that the outputs are the biases alone, as those of a logistic regression at the start.
+    """
+    if config.model.name != "mlp" or data.encoder is None or data.encoder.data.text:
+        return module
+    begun = copied(module)
+    *hidden, last = [layer for layer in begun.modules() if isinstance(layer, nn.Linear)]
+    rows = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in hidden:
+            pairs = layer.out_features // 2
+            straight = int(LIN * pairs)
+            weights = torch.randn(pairs, layer.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
+            biases = BIAS * torch.randn(pairs, generator=generator)
+            weights[:straight], biases[:straight] = 0.0, SB
+            layer.weight.zero_()
+            layer.bias.zero_()
+            layer.weight[: 2 * pairs], layer.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
+            rows = layer(rows).relu()
+        signs = A * (2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1)
+        last.weight.zero_()
+        last.bias.zero_()
+        last.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
+    return begun
+
+
+BIAS = 0.5
+A = 1.0
+LIN = 0.25
+SB = 1.0
+
+
+def _unmeasured(targets: Targets, outputs: int) -> list[float]:
+    """Return the shares that are taken where nothing was measured: equal ones, a mean of one spread, events in half of the rows."""
+    if targets in ("class", "ordered"):
+        classes = outputs + (targets == "ordered")
+        return [1 / classes] * classes
+    if targets == "survival":
+        return [0.5 / (outputs + 1 - place) for place in range(outputs)]
+    return [1.0 if targets == "count" else 0.5] * outputs
 
 
 def _largest_residual(targets: Targets, outputs: int) -> float:
-    """Return the norm of the loss' gradient with respect to the outputs: the largest, or for a number that of an error of one spread."""
-    return {"class": sqrt(2), "classes": 1 / sqrt(outputs)}.get(targets, 2.0)
+    """Return the norm of the loss' gradient with respect to the outputs: the largest, or for a number that of an error of one spread.
+
+    For a count it is that of an error of two spreads, and for parallel outputs it is taken with respect to their score.
+    """
+    return {"class": sqrt(2), "classes": 1 / sqrt(outputs), "ordered": 1.0, "survival": 1.0}.get(targets, 2.0)
 
 
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
-    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, where a model tells nothing but the base rate."""
+    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, where a model tells nothing but the base rate.
+
+    For parallel outputs it is the second derivative by their score.
+    """
     if targets == "class":
         p = np.asarray(shares)
         return float(np.linalg.eigvalsh(np.diag(p) - np.outer(p, p))[-1])
+    if targets == "count":
+        return shares[0]
+    spreads = [share * (1 - share) for share in _probabilities(targets, shares)]
     if targets == "classes":
-        return max(share * (1 - share) for share in shares) / len(shares)
+        return max(spreads) / len(spreads)
+    if targets == "ordered":
+        return sum(spreads) / len(spreads)
+    if targets == "survival":
+        at_risk = np.cumprod([1.0, *(1 - share for share in shares)])[:-1]
+        return float(at_risk @ spreads)
     return 2.0
 
 
 def _squared_jacobian(module: nn.Module, data: Description) -> float | None:
-    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v of outputs that tells two of them apart.
+    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v that tells two outputs apart, or is the first of parallel ones.
 
     None where the data are no table, or the model does not take its rows.
     """
     if data.encoder is None or data.encoder.data.text:
         return None
     direction = torch.zeros(data.outputs)
-    direction[:2] = torch.tensor([1.0, -1.0])[: data.outputs]
+    direction[:2] = torch.tensor([1.0, 0.0 if data.encoder.targets in PARALLEL else -1.0])[: data.outputs]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     total = 0.0
     try:
