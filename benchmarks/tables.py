@@ -41,10 +41,12 @@ class Case:
     Attributes:
         split: makes the rows, by seed.
         epsilon: for each row, at delta 1e-5.
+        model: of the private run.
     """
 
     split: Callable[[int], Split]
     epsilon: float
+    model: str = "logistic-regression"
 
 
 def rare(rows: int, sites: int) -> Callable[[int], Split]:
@@ -71,6 +73,17 @@ def mixed(rows: int, sites: int) -> Callable[[int], Split]:
         logit = 0.09 * (age - 50) + 0.8 * (np.log(income) - 10) + np.array([-0.8, 0, 0.5, 1.0])[ward] + np.array([0, 0.6, -0.9])[smoker]
         words = {"ward": [f"w{own}" for own in ward], "smoker": [f"s{own}" for own in smoker]}
         return _with_outcome(pd.DataFrame({"age": age, "income": income, **words}), logit - 0.15, generator)
+
+    return _drawn(draw, rows, sites)
+
+
+def interacting(rows: int, sites: int) -> Callable[[int], Split]:
+    """Return made-up rows whose outcome depends on a product and on a distance, of which a logistic regression sees nothing."""
+
+    def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
+        first, second, third, fourth = generator.normal(size=(4, rows))
+        logit = 1.5 * first * second + 1.6 * np.abs(third) + 0.4 * fourth - 1.3
+        return _with_outcome(pd.DataFrame({"a": 50 + 12 * first, "b": np.exp(second), "c": third, "d": fourth}), logit, generator)
 
     return _drawn(draw, rows, sites)
 
@@ -110,6 +123,10 @@ def cases() -> dict[str, Case]:
         "rare outcome, 50,000 rows, 5 sites": Case(rare(50_000, 5), 2),
         "numbers and words, 6,000 rows, 20 sites": Case(mixed(6_000, 20), 4),
         "rare outcome, 3,000 rows, 5 sites": Case(rare(3_000, 5), 4),
+        "MLP, rare outcome, 3,000 rows, 5 sites": Case(rare(3_000, 5), 4, "mlp"),
+        "MLP, numbers and words, 6,000 rows, 20 sites": Case(mixed(6_000, 20), 4, "mlp"),
+        "MLP, interactions, 20,000 rows, 5 sites": Case(interacting(20_000, 5), 4, "mlp"),
+        "interactions, 20,000 rows, 5 sites": Case(interacting(20_000, 5), 4),
         "rare outcome, 400 rows, 4 sites": Case(rare(400, 4), 8),
         "numbers and words, 400 rows, 4 sites": Case(mixed(400, 4), 8),
         "randhie (real), 20,190 rows, 5 sites": Case(real(visits.drop(columns="mdvis"), visits["mdvis"] >= 8, 5), 2),
@@ -163,7 +180,7 @@ def main() -> None:
         for seed in range(options.seeds):
             train, test = case.split(seed)
             reference.append(figures(test, pooled(train, test)))
-            found.append(figures(test, private(train, test, case.epsilon, seed, {})))
+            found.append(figures(test, private(train, test, case.epsilon, seed, {"model.name": case.model})))
         ours, others = np.array(found), np.array(reference)
         table.add_row(name)
         table.add_row("  pooled, no privacy", *_shown(others, others))

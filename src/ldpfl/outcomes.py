@@ -101,7 +101,7 @@ class DevianceExplained(_Kept):
         # Of both deviances, the terms that hold counts alone.
         own = torch.special.xlogy(counts, counts.clamp_min(_LEAST)) - counts
         explained, whole = (own - torch.special.xlogy(counts, of) + of for of in (found, mean))
-        return 1 - float(explained.sum() / whole.sum()) if float(whole.sum()) > 0 else float("nan")
+        return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")
 
 
 class MeanClassError(_Kept):

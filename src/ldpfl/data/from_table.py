@@ -15,7 +15,7 @@ from ldpfl.data.samples import Dataset, Samples, Unscaled, numbered
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
-from ldpfl.errors import DataError, printable
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
 
 
@@ -68,8 +68,11 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
     """Return what is measured of the target: where its numbers lie, or how many rows each class has."""
     names = config.target_names
+    bounds = bounds_of(config, names[0])
+    if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
+        raise ConfigError(f"data.bounds.{names[0]} begin at {bounds[0]:g}, and counts and times begin at 0: give 0 or more")
     if targets in ("number", "count"):
-        return (Unscaled(f"{names[0]}, the target", bounds=bounds_of(config, names[0])),)
+        return (Unscaled(f"{names[0]}, the target", bounds=bounds),)
     if config.text:
         return ()
     if targets == "class":
@@ -77,7 +80,7 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
     if targets == "ordered":
         return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)
     if targets == "survival":
-        time = Unscaled(f"{names[0]}, the time", bounds=bounds_of(config, names[0]), label=0)
+        time = Unscaled(f"{names[0]}, the time", bounds=bounds, label=0)
         return time, Unscaled(f"{names[1]}, the event", classes=2, label=1)
     return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
 

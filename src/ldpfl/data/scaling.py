@@ -134,15 +134,24 @@ def within(bounds: tuple[float, float]) -> Knots:
     return bounds, (-1.0, 1.0)
 
 
-def center_and_spread(histogram: Histogram) -> tuple[float, float]:
-    """Return the mean and the standard deviation of a column, whose values lie evenly within each bin; NaN where it shows no rows."""
+def center_and_spread(histogram: Histogram, *, whole: bool = False) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a column, whose values lie evenly within each bin; NaN where it shows no rows.
+
+    ``whole`` numbers are the whole ones of each bin: many counts are 0 or 1, at the low end of theirs.
+    """
     held = np.maximum(histogram.counts, 0.0)
     if not held.sum() > 0:
         return np.nan, np.nan
     share = held / held.sum()
-    middles, widths = (histogram.edges[1:] + histogram.edges[:-1]) / 2, np.diff(histogram.edges)
+    low, high = histogram.edges[:-1], histogram.edges[1:]
+    middles, variances = (low + high) / 2, (high - low) ** 2 / 12
+    if whole:
+        first, last = np.ceil(low), np.ceil(high) - 1
+        some = last >= first
+        middles = np.where(some, (first + last) / 2, middles)
+        variances = np.where(some, ((last - first + 1) ** 2 - 1) / 12, 0.0)
     center = float(share @ middles)
-    return center, float(np.sqrt(share @ ((middles - center) ** 2 + widths**2 / 12)))
+    return center, float(np.sqrt(share @ ((middles - center) ** 2 + variances)))
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ class TargetScale:
 
 def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None) -> tuple[TargetScale, float]:
     """Return how a number or a count is told, by its histogram or else its ``bounds``, and the mean of a count, in its spreads."""
-    center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram)
+    center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram, whole=targets == "count")
     if not spread > 0 and bounds is not None:
         return public_target(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):

@@ -11,6 +11,10 @@ the measured shares of the classes. So it costs no privacy beyond measuring.
   noise the model stays near its start, which is the measured base rate; with little it is free.
 - **Step**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature, which is
   no smaller than its largest eigenvalue L however correlated the columns are.
+- **Start of an MLP**: its first weights are much larger than the usual ones, and noise is small beside them, so that gradients stay as
+  long as they are at the start. Usual weights are of the size of the noise: it makes them longer, and then the clipping norm cuts the
+  rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate. :data:`_STRAIGHT` of the units begin far
+  from their kink, where they are a straight line: the model learns slopes nearly as fast as a logistic regression.
 """
 
 from __future__ import annotations
@@ -41,9 +45,13 @@ _PRIOR = 0.05
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
 """Clipping norm and learning rate where the data are no table, or the model does not take its rows: a trial says why."""
 
+_STRAIGHT = 0.5
+"""Share of an MLP's hidden units that begin as straight lines."""
+_MLP = "mlp"
+
 _FROM_ZERO = ("logistic-regression", "linear")
 """Models that are convex, so that they may begin at 0."""
-_WITH_BIAS = ("logistic-regression", "mlp")
+_WITH_BIAS = ("logistic-regression", _MLP)
 """Models whose last layer is the bias of their outputs."""
 
 
@@ -142,39 +150,24 @@ def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
 
 
 def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
-    """Return ``module`` as training on a table begins with it: itself, or an MLP with other weights.
-
-    Noise is added to all weights alike, so that those of an MLP have to be large beside it: weights of the last layer are 1 or -1. Hidden
-    units come in pairs that cancel, so that the outputs are the biases alone, as those of a logistic regression at the start.
-    """
-    if config.model.name != "mlp" or data.encoder is None or data.encoder.data.text:
+    """Return ``module`` as training on a table begins with it: itself, or an MLP with other weights."""
+    if config.model.name != _MLP or config.model.options.get("hidden") == 1 or data.encoder is None or data.encoder.data.text:
         return module
-    begun = copied(module)
+    begun, generator = copied(module), torch.Generator().manual_seed(config.seed % 2**63)
     *hidden, last = [layer for layer in begun.modules() if isinstance(layer, nn.Linear)]
-    rows = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0))
-    generator = torch.Generator().manual_seed(1)
+    rows, pairs = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0)), hidden[0].out_features // 2
     with torch.no_grad():
+        for parameter in begun.parameters():
+            parameter.zero_()
         for layer in hidden:
-            pairs = layer.out_features // 2
-            straight = int(LIN * pairs)
             weights = torch.randn(pairs, layer.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
-            biases = BIAS * torch.randn(pairs, generator=generator)
-            weights[:straight], biases[:straight] = 0.0, SB
-            layer.weight.zero_()
-            layer.bias.zero_()
+            biases, straight = torch.randn(pairs, generator=generator) / 2, int(_STRAIGHT * pairs)
+            weights[:straight], biases[:straight] = 0.0, 1.0
             layer.weight[: 2 * pairs], layer.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
             rows = layer(rows).relu()
-        signs = A * (2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1)
-        last.weight.zero_()
-        last.bias.zero_()
+        signs = 2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1
         last.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
     return begun
-
-
-BIAS = 0.5
-A = 1.0
-LIN = 0.25
-SB = 1.0
 
 
 def _unmeasured(targets: Targets, outputs: int) -> list[float]:
@@ -190,9 +183,10 @@ def _unmeasured(targets: Targets, outputs: int) -> list[float]:
 def _largest_residual(targets: Targets, outputs: int) -> float:
     """Return the norm of the loss' gradient with respect to the outputs: the largest, or for a number that of an error of one spread.
 
-    For a count it is that of an error of two spreads, and for parallel outputs it is taken with respect to their score.
+    For labels it is that of two of them, and for a count that of an error of two spreads. Of parallel outputs it is the largest with
+    respect to their score.
     """
-    return {"class": sqrt(2), "classes": 1 / sqrt(outputs), "ordered": 1.0, "survival": 1.0}.get(targets, 2.0)
+    return {"class": sqrt(2), "classes": sqrt(2) / outputs, "ordered": 1.0, "survival": 1.0}.get(targets, 2.0)
 
 
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
