@@ -38,7 +38,7 @@ def fitted(losses: Callable[[Tensor, Tensor], Tensor], parameters: list[Tensor],
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimiser.step(closure)
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
 
 
 def test_a_count_s_gradient_is_the_expected_count_less_the_count_and_stays_finite() -> None:
@@ -89,10 +89,11 @@ def test_ordinal_slopes_are_those_of_proportional_odds() -> None:
     rows = generator.normal(size=(3000, 2))
     classes = np.digitize(rows @ [1.0, -0.5] + generator.logistic(size=3000), [-1, 0.5, 2])
     expected = OrderedModel(classes, rows, distr="logit").fit(method="bfgs", disp=False)
-    module = Parallel(torch.nn.Linear(2, 1, bias=False), 3)
+    score = torch.nn.Linear(2, 1, bias=False)
+    module = Parallel(score, 3)
     inputs = torch.from_numpy(rows).float()
     fitted(outcomes.ordered_losses, list(module.parameters()), lambda: module(inputs), torch.from_numpy(classes))
-    assert module.score.weight.flatten().tolist() == pytest.approx(list(expected.params[:2]), abs=0.1)
+    assert score.weight.flatten().tolist() == pytest.approx(list(expected.params[:2]), abs=0.1)
     cuts = expected.model.transform_threshold_params(expected.params)[1:-1]
     assert module.offsets.tolist() == pytest.approx([-cut for cut in cuts], abs=0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, log
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import ldpfl
+from ldpfl import ConfigError
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_of
@@ -28,15 +30,15 @@ FRAME = pd.DataFrame(
 )
 
 
-def config_of(task: str, model: str, target: object = "y") -> RunConfig:
+def config_of(task: str, model: str, target: Any = "y", **data: Any) -> RunConfig:
     noise = ["privacy.target_epsilon='off'", "mechanism.noise_multiplier=1.0", "mechanism.clip_norm=1.0", "data.buckets=4"]
     config = load_recipe("own", [*noise, f"task.name={task}", f"model.name={model}"])
-    return config.model_copy(update={"data": DataConfig(path="rows.csv", target=target, columns=["age", "ward"], buckets=4)})  # type: ignore[arg-type]
+    return config.model_copy(update={"data": DataConfig(path="rows.csv", target=target, columns=["age", "ward"], buckets=4, **data)})
 
 
-def begun(task: str, model: str, shares: list[float], target: object = "y", seed: int = 3) -> Tensor:
+def begun(task: str, model: str, shares: list[float], target: Any = "y", **data_settings: Any) -> Tensor:
     """Return the outputs (N, outputs) with which training begins, for any rows."""
-    config = config_of(task, model, target).model_copy(update={"seed": seed})
+    config = config_of(task, model, target, **data_settings)
     data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
     module = model_of(config, data)
     layout = ParameterLayout.from_module(module)
@@ -53,7 +55,7 @@ def test_training_begins_at_what_was_measured(model: str) -> None:
     """Whatever a row holds: hidden units of an MLP cancel, each by another."""
     shares = [0.1, 0.2, 0.3, 0.4]
     expected = torch.tensor(shares).expand(30, 4)
-    close = {"rtol": 0.0, "atol": 1e-5}
+    close: Any = {"rtol": 0.0, "atol": 1e-5}
     torch.testing.assert_close(begun("classification", model, shares).softmax(dim=1), expected, **close)
     torch.testing.assert_close(class_chances(begun("ordinal", model, shares)), expected, **close)
     labels = begun("multilabel", model, [0.1, 0.2], ["died", "well"]).sigmoid()
@@ -61,6 +63,13 @@ def test_training_begins_at_what_was_measured(model: str) -> None:
     torch.testing.assert_close(begun("poisson", model, [0.7]), torch.full((30, 1), log(0.7)), **close)
     hazards = [0.05 * place for place in range(1, 9)]
     torch.testing.assert_close(begun("survival", model, hazards, ["y", "died"]).sigmoid(), torch.tensor(hazards).expand(30, 8), **close)
+
+
+def test_public_shares_are_as_many_as_there_are_outputs() -> None:
+    """With nothing measured, training begins at them; or at equal ones."""
+    torch.testing.assert_close(begun("classification", "linear", []).softmax(dim=1), torch.full((30, 4), 0.25))
+    with pytest.raises(ConfigError, match=r"data.class_shares has 2 values, and this target needs 4"):
+        begun("classification", "logistic-regression", [], class_shares=[0.5, 0.5])
 
 
 def test_another_seed_is_another_mlp() -> None:

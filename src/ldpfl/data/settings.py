@@ -37,8 +37,8 @@ class DataConfig(BaseModel):
     """How numbers come to one scale: ``quantiles`` of each column, measured before the first round by the mechanism and as a part of its
     guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing."""
     class_shares: list[Annotated[FiniteFloat, Field(gt=0, lt=1)]] = []
-    """Share of each class, in the order of ``classes``, or of each label, as the public knows it; without, it is measured with the
-    columns."""
+    """Share of each class, in the order of ``classes``, or of each label, as the public knows it; or the hazard of each interval of
+    ``survival``. Without, it is measured with the columns."""
     numbers: list[str] = []
     """Columns that hold numbers, and ``words`` those that hold words, where what most of their cells are is not to decide."""
     words: list[str] = []

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from ldpfl import models
 from ldpfl.data.columns import drawn_inputs
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.layout import ParameterLayout
@@ -90,7 +91,10 @@ def start_on_table(
 
     Args:
         weights: (d,) initial weights of ``module``.
-        shares: of the classes, as they were measured, or empty.
+        shares: of the classes, as they were measured, or empty; see :class:`ldpfl.data.encoder.Encoder`.
+
+    Raises:
+        ConfigError: data.class_shares is not as long as there are classes.
     """
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
@@ -100,7 +104,7 @@ def start_on_table(
     if squared is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
-    shares = list(shares) or list(config.data.class_shares) or _unmeasured(targets, data.outputs)
+    shares = list(shares) or _public_shares(config, targets, data.outputs)
     curvature = _output_curvature(targets, shares)
     clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
@@ -168,6 +172,16 @@ def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module
         signs = 2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1
         last.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
     return begun
+
+
+def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[float]:
+    """Return the shares that the config says, or else what is taken where nothing says them."""
+    given, others = list(config.data.class_shares), _unmeasured(targets, outputs)
+    if given and len(given) != len(others):
+        raise ConfigError(
+            f"data.class_shares has {len(given)} values, and this target needs {len(others)}: one for each class, label or interval of time"
+        )
+    return given or others
 
 
 def _unmeasured(targets: Targets, outputs: int) -> list[float]:
