@@ -42,10 +42,12 @@ class Case:
     Attributes:
         split: makes the rows, by seed.
         epsilon: for each row, at delta 1e-5.
+        model: of the private run.
     """
 
     split: Callable[[int], Split]
     epsilon: float
+    model: str = "logistic-regression"
 
 
 def rare(rows: int, sites: int) -> Callable[[int], Split]:
@@ -86,6 +88,17 @@ def many_words(rows: int, sites: int) -> Callable[[int], Split]:
         logit = 0.07 * (age - 50) + np.array([-0.8, 0, 0.5, 1.0, 0.2])[ward] + effect[diagnosis]
         words = {"ward": [f"w{own}" for own in ward], "diagnosis": [f"d{own}" for own in diagnosis]}
         return _with_outcome(pd.DataFrame({"age": age, **words}), logit, generator)
+
+    return _drawn(draw, rows, sites)
+
+
+def interacting(rows: int, sites: int) -> Callable[[int], Split]:
+    """Return made-up rows whose outcome depends on a product and on a distance, of which a logistic regression sees nothing."""
+
+    def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
+        first, second, third, fourth = generator.normal(size=(4, rows))
+        logit = 1.5 * first * second + 1.6 * np.abs(third) + 0.4 * fourth - 1.3
+        return _with_outcome(pd.DataFrame({"a": 50 + 12 * first, "b": np.exp(second), "c": third, "d": fourth}), logit, generator)
 
     return _drawn(draw, rows, sites)
 
@@ -134,6 +147,10 @@ def cases() -> dict[str, Case]:
         "200 words, 6,000 rows, 20 sites": Case(many_words(6_000, 20), 4),
         "200 words, 50,000 rows, 5 sites": Case(many_words(50_000, 5), 2),
         "rare outcome, 3,000 rows, 5 sites": Case(rare(3_000, 5), 4),
+        "MLP, rare outcome, 3,000 rows, 5 sites": Case(rare(3_000, 5), 4, "mlp"),
+        "MLP, numbers and words, 6,000 rows, 20 sites": Case(mixed(6_000, 20), 4, "mlp"),
+        "MLP, interactions, 20,000 rows, 5 sites": Case(interacting(20_000, 5), 4, "mlp"),
+        "interactions, 20,000 rows, 5 sites": Case(interacting(20_000, 5), 4),
         "rare outcome, 400 rows, 4 sites": Case(rare(400, 4), 8),
         "numbers and words, 400 rows, 4 sites": Case(mixed(400, 4), 8),
         "randhie (real), 20,190 rows, 5 sites": Case(real(visits.drop(columns="mdvis"), visits["mdvis"] >= 8, 5), 2),
@@ -190,7 +207,9 @@ def main() -> None:
             train, test = case.split(seed)
             reference.append(figures(test, pooled(train, test)))
             for factor, rows in found.items():
-                settings: dict[str, object] = {} if factor is None else {"data.bounds": bounds_around(train, factor)}
+                settings: dict[str, object] = {"model.name": case.model}
+                if factor is not None:
+                    settings["data.bounds"] = bounds_around(train, factor)
                 rows.append(figures(test, private(train, test, case.epsilon, seed, settings)))
         others = np.array(reference)
         table.add_row(name)

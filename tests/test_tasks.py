@@ -81,6 +81,8 @@ def test_losses_of_many_clients_at_once_are_those_of_each(name: str) -> None:
     tokens = torch.arange(3 * 6 * 4).view(3, 6, 4) % 4
     shapes = {"class": (drawn(3, 6, 4), tokens[..., 0]), "classes": (drawn(3, 6, 4), (tokens > 1).float())}
     shapes |= {"number": (drawn(3, 6, 1), drawn(3, 6)), "tokens": (drawn(3, 6, 4, 4), tokens)}
+    shapes |= {"count": (drawn(3, 6, 1), drawn(3, 6).abs()), "ordered": (drawn(3, 6, 4), tokens[..., 0])}
+    shapes |= {"survival": (drawn(3, 6, 4), (tokens > 1).float())}
     outputs, targets = shapes[task.targets]
     each = torch.stack([task.losses(*one) for one in zip(outputs, targets, strict=True)])
     torch.testing.assert_close(vmap(task.losses)(outputs, targets), each)

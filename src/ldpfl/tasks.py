@@ -12,24 +12,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ldpfl import outcomes
 from ldpfl.errors import ConfigError
 from ldpfl.importing import called, is_code
 from ldpfl.suggestions import did_you_mean
 
-Targets = Literal["class", "classes", "number", "tokens"]
-"""What a sample's target is: one class (int64), a 0 or 1 for each class (float32), a number (float32), or a token a place (int64)."""
+Targets = Literal["class", "classes", "number", "tokens", "count", "ordered", "survival"]
+"""What a sample's target is: one class (int64), a 0 or 1 for each class (float32), a number (float32), or a token a place (int64).
+
+A count is a number (float32) in units of its spread; an ordered class is a class (int64), told by one output less than there are classes;
+and survival is a 0, 1 or NaN for each interval of time (float32), see :func:`ldpfl.outcomes.hazard_losses`.
+"""
+
+PARALLEL: tuple[Targets, ...] = ("ordered", "survival")
+"""Targets for which a built-in model has one score, and an offset for each output (proportional odds)."""
 
 NO_TOKEN = -100
 """A target that does not count: what follows the end of a text."""
 
-ABSENT: Mapping[Targets, float] = {"class": NO_TOKEN, "classes": nan, "number": nan, "tokens": NO_TOKEN}
+ABSENT: Mapping[Targets, float] = {
+    "class": NO_TOKEN,
+    "classes": nan,
+    "number": nan,
+    "tokens": NO_TOKEN,
+    "count": nan,
+    "ordered": NO_TOKEN,
+    "survival": nan,
+}
 """The target of a sample that counts as one and teaches nothing: the loss of a built-in task is 0 there, whatever the weights are."""
 
 ACCURACY = "accuracy"
 """Share of the samples whose class a model tells; a classifier of three classes or more is judged by it after each round."""
 
 
-LOWER_IS_BETTER = frozenset({"perplexity", "MAE", "RMSE", "Brier score"})
+LOWER_IS_BETTER = frozenset({"perplexity", "MAE", "RMSE", "Brier score", "mean class error", "integrated Brier"})
 """Figures of which less is better; of all others, those of tasks of one's own among them, more is."""
 
 
@@ -251,11 +267,52 @@ def _language_model(outputs: int, scale: float) -> Task:
     return Task("language-model", "tokens", losses, {"perplexity": perplexity})
 
 
+def _poisson(outputs: int, scale: float) -> Task:
+    def losses(found: Tensor, targets: Tensor) -> Tensor:
+        return _where_present(outcomes.count_losses(found.reshape(targets.shape), targets.nan_to_num()), targets)
+
+    def mae() -> Metric:
+        from torchmetrics import MeanAbsoluteError
+
+        return _Transformed(MeanAbsoluteError(), lambda found, own: (outcomes.expected_count(found.reshape(own.shape)), own), scale)
+
+    return Task("poisson", "count", losses, {"deviance explained": outcomes.DevianceExplained, "MAE": mae})
+
+
+def _ordinal(outputs: int, scale: float) -> Task:
+    def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        by_sample = outcomes.ordered_losses(logits, targets)
+        return torch.where(targets == NO_TOKEN, torch.zeros_like(by_sample), by_sample)
+
+    def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return outcomes.middle_class(logits), targets
+
+    def kappa() -> Metric:
+        from torchmetrics.classification import MulticlassCohenKappa
+
+        return _Transformed(MulticlassCohenKappa(num_classes=outputs + 1, weights="quadratic"), form)
+
+    def accuracy() -> Metric:
+        from torchmetrics.classification import MulticlassAccuracy
+
+        return _Transformed(MulticlassAccuracy(num_classes=outputs + 1, average="micro"), form)
+
+    return Task("ordinal", "ordered", losses, {"quadratic kappa": kappa, ACCURACY: accuracy, "mean class error": outcomes.MeanClassError})
+
+
+def _survival(outputs: int, scale: float) -> Task:
+    metrics: Mapping[str, Callable[[], Metric]] = {"concordance": outcomes.Concordance, "integrated Brier": outcomes.IntegratedBrier}
+    return Task("survival", "survival", outcomes.hazard_losses, metrics)
+
+
 _REGISTRY: Mapping[str, Callable[[int, float], Task]] = {
     "classification": _classification,
     "multilabel": _multilabel,
     "regression": _regression,
     "language-model": _language_model,
+    "poisson": _poisson,
+    "ordinal": _ordinal,
+    "survival": _survival,
 }
 
 CLASSIFICATION = _classification(10, 1.0)

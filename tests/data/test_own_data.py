@@ -1253,3 +1253,14 @@ def test_tensors_that_are_measured_on_are_not_trained_on() -> None:
     train, test = (torch.as_tensor(part.inputs).flatten().tolist() for part in (task.train, task.test))
     assert (len(train), len(test)) == (40, 10)
     assert sorted(train + test) == given[0][:, 0].tolist()
+
+
+@pytest.mark.parametrize("task", ["ordinal", "survival"])
+def test_ordered_classes_and_times_are_read_from_tables(task: str) -> None:
+    with pytest.raises(ConfigError, match=r"are read from tables: give a data frame or a file, and data.target"):
+        api.run(data=(np.zeros((20, 2)), np.zeros(20)), task=task, count=2, target_epsilon=4.0, progress=False)
+
+
+def test_counts_below_0_are_refused() -> None:
+    with pytest.raises(DataError, match="counts are 0 or more"):
+        api.run(data=(np.zeros((20, 2)), np.full(20, -1.0)), task="poisson", count=2, target_epsilon=4.0, progress=False)

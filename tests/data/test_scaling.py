@@ -13,10 +13,14 @@ from ldpfl.data.encoder import Knots
 from ldpfl.data.scaling import (
     STAGES,
     Histogram,
+    TargetScale,
     by_bounds,
     center_and_spread,
     first_edges,
+    hazards,
     knots_of,
+    measured_cuts,
+    measured_target,
     next_edges,
     place,
     scaled,
@@ -123,15 +127,15 @@ def test_scaling_changes_those_columns_alone() -> None:
     samples = Samples(inputs, targets)
     own = Dataset("x", samples, samples, 1, (), (), "x", unscaled=(Unscaled("a", 0), Unscaled("b, the target")))
     np.testing.assert_array_equal(unscaled_values(own)[1], [100, 200, 900])
-    found = scaled(own, [KNOTS], (200.0, 100.0), ())
+    found = scaled(own, [KNOTS], TargetScale(200.0, 100.0), ())
     assert found.train.tensor.tolist() == [[-1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]  # what lies beyond the last knot counts as if it lay there
     assert (found.is_scaled, found.unit) == (True, 100.0)
     assert found.train.targets.tolist() == [-1.0, 0.0, 6.0]  # a far one counts as if it lay nearer
     assert found.test.targets.tolist() == [-1.0, 0.0, 7.0]  # and is measured as it is
     assert inputs[0, 0] == 10.0
-    assert scaled(own, [None], (200.0, 100.0), ()).train.tensor[:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert scaled(own, [None], TargetScale(200.0, 100.0), ()).train.tensor[:, 0].tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(DataError, match="the target was not seen above the noise of measuring"):
-        scaled(own, [KNOTS], (float("nan"), float("nan")), ())
+        measured_target(None, "number", None)
 
 
 def test_bounds_alone_need_no_measuring() -> None:
@@ -140,3 +144,24 @@ def test_bounds_alone_need_no_measuring() -> None:
     found = by_bounds(own)
     assert found.train.tensor[:, 0].tolist() == [-1.0, 1.0, 0.0]
     assert (found.train.targets.tolist(), found.test.targets.tolist(), found.unit) == ([-1.0, 0.0, 1.0], [-1.0, 0.0, 3.0], 5.0)
+
+
+def test_counts_begin_at_0_and_are_told_in_spreads() -> None:
+    counts = np.random.default_rng(0).poisson(1.5, 4000).astype(float)
+    scale, mean = measured_target(measured(counts, noise=5.0), "count", None)
+    assert scale.center == 0.0
+    assert scale.spread == pytest.approx(1.5**0.5, rel=0.15)
+    assert mean * scale.spread == pytest.approx(1.5, rel=0.15)
+    assert measured_target(None, "count", (0.0, 8.0)) == (TargetScale(0.0, 2.0), 1.0)
+
+
+def test_times_are_cut_at_quantiles_and_hazards_follow_from_the_share_of_events() -> None:
+    times = np.random.default_rng(0).exponential(100, 4000)
+    samples = Samples(torch.zeros(2, 1), torch.zeros(2, 2))
+    scale, ended = measured_cuts(measured(times, noise=5.0), Dataset("x", samples, samples, 4, (), (), "x"), None)
+    assert list(scale.cuts) == pytest.approx(np.quantile(times, [0.2, 0.4, 0.6, 0.8]).tolist(), rel=0.15)
+    assert ended == pytest.approx([0.2] * 4, abs=1e-6)
+    assert list(hazards(ended, 0.5)) == pytest.approx([0.1, 0.125, 1 / 6, 0.25])
+    assert measured_cuts(None, Dataset("x", samples, samples, 4, (), (), "x"), (0.0, 8.0))[0].cuts == (2.0, 4.0, 6.0, 8.0)
+    with pytest.raises(DataError, match=r"give data.cut_points, or more rows"):
+        measured_cuts(None, Dataset("x", samples, samples, 4, (), (), "x"), None)

@@ -303,6 +303,24 @@ def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(ca
                 assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("task", "changes", "cells", "expected"),
+    [
+        ("poisson", {"data.target": "stays", "data.bounds": {"age": [0, 100], "stays": [0, 8]}}, [4, -1, "x", 99], [2.0, None, None, 4.0]),
+        ("ordinal", {"data.target": "stays", "data.classes": ["low", "high"]}, ["high", "low", "huge", ""], [1, 0, -100, -100]),
+        ("survival", {"data.target": ["stays", "died"], "data.cut_points": [3.0]}, [1, -1, "x", 4], [1.0, None, None, 0.0]),
+    ],
+)
+def test_a_row_without_an_answer_that_can_be_read_teaches_nothing(
+    task: str, changes: dict[str, Any], cells: list[Any], expected: list[Any], tmp_path: Path
+) -> None:
+    config = config_of(**{"task.name": task, "data.classes": [], **changes})
+    frame = rows(4, 1).assign(stays=cells, died=[1, 1, 1, 0])
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    targets = read_at_node(config.data, targets_of(config), tmp_path / "rows.csv").train.targets.flatten()
+    assert [None if value != value else value for value in targets.tolist()] == expected
+
+
 def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
     """In columns that are named and in others: infinities, dates, bytes, lists, and rows of too many cells."""
     config, place = config_of(), 5

@@ -35,7 +35,9 @@ UNFIT = 3
 DataOption = Annotated[str | None, typer.Option(help="Your own data: a CSV or Parquet file, or a folder; or a data set's name.")]
 TargetOption = Annotated[str | None, typer.Option(help="Column that is to be predicted.")]
 ClientOption = Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")]
-TaskOption = Annotated[str | None, typer.Option(help="classification, multilabel, regression or language-model.")]
+TaskOption = Annotated[
+    str | None, typer.Option(help="classification, multilabel, regression, poisson, ordinal, survival or language-model.")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ldpfl.data.columns import width_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, printable
+from ldpfl.outcomes import class_chances, expected_count, middle_class, survival
 from ldpfl.tasks import Targets
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class Encoder(BaseModel):
         classes: in the order of a classifier's outputs.
         places: of the inputs that are numbers.
         knots: for each of them the points, values and what they become, between which it is brought to its scale; None where noise hid it.
-        shares: share of each class, or of each label, as it was measured.
+        shares: share of each class, or of each label, as it was measured; the mean of a count, in its spreads; or the hazard of each
+            interval of time.
+        cuts: times at which the intervals of survival end.
         target_center, target_spread: a number that is told, in its own unit, is the center and so many spreads.
         width: inputs of a row.
         outputs: of the model.
@@ -50,6 +53,7 @@ class Encoder(BaseModel):
     places: tuple[int, ...] = ()
     knots: tuple[Knots | None, ...] = ()
     shares: tuple[float, ...] = ()
+    cuts: tuple[float, ...] = ()
     target_center: float = 0.0
     target_spread: float = 1.0
     width: Annotated[int, Field(ge=0, le=_WIDEST)]
@@ -61,8 +65,12 @@ class Encoder(BaseModel):
             raise ValueError(f"{width:,} inputs come of its columns, and it says {self.width:,}")
         if self.targets == "class" and len(self.classes) != self.outputs:
             raise ValueError("there are as many classes as outputs")
-        if self.targets == "number" and self.outputs != 1:
+        if self.targets in ("number", "count") and self.outputs != 1:
             raise ValueError("a number is one output")
+        if self.targets == "ordered" and len(self.classes) != self.outputs + 1:
+            raise ValueError("there is one output less than there are ordered classes")
+        if self.targets == "survival" and (len(self.data.target) != 2 or len(self.cuts) not in (0, self.outputs)):
+            raise ValueError("survival has two columns and as many intervals as outputs")
         if self.targets == "classes" and len(self.data.target) != self.outputs:
             raise ValueError("there are as many labels as outputs")
         if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
@@ -85,6 +93,8 @@ class Encoder(BaseModel):
     def answers(self, outputs: Tensor) -> pandas.DataFrame:
         """Return in words what ``outputs`` (N, outputs) of the model say: probabilities and the likeliest class, or a number.
 
+        Of ordered classes it is the median one; of a time to an event, the probability that it lies beyond each cut.
+
         Raises:
             ConfigError: a language model tells no row anything.
             DataError: the model has other outputs.
@@ -98,9 +108,17 @@ class Encoder(BaseModel):
         if self.targets == "number":
             values = outputs.reshape(len(outputs)).double() * self.target_spread + self.target_center
             return pandas.DataFrame({printable(str(self.data.target)): values.numpy()})
-        if self.targets == "class":
-            chances = outputs.double().softmax(dim=1).numpy()
-            said = np.array([printable(name) for name in self.classes], dtype=object)[chances.argmax(axis=1)]
+        if self.targets == "count":
+            counts = expected_count(outputs.reshape(len(outputs)).double()) * self.target_spread
+            return pandas.DataFrame({printable(str(self.data.target)): counts.numpy()})
+        if self.targets == "survival":
+            time, lasting = printable(self.data.target[0]), survival(outputs.double()).numpy()
+            return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": lasting[:, place] for place, cut in enumerate(self.cuts)})
+        if self.targets in ("class", "ordered"):
+            ordered, logits = self.targets == "ordered", outputs.double()
+            chances = (class_chances(logits) if ordered else logits.softmax(dim=1)).numpy()
+            likeliest = middle_class(logits).numpy() if ordered else chances.argmax(axis=1)
+            said = np.array([printable(name) for name in self.classes], dtype=object)[likeliest]
             by_class = {f"probability of {printable(name)}": chances[:, place] for place, name in enumerate(self.classes)}
             return pandas.DataFrame({printable(str(self.data.target)): said, **by_class})
         if self.targets == "classes":

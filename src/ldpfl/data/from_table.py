@@ -18,7 +18,7 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
 from ldpfl.data.unscaled import Unscaled
-from ldpfl.errors import DataError, printable
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
 
 
@@ -72,18 +72,27 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
     """Return what is measured of the target: where its numbers lie, or how many rows each class has."""
     names = config.target_names
-    if targets == "number":
-        return (Unscaled(f"{names[0]}, the target", bounds=bounds_of(config, names[0])),)
+    bounds = bounds_of(config, names[0])
+    if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
+        raise ConfigError(f"data.bounds.{names[0]} begin at {bounds[0]:g}, and counts and times begin at 0: give 0 or more")
+    if targets in ("number", "count"):
+        return (Unscaled(f"{names[0]}, the target", bounds=bounds),)
     if config.text:
         return ()
     if targets == "class":
         return (Unscaled(f"{names[0]}, the target", classes=outputs),)
+    if targets == "ordered":
+        return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)
+    if targets == "survival":
+        time = Unscaled(f"{names[0]}, the time", bounds=bounds, label=0)
+        return time, Unscaled(f"{names[1]}, the event", classes=2, label=1)
     return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
 
 
 _OF_COLUMNS = (
     *("target", "columns", "bounds", "numbers", "words", "dates", "categories", "buckets"),
     *("missing", "missing_words", "text", "length", "vocabulary"),
+    "cut_points",
 )
 """Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
 

@@ -70,13 +70,13 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
     names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in stand_in.columns:
         cells = table.column(name, "data.target" if name in names else "data.columns")
-        if name in names and targets == "class":
+        if name in names and targets in ("class", "ordered"):
             words = words_of(table, name, values=config.classes)
             fits = np.array([word in config.classes for word in words])
             columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
         elif name in names and targets != "tokens":
             numbers = table.numbers(name, strict=False)
-            fits = np.isin(numbers, (0, 1)) if targets == "classes" else ~np.isnan(numbers)
+            fits = _told(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
         elif name in config.dates:
             known = ~np.isnan(table.numbers(name, kind="dates", strict=False))
@@ -97,6 +97,13 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
             fits = kept
         kept = kept & fits
     return replace(table, columns=columns), kept
+
+
+def _told(numbers: NDArray[np.float64], targets: Targets, *, is_event: bool) -> NDArray[np.bool_]:
+    """Return which of a column's ``numbers`` can be a target."""
+    if targets == "classes" or is_event:
+        return np.isin(numbers, (0, 1))
+    return ~np.isnan(numbers) if targets == "number" else numbers >= 0
 
 
 def _stand_in(config: DataConfig, targets: Targets) -> Table:
@@ -131,13 +138,14 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
 
 
 def _target(name: str, config: DataConfig, targets: Targets) -> Column:
-    if targets == "class" and not config.classes:
+    of_classes, of_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
+    if of_classes and not config.classes:
         raise ConfigError("data.classes has to say which there are, since nobody else sees nodes' tables")
-    if targets == "number" and name not in config.bounds:
+    if (targets in ("number", "count") or (of_time and not config.cut_points)) and name not in config.bounds:
         raise ConfigError(f"data.bounds has to hold those of the target {name!r}, since nobody else sees nodes' tables")
-    if targets == "class":
+    if of_classes:
         return np.array([config.classes[0]], dtype=object)
-    return np.array([config.bounds[name][0] if targets == "number" else 0.0])
+    return np.array([config.bounds[name][0] if name in config.bounds else 0.0])
 
 
 def table_path(named: str | None, partition: object) -> Path:

@@ -24,7 +24,7 @@ from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.errors import ConfigError, DataError, in_short
 from ldpfl.importing import GIVEN, called, is_code
-from ldpfl.tasks import Targets
+from ldpfl.tasks import PARALLEL, Targets
 
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
 """Of images that nobody has measured: fixed, and near enough to centre and scale pixels."""
@@ -203,6 +203,8 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
         if len(part) != len(told) or not len(told):
             which = f"inputs {name!r} have" if name else "inputs have"
             raise DataError(f"{which} {len(part):,} rows, and targets {len(told):,}: give one target for each row, and one row at least")
+    if targets in PARALLEL:
+        raise ConfigError("ordered classes and times to an event are read from tables: give a data frame or a file, and data.target")
     inputs, told = each(_typed, inputs), told.detach()
     tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
     notes = (_COUNTED,) if targets in ("class", "tokens") or tokens else ()
@@ -218,6 +220,8 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
         told = told.float()
     if targets == "classes" and not bool(((told == 0) | (told == 1)).all()):
         raise DataError("several labels of a sample are each 0 or 1")
+    if targets == "count" and bool((told < 0).any()):
+        raise DataError("counts are 0 or more, and some targets are below 0")
     if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in by_name(inputs).values()):
         raise DataError("tokens are whole numbers from 0 on; numbers that are none are to be of a floating type")
     return _split(GIVEN, [Samples(inputs, told)], notes, targets)

@@ -15,13 +15,17 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
+from torch import Tensor
 
 from ldpfl.data.encoder import Knots, scaled_by
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
+from ldpfl.outcomes import by_interval
+from ldpfl.tasks import Targets
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +50,8 @@ _FALSE_ALARM = 0.005
 """Probability that, in a whole table, some empty bin of the first histograms looks as if it held rows."""
 _REACH = 6.0
 """Standard deviations beyond which a target that is trained on counts as if it lay there."""
+_LEAST_MEAN = 1e-3
+"""Least mean of a count, in its spreads, and least hazard, at which training begins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +158,102 @@ def within(bounds: tuple[float, float]) -> Knots:
     return bounds, (-1.0, 1.0)
 
 
-def center_and_spread(histogram: Histogram) -> tuple[float, float]:
-    """Return the mean and the standard deviation of a column, whose values lie evenly within each bin; NaN where it shows no rows."""
+def center_and_spread(histogram: Histogram, *, whole: bool = False) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a column, whose values lie evenly within each bin; NaN where it shows no rows.
+
+    ``whole`` numbers are the whole ones of each bin: many counts are 0 or 1, at the low end of theirs.
+    """
     held = np.maximum(histogram.counts, 0.0)
     if not held.sum() > 0:
         return np.nan, np.nan
     share = held / held.sum()
-    middles, widths = (histogram.edges[1:] + histogram.edges[:-1]) / 2, np.diff(histogram.edges)
+    low, high = histogram.edges[:-1], histogram.edges[1:]
+    middles, variances = (low + high) / 2, (high - low) ** 2 / 12
+    if whole:
+        first, last = np.ceil(low), np.ceil(high) - 1
+        some = last >= first
+        middles = np.where(some, (first + last) / 2, middles)
+        variances = np.where(some, ((last - first + 1) ** 2 - 1) / 12, 0.0)
     center = float(share @ middles)
-    return center, float(np.sqrt(share @ ((middles - center) ** 2 + widths**2 / 12)))
+    return center, float(np.sqrt(share @ ((middles - center) ** 2 + variances)))
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """How a target of numbers is told.
+
+    Attributes:
+        center, spread: in the column's own unit.
+        cuts: ascending times at which intervals end; empty for targets that are no times.
+        reach: spreads beyond which a target that is trained on counts as if it lay there.
+    """
+
+    center: float = 0.0
+    spread: float = 1.0
+    cuts: tuple[float, ...] = ()
+    reach: float = _REACH
+
+    def told(self, targets: Tensor, *, exactly: bool) -> Tensor:
+        """Return ``targets`` (N, ...) as a task takes them; ``exactly``, however far they lie from the center."""
+        if self.cuts:
+            return by_interval(targets[:, 0], targets[:, 1], torch.tensor(self.cuts))
+        reach = float("inf") if exactly else self.reach
+        return ((targets.double() - self.center) / self.spread).clamp(-reach, reach).float()
+
+
+def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None) -> tuple[TargetScale, float]:
+    """Return how a number or a count is told, by its histogram or else its ``bounds``, and the mean of a count, in its spreads."""
+    center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram, whole=targets == "count")
+    if not spread > 0 and bounds is not None:
+        return public_target(targets, bounds, _REACH)
+    if not (isfinite(center) and spread > 0):
+        raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
+    return TargetScale(0.0 if targets == "count" else center, spread), max(center / spread, _LEAST_MEAN)
+
+
+def public_target(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
+    """Return the same by public ``bounds`` alone: a count is about a quarter of its bound, and spreads by as much."""
+    if targets == "count":
+        return TargetScale(0.0, bounds[1] / 4, reach=max(reach, 4.0)), 1.0
+    return TargetScale((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2, reach=reach), 1.0
+
+
+def measured_cuts(histogram: Histogram | None, dataset: Dataset, bounds: tuple[float, float] | None) -> tuple[TargetScale, list[float]]:
+    """Return the intervals of a time to an event, and the share of all times that lies in each.
+
+    They end at ``data.cut_points``, or at quantiles; at equal distances within ``bounds`` where noise hides the quantiles.
+
+    Raises:
+        DataError: nothing says where times lie.
+    """
+    cuts, below = public_cuts(dataset, bounds), None if histogram is None else histogram.cumulative()
+    if histogram is None or below is None:
+        if not cuts:
+            raise DataError("times were not seen above the noise of measuring: give data.cut_points, or more rows, or a larger epsilon")
+        return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
+    if not cut_points(dataset):
+        # Where no time lies between two edges, the quantile is the upper one.
+        rising = below + np.linspace(0, 1e-9, below.size)
+        cuts = np.interp(np.arange(1, dataset.outputs + 1) / (dataset.outputs + 1), rising, histogram.edges).tolist()
+    return TargetScale(cuts=tuple(cuts)), np.diff(np.interp(cuts, histogram.edges, below), prepend=0.0).tolist()
+
+
+def cut_points(dataset: Dataset) -> list[float]:
+    """Return the public ends of intervals; none where they are measured."""
+    return [] if dataset.encoder is None else dataset.encoder.data.cut_points
+
+
+def public_cuts(dataset: Dataset, bounds: tuple[float, float] | None) -> list[float]:
+    """Return where intervals end by public settings alone; none where these do not say it."""
+    return cut_points(dataset) or ([] if bounds is None else np.linspace(0, bounds[1], dataset.outputs + 1)[1:].tolist())
+
+
+def hazards(ended: Sequence[float], events: float) -> tuple[float, ...]:
+    """Return about the hazard of each interval, in which ``ended`` are the shares of times, of which ``events`` are those of events."""
+    shares = np.asarray(ended)
+    left = 1 - np.cumsum(shares) + shares
+    found = np.clip(events * shares / np.maximum(left, _LEAST_MEAN), _LEAST_MEAN, 0.9)
+    return tuple(found.tolist())
 
 
 def place(values: Floats, edges: Floats) -> NDArray[np.int64]:
@@ -188,55 +281,55 @@ def by_bounds(dataset: Dataset) -> Dataset:
         DataError: a column of numbers has no bounds.
     """
     numbers = [column for column in dataset.unscaled if not column.classes]
+    timed = targets_in(dataset) == "survival"
     for column in numbers:
-        if column.bounds is None:
+        if column.bounds is None and not (timed and column.place is None and cut_points(dataset)):
             raise DataError(f"the column {column.name!r} has no data.bounds, and nothing measures where its numbers lie: give them")
     knots = [within(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]
-    target = next((column.bounds for column in numbers if column.place is None), None)
-    middle = None if target is None else ((target[0] + target[1]) / 2, (target[1] - target[0]) / 2)
-    return scaled(dataset, knots, middle, (), reach=1.0)
+    own = next((column.bounds for column in numbers if column.place is None), None)
+    if timed:
+        return scaled(dataset, knots, TargetScale(cuts=tuple(public_cuts(dataset, own))), ())
+    if own is None:
+        return scaled(dataset, knots, None, ())
+    return scaled(dataset, knots, public_target(targets_in(dataset), own, 1.0)[0], ())
 
 
-def scaled(
-    dataset: Dataset, knots: Sequence[Knots | None], target: tuple[float, float] | None, shares: tuple[float, ...], reach: float = _REACH
-) -> Dataset:
+def targets_in(dataset: Dataset) -> Targets:
+    """Return what is told of each row; a number where nothing says so."""
+    return "number" if dataset.encoder is None else dataset.encoder.targets
+
+
+def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale | None, shares: tuple[float, ...]) -> Dataset:
     """Return ``dataset`` with its unscaled inputs brought to deviates by ``knots``, in their order; None leaves a column out.
 
     Args:
-        target: center and spread of a target that is a number; None where it is none.
-        shares: of the classes, as they were measured; empty where they were not.
-        reach: spreads beyond which a target that is trained on counts as if it lay there.
-
-    Raises:
-        DataError: the target was not seen above the noise.
+        target: how a target of numbers is told; None where it is none.
+        shares: of the classes, as they were measured; empty where they were not. See :class:`ldpfl.data.encoder.Encoder`.
     """
-    if target is not None and not (isfinite(target[0]) and target[1] > 0):
-        raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
     places = tuple(column.place for column in dataset.unscaled if column.place is not None)
 
-    def changed(samples: Samples, reach: float) -> Samples:
+    def changed(samples: Samples, *, exactly: bool) -> Samples:
         inputs, targets = samples.inputs, samples.targets
         if places:  # tokens of texts have no scale
             inputs = scaled_by(samples.tensor, places, knots)
         if target is not None:
-            targets = ((targets.double() - target[0]) / target[1]).clamp(-reach, reach).float()
+            targets = target.told(targets, exactly=exactly)
         return Samples(inputs, targets)
 
-    center, spread = target or (0.0, 1.0)
+    target_scale = target or TargetScale()
     encoder = dataset.encoder
     if encoder is not None:
-        encoder = encoder.model_copy(
-            update={"places": places, "knots": tuple(knots), "target_center": center, "target_spread": spread, "shares": shares}
-        )
+        scale = {"target_center": target_scale.center, "target_spread": target_scale.spread, "cuts": target_scale.cuts}
+        encoder = encoder.model_copy(update={"places": places, "knots": tuple(knots), "shares": shares, **scale})
     # What was measured is a part of what is trained on: a run goes on with it, or not at all, for to measure anew would cost anew.
-    content = f"{dataset.fingerprint} {list(knots)} {target} {shares}"
+    content = f"{dataset.fingerprint} {list(knots)} {target_scale} {shares}"
     return replace(
         dataset,
-        train=changed(dataset.train, reach),
-        test=changed(dataset.test, float("inf")),  # what is measured on is told as it is
+        train=changed(dataset.train, exactly=False),
+        test=changed(dataset.test, exactly=True),  # what is measured on is told as it is
         unscaled=(),
         shares=shares,
-        unit=spread,
+        unit=target_scale.spread,
         encoder=encoder,
         fingerprint=hashlib.sha256(content.encode()).hexdigest()[:16],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from ldpfl.data.cells import MISSING_WORDS, day_in
 from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
@@ -38,7 +38,7 @@ class DataConfig(BaseModel):
     path: str = ""
     """A CSV or Parquet file, or a folder of them, in the place of a data set by name."""
     target: str | list[str] = ""
-    """The column that is to be predicted; several for a task of several labels."""
+    """The column that is to be predicted; several for a task of several labels; for survival the time and the event."""
     columns: list[str] = []
     """The columns that it is told from; all others where there are none."""
     client: str = ""
@@ -50,8 +50,8 @@ class DataConfig(BaseModel):
     """How numbers come to one scale: ``quantiles`` of each column, measured before the first round by the mechanism and as a part of its
     guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing."""
     class_shares: list[Annotated[FiniteFloat, Field(gt=0, lt=1)]] = []
-    """Share of each class, in the order of ``classes``, or of each label, as the public knows it; without, it is measured with the
-    columns."""
+    """Share of each class, in the order of ``classes``, or of each label, as the public knows it; or the hazard of each interval of
+    ``survival``. Without, it is measured with the columns."""
     numbers: list[str] = []
     """Columns that hold numbers, and ``words`` those that hold words, where what most of their cells are is not to decide."""
     words: list[str] = []
@@ -66,7 +66,10 @@ class DataConfig(BaseModel):
     buckets: Annotated[int, Field(ge=2, le=4096)] = 128
     """Places that the words of a column without ``categories`` are hashed into."""
     classes: list[str] = []
-    """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so."""
+    """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so. For ``ordinal``,
+    in their order."""
+    cut_points: list[Annotated[FiniteFloat, Field(gt=0)]] = []
+    """Where the intervals of ``survival`` end, ascending, in the unit of the time. Without, they are eight, by measured quantiles."""
     missing: Literal["center", "indicator", "refuse"] = "center"
     """What becomes of a number that is not there: the middle of its column, that and a column which tells so, or an error."""
     text: str = ""
@@ -111,6 +114,13 @@ class DataConfig(BaseModel):
         if not of_dates or not isinstance(known, list):
             return given
         return {**given, "bounds": bounds | days, "dates": [*known, *(name for name in of_dates if name not in known)]}
+
+    @field_validator("cut_points")
+    @classmethod
+    def _ascend(cls, points: list[float]) -> list[float]:
+        if points != sorted(set(points)):
+            raise ValueError("expected ascending values, each of them once")
+        return points
 
     @property
     def target_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What is told of a table's rows: a number, a class, several labels, or the next byte of a text."""
+"""What is told of a table's rows: a number, a class, several labels, a time to an event, or the next byte of a text."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ _MOST_NUMBERS = 20
 """Different numbers beyond which a target is none of classes."""
 
 
+INTERVALS = 8
+"""Intervals of a time to an event, where data.cut_points names none."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -46,6 +49,8 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     for table in tables:
         for name in names:
             table.column(name, "data.target")
+    if targets == "survival":
+        return _survival_to_tell(tables, names, config)
     if targets != "classes" and len(names) > 1:
         raise ConfigError(
             f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel'"
@@ -55,13 +60,39 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     if targets == "tokens":
         return Told([_tokens_to_tell(table, config) for table in tables], BYTES)
     if targets == "number":
-        return Told([_numbers_to_tell(table, names[0], config) for table in tables], 1)
+        return Told([_numbers_to_tell(table, names[0]) for table in tables], 1)
+    if targets == "count":
+        return Told([_counts_to_tell(table, names[0]) for table in tables], 1)
     if targets == "classes":
         return Told([torch.stack([_label(table, name) for name in names], dim=1) for table in tables], len(names))
-    return _classes_to_tell(tables, names[0], config)
+    told = _classes_to_tell(tables, names[0], config)
+    return _in_order(told, names[0], config) if targets == "ordered" else told
 
 
-def _numbers_to_tell(table: Table, name: str, config: DataConfig) -> Tensor:
+def _in_order(told: Told, name: str, config: DataConfig) -> Told:
+    """Return ordered classes, which have an output for each threshold between two of them."""
+    if not config.classes and any(not _natural(word)[0] == 0 for word in told.classes):
+        raise ConfigError(f"nothing says in which order the classes of {name!r} are: name them in data.classes, from the lowest on")
+    return told._replace(outputs=told.outputs - 1)
+
+
+def _survival_to_tell(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> Told:
+    """Return time and event (N, 2) of each row; an output for each interval."""
+    if len(names) != 2:
+        raise ConfigError("survival needs two columns in data.target: the time, and whether the event occurred then (1) or not (0)")
+    values = [torch.stack([_counts_to_tell(table, names[0]), _label(table, names[1])], dim=1) for table in tables]
+    return Told(values, len(config.cut_points) or INTERVALS)
+
+
+def _counts_to_tell(table: Table, name: str) -> Tensor:
+    values = _numbers_to_tell(table, name)
+    below = np.flatnonzero(values.numpy() < 0)
+    if below.size:
+        raise DataError(f"{table.where(int(below[0]))}: the target {name!r} is below 0, and this task expects 0 or more; mend the row")
+    return values
+
+
+def _numbers_to_tell(table: Table, name: str) -> Tensor:
     values = table.numbers(name)
     _check_all(table, name, np.isnan(values))
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))

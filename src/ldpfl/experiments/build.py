@@ -30,6 +30,7 @@ from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import told_of, tried
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
 from ldpfl.randomness import Purpose, known, stream
@@ -41,6 +42,7 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.measuring import Measuring
 from ldpfl.suggestions import did_you_mean
+from ldpfl.tasks import Targets
 
 _LOG = logging.getLogger(__name__)
 
@@ -202,18 +204,27 @@ def model_of(config: RunConfig, data: Description, given: nn.Module | None = Non
 
 
 def _model_of(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
-    by_place = tasks.create(config.task.name, data.outputs).targets == "tokens"
-    return made_of(config.model, data, by_place=by_place, seed=_model_seed(config.seed), given=given)
+    targets = tasks.create(config.task.name, data.outputs).targets
+    return made_of(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
-def made_of(model: ModelConfig, data: Description, *, by_place: bool, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
-    """Return the module that ``model`` names for data that are ``described``; ``by_place`` as in :func:`ldpfl.models.create`.
+def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
+    """Return the module that ``model`` names for data that are ``described``, with one score for targets that are parallel.
 
     ``seed`` decides its weights, and has at most 64 bits.
     """
+    parallel = targets in tasks.PARALLEL and model.name in models.names()
     made = models.create(
-        model.name, data.shape, data.outputs, seed=seed, options=model.options, vocabulary=data.vocabulary, by_place=by_place, given=given
+        model.name,
+        data.shape,
+        1 if parallel else data.outputs,
+        seed=seed,
+        options=model.options,
+        vocabulary=data.vocabulary,
+        by_place=targets == "tokens",
+        given=given,
     )
+    made = Parallel(made, data.outputs) if parallel else made
     return mended(made)[0] if model.mend else made
 
 

@@ -44,8 +44,9 @@ class TaskConfig(_Section):
     """What is learned of the data."""
 
     name: str = "classification"
-    """``classification``, ``multilabel``, ``regression`` or ``language-model``; or ``package.module:function``, which is told the
-    number of outputs and returns an ``ldpfl.tasks.Task``."""
+    """``classification``, ``multilabel``, ``regression``, ``poisson`` (counts), ``ordinal`` (ordered classes), ``survival`` (two columns,
+    of times and events) or ``language-model``; or ``package.module:function``, which is told the number of outputs and returns an
+    ``ldpfl.tasks.Task``."""
 
 
 class ModelConfig(_Section):

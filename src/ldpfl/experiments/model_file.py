@@ -109,7 +109,7 @@ class ModelFile(BaseModel):
 
     def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:
         try:
-            return made_of(model, self.described, by_place=self.targets == "tokens", given=given)
+            return made_of(model, self.described, self.targets, given=given)
         except LdpflError:
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's

@@ -11,6 +11,10 @@ the measured shares of the classes. So it costs no privacy beyond measuring.
   noise the model stays near its start, which is the measured base rate; with little it is free.
 - **Step**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature, which is
   no smaller than its largest eigenvalue L however correlated the columns are.
+- **Start of an MLP**: its first weights are much larger than the usual ones, and noise is small beside them, so that gradients stay as
+  long as they are at the start. Usual weights are of the size of the noise: it makes them longer, and then the clipping norm cuts the
+  rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate. :data:`_STRAIGHT` of the units begin far
+  from their kink, where they are a straight line: the model learns slopes nearly as fast as a logistic regression.
 """
 
 from __future__ import annotations
@@ -23,13 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ldpfl import models
 from ldpfl.data.columns import drawn_inputs
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
+from ldpfl.models.mending import copied
 from ldpfl.ranges import LayerRanges
-from ldpfl.tasks import Targets
+from ldpfl.tasks import PARALLEL, Targets
 
 _DRAWN = 64
 """Rows that are drawn to see how long gradients are."""
@@ -39,9 +46,13 @@ _PRIOR = 0.05
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
 """Clipping norm and learning rate where the data are no table, or the model does not take its rows: a trial says why."""
 
+_STRAIGHT = 0.5
+"""Share of an MLP's hidden units that begin as straight lines."""
+_MLP = "mlp"
+
 _FROM_ZERO = ("logistic-regression", "linear")
 """Models that are convex, so that they may begin at 0."""
-_WITH_BIAS = ("logistic-regression", "mlp")
+_WITH_BIAS = ("logistic-regression", _MLP)
 """Models whose last layer is the bias of their outputs."""
 
 
@@ -60,7 +71,7 @@ class TableStart:
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
     """Return the clipping norm for ``module`` on ``data``."""
-    squared = _squared_jacobian(module, data)
+    squared = _squared_jacobian(_begin(config, data, module), data)
     if squared is None:
         return _CLIP_ELSEWHERE
     return float(f"{_OF_USUAL * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
@@ -80,18 +91,22 @@ def start_on_table(
 
     Args:
         weights: (d,) initial weights of ``module``.
-        shares: of the classes, as they were measured, or empty.
+        shares: of the classes, as they were measured, or empty; see :class:`ldpfl.data.encoder.Encoder`.
+
+    Raises:
+        ConfigError: data.class_shares is not as long as there are classes.
     """
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return TableStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # what clients send are steps already
         return TableStart(weights, _chosen(config, 1 - training.server_momentum, 0.0))
-    squared = _squared_jacobian(module, data)
+    begun = _begin(config, data, module)
+    squared = _squared_jacobian(begun, data)
     if squared is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
-    shares = list(shares) or list(config.data.class_shares) or _uniform(targets, data.outputs)
+    shares = list(shares) or _public_shares(config, targets, data.outputs)
     curvature = _output_curvature(targets, shares)
     clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
@@ -99,6 +114,7 @@ def start_on_table(
     pull = noise**2 / (_PRIOR * curvature)
     rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
+    weights = layout.flatten({name: part.detach() for name, part in begun.named_parameters() if part.requires_grad})
     return TableStart(_begun(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
 
 
@@ -111,44 +127,114 @@ def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
 
 
 def _begun(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
-    """Return the initial weights: 0 for a convex model, with the logits of the shares as the bias of the outputs."""
+    """Return the initial weights: 0 for a convex model, with the outputs at what was measured of the target."""
     name, begun = config.model.name, weights.clone()
     if name in _FROM_ZERO:
         begun.zero_()
-    if name in _WITH_BIAS and targets in ("class", "classes"):
-        logits = [log(share) if targets == "class" else log(share / (1 - share)) for share in shares]
-        begun[layout.slices[layout.names[-1]]] = torch.tensor(logits, dtype=begun.dtype)
+    outputs = _of_outputs(targets, shares)
+    if outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
+        # The offsets of parallel outputs stand first, and the bias of a built-in model last.
+        place = layout.names[0 if targets in PARALLEL else -1]
+        begun[layout.slices[place]] = torch.tensor(outputs, dtype=begun.dtype)
     return begun
 
 
-def _uniform(targets: Targets, outputs: int) -> list[float]:
-    return [1 / outputs if targets == "class" else 0.5] * outputs
+def _of_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
+    """Return the outputs of a model that tells nothing but what was measured of the target."""
+    if targets == "class":
+        return [log(share) for share in shares]
+    if targets == "count":
+        return [log(shares[0])]
+    return [log(share / (1 - share)) for share in _probabilities(targets, shares)]
+
+
+def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
+    """Return the probability whose logit each output is, by the ``shares`` of labels, ordered classes or hazards."""
+    if targets == "ordered":
+        return [float(share) for share in 1 - np.cumsum(shares)[:-1] / sum(shares)]
+    return list(shares) if targets in ("classes", "survival") else []
+
+
+def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
+    """Return ``module`` as training on a table begins with it: itself, or an MLP with other weights."""
+    if config.model.name != _MLP or config.model.options.get("hidden") == 1 or data.encoder is None or data.encoder.data.text:
+        return module
+    begun, generator = copied(module), torch.Generator().manual_seed(config.seed % 2**63)
+    *hidden, last = [layer for layer in begun.modules() if isinstance(layer, nn.Linear)]
+    rows, pairs = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0)), hidden[0].out_features // 2
+    with torch.no_grad():
+        for parameter in begun.parameters():
+            parameter.zero_()
+        for layer in hidden:
+            weights = torch.randn(pairs, layer.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
+            biases, straight = torch.randn(pairs, generator=generator) / 2, int(_STRAIGHT * pairs)
+            weights[:straight], biases[:straight] = 0.0, 1.0
+            layer.weight[: 2 * pairs], layer.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
+            rows = layer(rows).relu()
+        signs = 2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1
+        last.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
+    return begun
+
+
+def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[float]:
+    """Return the shares that the config says, or else what is taken where nothing says them."""
+    given, others = list(config.data.class_shares), _unmeasured(targets, outputs)
+    if given and len(given) != len(others):
+        raise ConfigError(
+            f"data.class_shares has {len(given)} values, and this target needs {len(others)}: one for each class, label or interval of time"
+        )
+    return given or others
+
+
+def _unmeasured(targets: Targets, outputs: int) -> list[float]:
+    """Return the shares that are taken where nothing was measured: equal ones, a mean of one spread, events in half of the rows."""
+    if targets in ("class", "ordered"):
+        classes = outputs + (targets == "ordered")
+        return [1 / classes] * classes
+    if targets == "survival":
+        return [0.5 / (outputs + 1 - place) for place in range(outputs)]
+    return [1.0 if targets == "count" else 0.5] * outputs
 
 
 def _largest_residual(targets: Targets, outputs: int) -> float:
-    """Return the norm of the loss' gradient with respect to the outputs: the largest, or for a number that of an error of one spread."""
-    return {"class": sqrt(2), "classes": 1 / sqrt(outputs)}.get(targets, 2.0)
+    """Return the norm of the loss' gradient with respect to the outputs: the largest, or for a number that of an error of one spread.
+
+    For labels it is that of two of them, and for a count that of an error of four spreads: counts have long tails,
+    and cutting them lowers the mean. Of parallel outputs it is the largest with respect to their score.
+    """
+    return {"class": sqrt(2), "classes": sqrt(2) / outputs, "count": 4.0, "ordered": 1.0, "survival": 1.0}.get(targets, 2.0)
 
 
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
-    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, where a model tells nothing but the base rate."""
+    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, where a model tells nothing but the base rate.
+
+    For parallel outputs it is the second derivative by their score.
+    """
     if targets == "class":
         p = np.asarray(shares)
         return float(np.linalg.eigvalsh(np.diag(p) - np.outer(p, p))[-1])
+    if targets == "count":
+        return shares[0]
+    spreads = [share * (1 - share) for share in _probabilities(targets, shares)]
     if targets == "classes":
-        return max(share * (1 - share) for share in shares) / len(shares)
+        return max(spreads) / len(spreads)
+    if targets == "ordered":
+        return sum(spreads) / len(spreads)
+    if targets == "survival":
+        at_risk = np.cumprod([1.0, *(1 - share for share in shares)])[:-1]
+        return float(at_risk @ spreads)
     return 2.0
 
 
 def _squared_jacobian(module: nn.Module, data: Description) -> float | None:
-    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v of outputs that tells two of them apart.
+    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v that tells two outputs apart, or is the first of parallel ones.
 
     None where the data are no table, or the model does not take its rows.
     """
     if data.encoder is None or data.encoder.data.text:
         return None
     direction = torch.zeros(data.outputs)
-    direction[:2] = torch.tensor([1.0, -1.0])[: data.outputs]
+    direction[:2] = torch.tensor([1.0, 0.0 if data.encoder.targets in PARALLEL else -1.0])[: data.outputs]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     total = 0.0
     try:

@@ -55,3 +55,18 @@ class MLP(nn.Sequential):
         for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(*layers, nn.Linear(sizes[-1], outputs))
+
+
+class Parallel(nn.Module):
+    """One score, and an offset for each output: thresholds of ordered classes, or hazards of intervals (proportional odds).
+
+    A threshold costs one weight so, and not as many as there are inputs.
+    """
+
+    def __init__(self, score: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.offsets = nn.Parameter(torch.zeros(outputs))
+        self.score = score
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.as_tensor(self.score(inputs) + self.offsets)

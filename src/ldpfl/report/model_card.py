@@ -15,7 +15,8 @@ from ldpfl.privacy.guarantee import Statement
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.scores import shown
 
-_PIPELINES = {"class": "tabular-classification", "classes": "tabular-classification", "number": "tabular-regression"}
+_OF_NUMBERS = ("number", "count", "survival")
+"""Targets of which a model tells numbers, and no classes."""
 
 
 def model_card(
@@ -39,8 +40,12 @@ def model_card(
 
 
 def _front_matter(encoder: Encoder | None) -> str:
-    pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: {_PIPELINES[encoder.targets]}\n"
+    pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_kind(encoder)}\n"
     return f"---\nlibrary_name: ldpfl\n{pipeline}tags:\n- differential-privacy\n- federated-learning\n---\n"
+
+
+def _kind(encoder: Encoder) -> str:
+    return "regression" if encoder.targets in _OF_NUMBERS else "classification"
 
 
 def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:

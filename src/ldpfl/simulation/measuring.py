@@ -116,15 +116,18 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     hidden: list[str] = []
     by_bounds: list[str] = []
     rough: list[str] = []
-    target = None
+    kind, target = scaling.targets_in(dataset), None
+    ended: list[float] = []
     for number, column in enumerate(dataset.unscaled):
         last = stages[-1][number]
         if column.classes:
             shares += _shares([own for stage in stages if (own := stage[number]) is not None], column)
         elif column.place is None:
-            target = (np.nan, np.nan) if last is None else scaling.center_and_spread(last)
-            if not target[1] > 0 and column.bounds is not None:
-                target = (sum(column.bounds) / 2, (column.bounds[1] - column.bounds[0]) / 2)
+            if kind == "survival":
+                target, ended = scaling.measured_cuts(last, dataset, column.bounds)
+            else:
+                target, mean = scaling.measured_target(last, kind, column.bounds)
+                shares += [mean] * (kind == "count")
         else:
             found = None if last is None else scaling.knots_of(last)
             if last is not None and found is not None and scaling.is_rough(last):
@@ -145,7 +148,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
             f"seen only roughly above the noise of measuring, so that their scale may be wrong: {', '.join(rough)}; narrower data.bounds, "
             "a larger privacy.measuring_share or target epsilon, or more rows help"
         )
-    return scaling.scaled(dataset, knots, target, tuple(shares))
+    return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
 
 
 def _shares(found: Sequence[Histogram], column: Unscaled) -> list[float]:

@@ -1,0 +1,93 @@
+"""Counts, ordered classes and times to an event from a data frame to predictions, in the target's own unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import ldpfl
+from ldpfl import ConfigError, DataError
+
+pytestmark = pytest.mark.slow
+
+GENERATOR = np.random.default_rng(0)
+AGE = GENERATOR.normal(60, 10, 3000)
+ILL = (AGE - 60) / 10
+LASTING = 200 * GENERATOR.exponential(np.exp(-ILL))
+FRAME = pd.DataFrame(
+    {
+        "age": AGE,
+        "site": GENERATOR.choice(["a", "b", "c", "d"], 3000),
+        "visits": GENERATOR.poisson(3 * np.exp(0.5 * ILL)),
+        "grade": np.array(["low", "middle", "high"])[np.digitize(1.5 * ILL + GENERATOR.logistic(size=3000), [-0.5, 2.0])],
+        "days": np.minimum(LASTING, 365.0),
+        "died": (LASTING <= 365).astype(int),
+    }
+)
+ROWS = pd.DataFrame({"age": [40.0, 60.0, 80.0]})
+
+
+def run(task: str, target: str | list[str], **more: Any) -> ldpfl.RunResult:
+    given = {"data": FRAME, "columns": ["age"], "client": "site", "target_epsilon": 8.0, "seed": 1, "baseline": False, "progress": False}
+    return ldpfl.run(target=target, task=task, **{**given, **more})
+
+
+def test_counts(tmp_path: Path) -> None:
+    result = run("poisson", "visits", folder=tmp_path / "run")
+    found = result.predict(ROWS)["visits"]
+    assert found.tolist() == pytest.approx([3 * np.exp(-1), 3, 3 * np.exp(1)], rel=0.3)
+    assert result.metric == "deviance explained"
+    assert result.score > 0.2
+    pd.testing.assert_frame_equal(ldpfl.predict(ldpfl.export(tmp_path / "run", tmp_path / "out"), ROWS), result.predict(ROWS))
+
+
+def test_ordered_words() -> None:
+    result = run("ordinal", "grade", settings={"data.classes": ["low", "middle", "high"]})
+    found = result.predict(ROWS)
+    assert found["grade"].tolist() == ["low", "middle", "high"]
+    assert list(found) == ["grade", "probability of low", "probability of middle", "probability of high"]
+    assert found.iloc[:, 1:].sum(axis=1).tolist() == pytest.approx([1.0] * 3)
+    assert result.score > 0.3
+    with pytest.raises(ConfigError, match=r"name them in data.classes, from the lowest on"):
+        run("ordinal", "grade")
+
+
+@pytest.mark.parametrize("cuts", [[], [50.0, 100.0, 200.0]])
+def test_times_to_an_event(cuts: list[float]) -> None:
+    result = run("survival", ["days", "died"], settings={"data.cut_points": cuts})
+    found = result.predict(ROWS)
+    ends = [float(name.removeprefix("probability of days beyond ")) for name in found]
+    assert ends == cuts or len(ends) == 8
+    expected = np.exp(-np.outer(np.exp([-2, 0, 2]), ends) / 200)
+    assert np.abs(found.to_numpy() - expected).max() < 0.2
+    assert np.abs(found.to_numpy()[1] - expected[1]).max() < 0.1
+    assert result.score > 0.6
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "settings", "said"),
+    [
+        ("survival", "days", {}, "survival needs two columns in data.target: the time, and whether"),
+        ("survival", ["days", "age"], {}, "the label in the column 'age' must be 0 or 1"),
+        ("poisson", "below", {}, "the target 'below' is below 0, and this task expects 0 or more"),
+        ("poisson", "visits", {"data.bounds": {"visits": [-1, 9]}}, "data.bounds.visits begin at -1, and counts and times begin at 0"),
+        ("survival", ["days", "died"], {"data.cut_points": [9, 3]}, "expected ascending values, each of them once"),
+    ],
+)
+def test_what_does_not_fit_is_refused(task: str, target: str | list[str], settings: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        run(task, target, data=FRAME.assign(below=FRAME["age"] - 60), settings=settings)
+
+
+@pytest.mark.parametrize(("task", "target"), [("poisson", "visits"), ("ordinal", "visits"), ("survival", ["days", "died"])])
+def test_nothing_is_measured_where_bounds_say_all(task: str, target: str | list[str]) -> None:
+    bounds = {"age": [20, 100], "visits": [0, 12], "days": [0, 400]}
+    frame = FRAME.assign(visits=FRAME["visits"].clip(0, 4)) if task == "ordinal" else FRAME
+    result = run(task, target, data=frame, settings={"data.scaling": "bounds", "data.bounds": bounds, "training.rounds": 10})
+    assert not any(event.histograms for event in result.ledger.events)
+    assert result.score > 0.1
+    assert result.predict(ROWS).notna().to_numpy().all()

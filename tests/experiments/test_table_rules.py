@@ -1,0 +1,91 @@
+"""Where training begins on a table, by what was measured of the target, and how long gradients are there."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import ldpfl
+from ldpfl import ConfigError
+from ldpfl.data.from_table import dataset_of
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import table_of
+from ldpfl.experiments.build import mechanism_of, model_of
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import Description, targets_of
+from ldpfl.experiments.recipes import load_recipe
+from ldpfl.experiments.table_rules import clip_norm_for, start_on_table
+from ldpfl.layout import ParameterLayout
+from ldpfl.outcomes import class_chances
+from ldpfl.ranges import LayerRanges
+
+FRAME = pd.DataFrame(
+    {"age": np.arange(20.0), "y": np.arange(20) % 4, "died": np.arange(20) % 2, "well": 1 - np.arange(20) % 2, "ward": ["a", "b"] * 10}
+)
+
+
+def config_of(task: str, model: str, target: Any = "y", **data: Any) -> RunConfig:
+    noise = ["privacy.target_epsilon='off'", "mechanism.noise_multiplier=1.0", "mechanism.clip_norm=1.0", "data.buckets=4"]
+    config = load_recipe("own", [*noise, f"task.name={task}", f"model.name={model}"])
+    return config.model_copy(update={"data": DataConfig(path="rows.csv", target=target, columns=["age", "ward"], buckets=4, **data)})
+
+
+def begun(task: str, model: str, shares: list[float], target: Any = "y", **data_settings: Any) -> Tensor:
+    """Return the outputs (N, outputs) with which training begins, for any rows."""
+    config = config_of(task, model, target, **data_settings)
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
+    module = model_of(config, data)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
+    ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
+    start = start_on_table(config, data, module, layout, weights, mechanism_of(config, ranges), 4, shares)
+    rows = torch.randn(30, data.encoder.width if data.encoder else 0, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return torch.as_tensor(torch.func.functional_call(module, layout.unflatten(start.weights), (rows,)))
+
+
+@pytest.mark.parametrize("model", ["logistic-regression", "mlp"])
+def test_training_begins_at_what_was_measured(model: str) -> None:
+    """Whatever a row holds: hidden units of an MLP cancel, each by another."""
+    shares = [0.1, 0.2, 0.3, 0.4]
+    expected = torch.tensor(shares).expand(30, 4)
+    close: Any = {"rtol": 0.0, "atol": 1e-5}
+    torch.testing.assert_close(begun("classification", model, shares).softmax(dim=1), expected, **close)
+    torch.testing.assert_close(class_chances(begun("ordinal", model, shares)), expected, **close)
+    labels = begun("multilabel", model, [0.1, 0.2], ["died", "well"]).sigmoid()
+    torch.testing.assert_close(labels, torch.tensor([0.1, 0.2]).expand(30, 2), **close)
+    torch.testing.assert_close(begun("poisson", model, [0.7]), torch.full((30, 1), log(0.7)), **close)
+    hazards = [0.05 * place for place in range(1, 9)]
+    torch.testing.assert_close(begun("survival", model, hazards, ["y", "died"]).sigmoid(), torch.tensor(hazards).expand(30, 8), **close)
+
+
+def test_public_shares_are_as_many_as_there_are_outputs() -> None:
+    """With nothing measured, training begins at them; or at equal ones."""
+    torch.testing.assert_close(begun("classification", "linear", []).softmax(dim=1), torch.full((30, 4), 0.25))
+    with pytest.raises(ConfigError, match=r"data.class_shares has 2 values, and this target needs 4"):
+        begun("classification", "logistic-regression", [], class_shares=[0.5, 0.5])
+
+
+def test_another_seed_is_another_mlp() -> None:
+    config = config_of("classification", "mlp")
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, "class"))
+    norms = {clip_norm_for(config.model_copy(update={"seed": seed}), data, model_of(config, data)) for seed in (1, 1, 2)}
+    assert len(norms) == 2
+    assert all(exp(-1) < norm / 12 < exp(1) for norm in norms)  # of 64 units whose last weights are 1
+
+
+@pytest.mark.slow
+def test_an_mlp_s_mean_risk_is_about_the_share_of_a_rare_class() -> None:
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame({name: generator.normal(size=3000) for name in ("a", "b", "c")})
+    frame["ill"] = np.where(generator.random(3000) < 1 / (1 + np.exp(3.3 - frame["a"])), "yes", "no")
+    result = ldpfl.run(data=frame, target="ill", model="mlp", target_epsilon=6.0, count=4, seed=1, baseline=False, progress=False)
+    risks = result.predict(frame)["probability of yes"]
+    assert 0.6 < risks.mean() / (frame["ill"] == "yes").mean() < 1.5
+    assert np.corrcoef(risks.rank(), frame["a"].rank())[0, 1] > 0.6
