@@ -34,6 +34,7 @@ from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import layer_table, result_table
+from ldpfl.report.methods import methods
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
@@ -220,7 +221,7 @@ def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a sweep's.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
 ) -> None:
-    """Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."""
+    """Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished."""
     stored = stored_sweep(folder)
     if stored is not None:
         _show_sweep(folder, *stored, as_json=as_json)
@@ -229,10 +230,16 @@ def show(
     config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is not None:
         ledger = run_folder.ledger()
-        result = as_released(result, ledger, account(ledger, config.privacy.delta))
-        print(_json(result)) if as_json else _print_result(run_folder, result)
-        if kind.on_flower and not as_json:
+        statement = account(ledger, config.privacy.delta)
+        result = as_released(result, ledger, statement)
+        if as_json:
+            print(_json(result))
+            return
+        _print_result(run_folder, result)
+        if kind.on_flower:
             print(f"kind: {kind}")
+        said = methods(config, result, ledger, statement, kind)
+        terminal().print(Text("\nFor a paper or an ethics board:\n" + said))
         return
     stopped, last = run_folder.stopped(), run_folder.checkpoint()
     done, rounds = last.state.round if last else 0, config.training.rounds
