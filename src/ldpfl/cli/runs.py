@@ -26,7 +26,7 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
-from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep, sweep_of
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
@@ -180,7 +180,15 @@ def _default_folder(config: RunConfig) -> Path:
 
 
 def sweep(
-    name: Annotated[str, typer.Argument(help="A sweep's name (see ldpfl recipes) or a file (*.toml).")],
+    name: Annotated[
+        str | None, typer.Argument(help="A sweep's name (see ldpfl recipes) or a file (*.toml); none with --data.", show_default=False)
+    ] = None,
+    data: DataOption = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    task: TaskOption = None,
+    axis: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE,...", help="With --data: values of a setting to compare.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --data: runs of each setting.")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
@@ -189,7 +197,12 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
-    config, overrides = load_sweep(name), set_ or []
+    if (name is None) == (data is None):
+        raise ConfigError("ldpfl sweep takes a sweep's name or file, or your own data by --data: give one of the two")
+    if name is not None and (axis or target or client or task or seeds != 1):
+        raise ConfigError(f"sweep {name} names its axes and seeds itself: --axis, --seeds, --target, --client and --task go with --data")
+    own = overrides_of(data, target, client, task, None, None, set_)
+    config, overrides = (sweep_of(OWN, own, axis or [], seeds), list[str]()) if name is None else (load_sweep(name), set_ or [])
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
     torch.set_num_threads(cores())
     errors = terminal(stderr=True)
@@ -200,7 +213,7 @@ def sweep(
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
-        raise _stopped_by(error, _sweep_command(name, overrides, folder, _flags(data_dir, device))) from error
+        raise _stopped_by(error, _sweep_command(name or "--data ...", overrides, folder, _flags(data_dir, device))) from error
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
@@ -209,7 +222,21 @@ def sweep(
     noise_plot = folder / api.NOISE_PLOT
     if noise_plot.exists():
         console.print(Text(f"budget as the papers count it, noise and score by round: {noise_plot}"), soft_wrap=True)
+    if data is not None:
+        _print_together(console, folder)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
+
+
+def _print_together(console: Console, folder: Path) -> None:
+    """Print what looking at a sweep over one's own rows costs: each of its runs is a release of its own on the same rows."""
+    runs = [path for path in sorted((folder / "runs").iterdir()) if RunFolder(path).ledger_path.exists()]
+    if not runs:
+        return
+    together = api.account(*runs).best
+    epsilon = "no known epsilon" if together is None else f"epsilon {number(together.epsilon)} at delta {together.delta:g}"
+    said = f"whoever sees the models of all {len(runs)} runs, each of them released on the same rows, has {epsilon}"
+    console.print(Text(said if together is None else f"{said}, {IF_TRUSTED[together.trust_model]}"), soft_wrap=True)
+    console.print(Text("to choose the best row by these scores is to choose on the test rows: measure it on other rows"), soft_wrap=True)
 
 
 def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:
