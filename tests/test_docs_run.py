@@ -128,7 +128,7 @@ def wrong_names(command: str) -> str:
     try:
         if words[0] in ("run", "ledger"):
             api.configure(name or "quickstart", changes)
-        elif words[0] == "sweep":
+        elif words[0] == "sweep" and name:
             load_sweep(name)
         elif words[0] == "reproduce" and name:
             load_reproduction(name)

@@ -3,3 +3,6 @@
 from importlib.metadata import version
 
 __version__ = version("ldpfl")
+
+YEAR = "2026"
+"""Year of this version, for citations."""

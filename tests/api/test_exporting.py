@@ -66,6 +66,11 @@ def test_an_export_predicts_and_holds_no_figure_of_private_rows(run: Path, rows:
     for said in ("`sick`", "`age`", "**taken from the rows**", "How good the model is is not said", "ldpfl predict FOLDER rows.csv"):
         assert said in card, said
     assert json.loads(texts["guarantee.json"])["verdict"] in card
+    shown = " ".join(ldpfl("show", run).out.split())
+    for said in ("The unit of protection is one record of one client", "Software: ldpfl maintainers"):
+        assert said in shown, said
+        assert said in card, said
+        assert said in page([run], public=True), said
     assert ldpfl("verify", "given/certificate.json").code == 0
 
 

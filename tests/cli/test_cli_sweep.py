@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import CommandLine
+from ldpfl import api
+from ldpfl.number_format import number
 
 SWEEP = """
 name = "tiny"
@@ -161,3 +163,37 @@ def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
     again = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out, "--json")
     assert json.loads(again.out) == found
     assert (out / "noise.svg").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.slow
+def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: Path) -> None:
+    table, out = tmp_path / "rows.csv", tmp_path / "s"
+    table.write_text("age,sick\n" + "".join(f"{20 + place % 50},{'yes' if place % 3 else 'no'}\n" for place in range(60)), encoding="utf-8")
+    how = (
+        "--data",
+        table,
+        "--target",
+        "sick",
+        "--set",
+        "clients.count=3",
+        "--set",
+        "training.rounds=1",
+        "--seeds",
+        2,
+        "--out",
+        out,
+        "--json",
+    )
+    outcome = ldpfl("sweep", *how, "--axis", "privacy.target_epsilon=2,4")
+    assert outcome.code == 0, outcome.err
+    assert [row["point"] for row in json.loads(outcome.out)] == [{"privacy.target_epsilon": 2}, {"privacy.target_epsilon": 4}]
+    assert [len(row["score"]) for row in json.loads(outcome.out)] == [2, 2]
+    assert len(list((out / "runs").glob("*/SECRET-seed"))) == 4
+    again = ldpfl("sweep", *how[:-1], "--axis", "privacy.target_epsilon=2,4").out
+    together = api.account(*(out / "runs").iterdir()).best
+    assert together is not None
+    assert f"all 4 runs, each of them released on the same rows, has epsilon {number(together.epsilon)} at delta" in again
+    assert "is to choose on the test rows" in again
+    assert "has no values: give KEY=VALUE" in ldpfl.refused("sweep", *how, "--axis", "privacy.target_epsilon")
+    assert "give one of the two" in ldpfl.refused("sweep")
+    assert "go with --data" in ldpfl.refused("sweep", "sound-mnist", "--axis", "seed=1")

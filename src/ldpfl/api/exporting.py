@@ -13,6 +13,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy.statement import account
+from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
 
 
@@ -20,7 +21,8 @@ from ldpfl.report.model_card import model_card
 def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path | None = None) -> Path:
     """Write what may be handed on of a finished run to a new folder, and return the folder.
 
-    The folder holds the model, its description and encoding, the guarantee, a certificate and a model card (README.md). It holds no
+    The folder holds the model, its description and encoding, the guarantee, a certificate and a model card (README.md), with a paragraph
+    for a paper and a citation. It holds no
     secret, no score that was measured on private rows, no noise-free baseline, no path of this machine, and no fingerprint of the rows.
 
     Args:
@@ -49,7 +51,8 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
         )
     certificate = certify(place, key=key)
     statement = account(kept.ledger(), config.privacy.delta)
-    card = model_card(config, described, encoder, statement, result, ldpfl.__version__)
+    said = methods(config, result, kept.ledger(), statement, kept.kind())
+    card = model_card(config, described, encoder, statement, result, ldpfl.__version__, said)
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")

@@ -96,6 +96,10 @@ def _sweep(
 
 def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, said: bool) -> SweepConfig:
     """Return the sweep with noise that follows from none of its seeds, if it is over a user's own data and the user ``said`` no seeds."""
-    if said or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
+    if (
+        said
+        or "secret_noise=true" in config.settings
+        or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False))
+    ):
         return config
     return config.model_copy(update={"settings": [*config.settings, "secret_noise=true"]})

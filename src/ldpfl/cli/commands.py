@@ -24,7 +24,10 @@ COMMANDS = {
     ),
     "settings": ("own:settings", "List every setting of a config: key, meaning, default, and what may stand there."),
     "init": ("own:init", "Write a config with a comment for each key; what is left open is asked for in a terminal."),
-    "show": ("runs:show", "Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."),
+    "show": (
+        "runs:show",
+        "Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished.",
+    ),
     "report": (
         "reports:report",
         "Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script.",

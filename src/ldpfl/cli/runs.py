@@ -27,7 +27,7 @@ from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
-from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep, sweep_of
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
@@ -35,6 +35,7 @@ from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import layer_table, quality_tables, result_table
+from ldpfl.report.methods import methods
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
@@ -179,7 +180,15 @@ def _default_folder(config: RunConfig) -> Path:
 
 
 def sweep(
-    name: Annotated[str, typer.Argument(help="A sweep's name (see ldpfl recipes) or a file (*.toml).")],
+    name: Annotated[
+        str | None, typer.Argument(help="A sweep's name (see ldpfl recipes) or a file (*.toml); none with --data.", show_default=False)
+    ] = None,
+    data: DataOption = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    task: TaskOption = None,
+    axis: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE,...", help="With --data: values of a setting to compare.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --data: runs of each setting.")] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
@@ -188,7 +197,12 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
-    config, overrides = load_sweep(name), set_ or []
+    if (name is None) == (data is None):
+        raise ConfigError("ldpfl sweep takes a sweep's name or file, or your own data by --data: give one of the two")
+    if name is not None and (axis or target or client or task or seeds != 1):
+        raise ConfigError(f"sweep {name} names its axes and seeds itself: --axis, --seeds, --target, --client and --task go with --data")
+    own = overrides_of(data, target, client, task, None, None, set_)
+    config, overrides = (sweep_of(OWN, own, axis or [], seeds), list[str]()) if name is None else (load_sweep(name), set_ or [])
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
     torch.set_num_threads(cores())
     errors = terminal(stderr=True)
@@ -199,7 +213,7 @@ def sweep(
         errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
-        raise _stopped_by(error, _sweep_command(name, overrides, folder, _flags(data_dir, device))) from error
+        raise _stopped_by(error, _sweep_command(name or "--data ...", overrides, folder, _flags(data_dir, device))) from error
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
@@ -208,7 +222,21 @@ def sweep(
     noise_plot = folder / api.NOISE_PLOT
     if noise_plot.exists():
         console.print(Text(f"budget as the papers count it, noise and score by round: {noise_plot}"), soft_wrap=True)
+    if data is not None:
+        _print_together(console, folder)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
+
+
+def _print_together(console: Console, folder: Path) -> None:
+    """Print what looking at a sweep over one's own rows costs: each of its runs is a release of its own on the same rows."""
+    runs = [path for path in sorted((folder / "runs").iterdir()) if RunFolder(path).ledger_path.exists()]
+    if not runs:
+        return
+    together = api.account(*runs).best
+    epsilon = "no known epsilon" if together is None else f"epsilon {number(together.epsilon)} at delta {together.delta:g}"
+    said = f"whoever sees the models of all {len(runs)} runs, each of them released on the same rows, has {epsilon}"
+    console.print(Text(said if together is None else f"{said}, {IF_TRUSTED[together.trust_model]}"), soft_wrap=True)
+    console.print(Text("to choose the best row by these scores is to choose on the test rows: measure it on other rows"), soft_wrap=True)
 
 
 def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:
@@ -220,7 +248,7 @@ def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a sweep's.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
 ) -> None:
-    """Show a run: its result, or how far it got and how to go on. Of a sweep, how many of its runs are finished."""
+    """Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished."""
     stored = stored_sweep(folder)
     if stored is not None:
         _show_sweep(folder, *stored, as_json=as_json)
@@ -229,10 +257,16 @@ def show(
     config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is not None:
         ledger = run_folder.ledger()
-        result = as_released(result, ledger, account(ledger, config.privacy.delta))
-        print(_json(result)) if as_json else _print_result(run_folder, result)
-        if kind.on_flower and not as_json:
+        statement = account(ledger, config.privacy.delta)
+        result = as_released(result, ledger, statement)
+        if as_json:
+            print(_json(result))
+            return
+        _print_result(run_folder, result)
+        if kind.on_flower:
             print(f"kind: {kind}")
+        said = methods(config, result, ledger, statement, kind)
+        terminal().print(Text("\nFor a paper or an ethics board:\n" + said))
         return
     stopped, last = run_folder.stopped(), run_folder.checkpoint()
     done, rounds = last.state.round if last else 0, config.training.rounds

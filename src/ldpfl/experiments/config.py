@@ -349,7 +349,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"setting {key!r}: {part!r} is a value, not a section")
         node = child
-    node[parts[-1]] = _value(text.strip())
+    node[parts[-1]] = setting_value(text.strip())
 
 
 def toml_value(value: Any) -> str:
@@ -376,7 +376,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(text: str) -> Any:
+def setting_value(text: str) -> Any:
     """Read ``text`` as a TOML value, and as a plain string where it is none.
 
     Raises:

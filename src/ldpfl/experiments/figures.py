@@ -55,6 +55,7 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **privacy,
         "clients": config.clients.count,
+        "records": sum(own.size for own in federation.samples),
         "clients_per_round": last_trained(last).clients,
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),

@@ -86,6 +86,7 @@ class Figures(_Strict):
     caveats: list[str] = []
     privacy: dict[str, JsonValue]
     clients: int
+    records: int | None = None
     clients_per_round: int
     stopped_after: int | None = None
     rounds: int

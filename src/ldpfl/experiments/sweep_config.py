@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.config import RunConfig, setting_value, toml_value
 from ldpfl.experiments.planned_ledger import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
@@ -100,6 +100,27 @@ def load_sweep(name: str) -> SweepConfig:
         raise ConfigError(f"sweep {name}, {place}: {first['msg']}, got {shown(first['input'])}") from None
     except ValueError as error:
         raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
+
+
+def sweep_of(recipe: str, settings: Sequence[str], axes: Sequence[str], seeds: int) -> SweepConfig:
+    """Return the sweep of a user's own data that flags describe, with secret noise.
+
+    Args:
+        axes: texts ``key=value,value``.
+        seeds: how many runs each setting gets.
+
+    Raises:
+        ConfigError: an axis has no key or no values.
+    """
+    found: dict[str, list[AxisValue]] = {}
+    for axis in axes:
+        key, _, text = axis.partition("=")
+        values = [value.strip() for value in text.split(",")]
+        if not key.strip() or not all(values):
+            raise ConfigError(f"--axis {shown(axis)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
+        found[key.strip()] = [setting_value(value) for value in values]
+    # Seeds count runs here: the noise on a user's own rows follows from a secret of each run.
+    return SweepConfig(name=recipe, recipe=recipe, settings=[*settings, "secret_noise=true"], seeds=list(range(seeds)), axes=found)
 
 
 def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True) -> list[Cell]:

@@ -12,6 +12,7 @@ from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.public_figures import public_caveats, scores_are_public
 from ldpfl.importing import GIVEN, is_code
 from ldpfl.privacy.guarantee import Statement
+from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.scores import shown
 
@@ -20,13 +21,20 @@ _OF_NUMBERS = ("number", "count", "survival")
 
 
 def model_card(
-    config: RunConfig, described: ModelFile, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any], version: str
+    config: RunConfig,
+    described: ModelFile,
+    encoder: Encoder | None,
+    statement: Statement,
+    result: Mapping[str, Any],
+    version: str,
+    methods: str,
 ) -> str:
     """Return the card of a finished run's model as Markdown.
 
     Args:
         result: figures of the run; scores are stated only where they were measured on public data.
         version: of ldpfl.
+        methods: the paragraph about the run, see :mod:`ldpfl.report.methods`.
     """
     sections = (
         ("", _head(config, encoder)),
@@ -34,6 +42,8 @@ def model_card(
         ("What is guaranteed", _guarantee(config, statement)),
         ("Limits", _limits(config, encoder, statement, result)),
         ("How to use it", _use(described, encoder)),
+        ("For a paper or an ethics board", (f"{_text(methods)}\n",)),
+        ("How to cite", (f"{_text(citation())}\n",)),
     )
     body = "\n".join(f"{f'## {title}' if title else f'# {_text(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
     return f"{_front_matter(encoder)}\n{body}\nMade with ldpfl {version}.\n"

@@ -12,7 +12,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-import ldpfl
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -23,6 +22,7 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
 from ldpfl.report.console import POOLED
+from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
 from ldpfl.report.rendering import held, inline, rendered
 from ldpfl.report.scores import (
@@ -85,7 +85,7 @@ class _Figure:
 
 def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     config, result, kind = folder.config(), folder.result(), folder.kind()
-    progress = ""
+    progress, finished = "", result is not None
     if result is None:
         result = figures_so_far(folder, config)
         progress = progress_of(folder, config, result["rounds"])
@@ -127,15 +127,9 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "layers": list(_layers(folder, result, public=public)),
         "environment": list(_environment(config, result, kind, ledger)),
         "config": _config_text(folder, seed=config.hides_seed, paths=public),
-        "citation": _CITATION.format(version=ldpfl.__version__, name=result["name"]),
+        "methods": methods(config, result, ledger, statement, kind) if finished else "",
+        "citation": bibtex(result["name"]),
     }
-
-
-_CITATION = """@software{{ldpfl,
-  title   = {{ldpfl: federated learning under local differential privacy}},
-  version = {{{version}}},
-  note    = {{run {name}}}
-}}"""
 
 
 def _config_text(folder: RunFolder, *, seed: bool, paths: bool) -> str:

@@ -1,0 +1,173 @@
+"""A paragraph about a run for a paper or an ethics board, from its config, ledger and guarantee; nothing in it is private."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf, isfinite
+from typing import Any
+
+import ldpfl
+from ldpfl.errors import printable
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.run_folder import Kind
+from ldpfl.number_format import number
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.guarantee import Guarantee, Statement
+from ldpfl.version import YEAR
+
+_UNITS = {
+    "record": (
+        "The unit of protection is one record of one client: two data sets are adjacent if one becomes the other by replacing one record "
+        "of one client, so that the number of a client's records is public."
+    ),
+    "client": (
+        "The unit of protection is one client: two data sets are adjacent if one becomes the other by replacing all data of one client."
+    ),
+}
+_AGAINST = {
+    "local": "an adversary who sees every message of the client, so that no party is trusted",
+    "shuffled": "an adversary who sees the messages of all clients in a random order, without their senders (a trusted shuffler)",
+    "summed": "an adversary who sees only the sum over all clients (a trusted aggregation)",
+}
+
+
+def citation() -> str:
+    """Return how the software is cited."""
+    return f"ldpfl maintainers ({YEAR}). ldpfl: federated learning under local differential privacy. Version {ldpfl.__version__}."
+
+
+def bibtex(name: str) -> str:
+    """Return the same for BibTeX, with the ``name`` of a run."""
+    fields = {
+        "author": "{ldpfl maintainers}",
+        "title": "ldpfl: federated learning under local differential privacy",
+        "year": YEAR,
+        "version": ldpfl.__version__,
+        "note": f"run {name}",
+    }
+    return "@software{ldpfl,\n" + "".join(f"  {f'{key:<7} = {{{value}}},'}\n" for key, value in fields.items()) + "}"
+
+
+def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statement: Statement, kind: Kind) -> str:
+    """Return the paragraph about a finished run.
+
+    The number of records is stated only where it is public: where records are protected one by one, or the data set is built in. No
+    score is stated: what of scores may be published depends on the rows that they were measured on.
+    """
+    return " ".join(
+        [
+            *_training(config, result, ledger, kind),
+            *_data(config, result, statement),
+            *_guarantee(ledger, statement),
+            *_mechanism(ledger),
+            *_measured(config, ledger),
+            *_not_covered(config, kind),
+            f"Software: {citation()}",
+        ]
+    )
+
+
+def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind: Kind) -> Iterator[str]:
+    version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
+    model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(config.model.name.rpartition(':')[2])})"
+    clients = max((event.population for event in ledger.events), default=result["clients"])
+    sizes = f"in {result['rounds']:,} rounds with {clients:,} clients"
+    how = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"
+    if kind.on_flower:
+        yield f"{how} on Flower."
+        return
+    yield f"{how}, in a simulation: the guarantee is that of a deployment in which each client draws noise of its own."
+
+
+def _data(config: RunConfig, result: Mapping[str, Any], statement: Statement) -> Iterator[str]:
+    records, built_in = result.get("records"), not (config.data.brought or config.data.at_nodes)
+    if isinstance(records, int) and (statement.protected == "record" or built_in):
+        yield f"The clients held {records:,} training records in all; the numbers of clients and of records count as public."
+    else:
+        yield "The number of clients counts as public."
+
+
+def _guarantee(ledger: Ledger, statement: Statement) -> Iterator[str]:
+    held = [row for row in (statement.find("local", "run"), statement.find("hidden", "run")) if row is not None and isfinite(row.epsilon)]
+    if not held:
+        yield "No finite epsilon is proved over the whole run."
+        return
+    yield _UNITS.get(held[0].unit, f"The unit of protection is one {held[0].unit} (adjacency: {held[0].adjacency}).")
+    yield from map(_holds, held)
+    assumed = "; ".join(dict.fromkeys(assumption for row in held for assumption in row.assumptions))
+    yield f"These are upper bounds by composition over all {len(ledger.events):,} releases, each of which may depend on those before it."
+    if assumed:
+        yield f"They assume the following: {assumed}."
+
+
+def _holds(row: Guarantee) -> str:
+    protected = "all that a client sends" if row.unit == "client" else f"what a client sends of one {row.unit}"
+    said = f"epsilon = {number(row.epsilon)} and delta = {row.delta:g}"
+    return f"Over the whole run, {protected} is (epsilon, delta)-differentially private with {said} against {_AGAINST[row.trust_model]}."
+
+
+def _mechanism(ledger: Ledger) -> Iterator[str]:
+    events = [event for event in ledger.events if not event.histograms]
+    if not events:
+        return
+    name = printable(events[-1].release.mechanism)
+    yield f"Each round, {_taking_part(events)} sent one report by the mechanism {name}: {_noise(events)}."
+
+
+def _taking_part(events: Sequence[RoundEvent]) -> str:
+    match events[-1].sampling:
+        case "everyone":
+            return "every client"
+        case "secret":
+            return f"each client with probability {events[-1].rate:g}, decided in secret,"
+        case "once":
+            return "a part of the clients, each client in one round alone and in a secret order,"
+        case _:
+            return "a sample of the clients, which is not secret,"
+
+
+def _noise(events: Sequence[RoundEvent]) -> str:
+    releases = [event.release for event in events]
+    last = releases[-1]
+    if any(isinstance(release, UnprotectedRelease) for release in releases):
+        why = next(release.why_unprotected for release in releases if isinstance(release, UnprotectedRelease))
+        return f"without a proved protection ({printable(why)})"
+    if isinstance(last, GaussianRelease):
+        noise = _span([2 / release.mu if isinstance(release, GaussianRelease) else inf for release in releases])
+        of = "each record's gradient" if last.unit == "record" else "its vector"
+        by_coin = f", and each record took part with probability {last.rate:g}" if last.rate < 1 else ""
+        return f"it bounds the L2 norm of {of} and adds Gaussian noise whose standard deviation is {noise} times that bound{by_coin}"
+    epsilon = _span([release.parameter for release in releases])
+    each = "bit" if isinstance(last, BinaryRelease) else "value"
+    kind = "" if isinstance(last, BinaryRelease | PureRelease) else "protected "
+    return f"{last.units:,} {kind}{each}{'s' * (last.units > 1)}, each of which is {epsilon}-locally differentially private on its own"
+
+
+def _span(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.4g}", f"{max(values):.4g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _measured(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+    measured = [event for event in ledger.events if event.histograms]
+    if not measured:
+        return
+    times = "once" if len(measured) == 1 else f"{len(measured)} times"
+    yield (
+        f"Before the first round, histograms of the table's columns were measured {times} by that mechanism, with noise of its own size; "
+        f"the guarantee includes them, and they take a share of {config.privacy.measuring_share:g} of the squared privacy parameter (mu^2)."
+    )
+
+
+def _not_covered(config: RunConfig, kind: Kind) -> Iterator[str]:
+    data = config.data
+    if kind is Kind.OWN_APP or not (data.brought or data.at_nodes):
+        return
+    taken = [
+        "names and kinds of columns",
+        *([] if data.classes else ["names of classes"]),
+        "scores on test rows",
+        *(["the choice of the round whose model is kept"] if config.training.patience else []),
+    ]
+    yield f"The guarantee does not cover {', '.join(taken[:-1])} and {taken[-1]}."
