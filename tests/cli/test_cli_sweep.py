@@ -179,7 +179,7 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
         "--set",
         "training.rounds=1",
         "--seeds",
-        2,
+        "2",
         "--out",
         out,
         "--json",

@@ -189,7 +189,17 @@ def test_a_hospital_s_table_is_trained_on_and_predicted_for(tmp_path: Path, ldpf
     frame.to_csv(tmp_path / "rows.csv", index=False)
     bounds = 'data.bounds={"CRP (mg/l)" = [0, 200], admitted = ["2018-01-01", "2024-01-01"]}'
     settings = ["--set", bounds, "--set", 'data.classes=["none", "died"]', "--set", "clients.count=4", "--set", "training.rounds=20"]
-    asked = ["run", "--data", tmp_path / "rows.csv", "--target", "outcome", "--target-epsilon", "8", "--out", tmp_path / "run"]
+    asked: list[str | Path] = [
+        "run",
+        "--data",
+        tmp_path / "rows.csv",
+        "--target",
+        "outcome",
+        "--target-epsilon",
+        "8",
+        "--out",
+        tmp_path / "run",
+    ]
     outcome_of_run = ldpfl(*asked, *settings, "--no-baseline")
     assert outcome_of_run.code == 0, outcome_of_run.err
     said = " ".join(outcome_of_run.out.split())
