@@ -719,7 +719,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     settings = {**FEW, "clients.count": 3, "model.name": "linear", "training.rounds": 8}
     own: dict[str, Any] = {"target_epsilon": 50.0, "settings": settings, "baseline": False, "progress": False, "seed": 1}
     by_class = api.run(data=tmp_path / "scans", **own)
-    assert by_class.accuracy > 0.7
+    assert by_class.score > 0.9  # two classes: the AUROC
     assert by_class.module()(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
     assert any("as if it were public" in note for note in by_class.to_dict()["caveats"])
     rows = {"image": [Image.fromarray(pixels) for pixels in pictures], "kind": ["bright", "dark"] * 30, "ward": list("aab") * 20}
@@ -727,7 +727,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     datasets.Dataset.from_dict(
         rows, datasets.Features({"image": datasets.Image(), "kind": datasets.Value("string"), "ward": datasets.Value("string")})
     ).to_parquet(tmp_path / "hub" / "train-00000-of-00001.parquet")
-    assert api.run(data=tmp_path / "hub", target="kind", **own).accuracy > 0.7
+    assert api.run(data=tmp_path / "hub", target="kind", **own).score > 0.9
     by_ward = api.run(data=tmp_path / "hub", target="kind", client="ward", **{**own, "settings": {"model.name": "linear", **FEW}})
     assert by_ward.config.clients.count == by_ward.ledger.events[0].cohort == 2
     short = ("run", "--data", tmp_path / "hub", "--no-baseline", "--set", "clients.count=3")

@@ -218,13 +218,14 @@ def test_replacing_a_record_leaves_all_others_with_their_clients(scheme: Scheme)
 def test_a_record_without_an_answer_adds_nothing(name: str) -> None:
     """Not even where all others' gradients are as long as they may be: a row that a node's rules leave out shows as its own share only."""
     shape, outputs = ((5,), 3) if name != "language-model" else ((4,), 7)
-    task = tasks.create(name, outputs if name != "regression" else 1)
-    module: nn.Module = nn.Linear(5, outputs if name != "regression" else 1)
+    one_number = name in ("regression", "poisson")
+    task = tasks.create(name, 1 if one_number else outputs)
+    module: nn.Module = nn.Linear(5, 1 if one_number else outputs)
     inputs, targets = torch.randn(8, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(8) % outputs
     if name == "language-model":
         module, inputs, targets = nn.Embedding(7, 7), targets[:, None].expand(-1, 4), targets[:, None].repeat(1, 4)
-    elif name != "classification":
-        targets = targets.float() if name == "regression" else nn.functional.one_hot(targets, outputs).float()
+    elif name not in ("classification", "ordinal"):
+        targets = targets.float() if one_number else nn.functional.one_hot(targets, outputs).float()
     absent = targets.clone()
     absent[3] = tasks.ABSENT[task.targets]
     assert tasks.without_answer(absent).tolist() == [place == 3 for place in range(8)]
