@@ -93,9 +93,16 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
     with full_after(100) as done:
         assert ldpfl("run", *arguments, "--out", "whole").code == 0
     writes = done[0] // 2
-    # The config; checkpoint, metrics and ledger of two rounds; metrics, ledger, curve, model, its description, result.
+    # The config; checkpoint, metrics and ledger of two rounds; metrics, ledger, model, its description, result; and the curve.
     assert writes == 1 + 2 * 3 + 6
-    for number in range(0, writes, every):
+    out = Path("no curve")
+    with full_after(writes - 1):
+        outcome = ldpfl("run", *arguments, "--out", out)
+    assert outcome.code == 0  # the run is finished, and its curve can be drawn later
+    assert "no curve.svg: " in " ".join(outcome.err.split())
+    assert ldpfl("run", *arguments, "--resume", "--out", out).code == 0
+    assert reproduced(out) == reproduced(Path("whole"))
+    for number in range(0, writes - 1, every):
         out = Path(f"in place {number}")
         with full_after(number):
             line = ldpfl.refused("run", *arguments, "--out", out)
