@@ -80,6 +80,19 @@ def test_another_seed_is_another_mlp() -> None:
     assert all(exp(-1) < norm / 12 < exp(1) for norm in norms)  # of 64 units whose last weights are 1
 
 
+@pytest.mark.parametrize("options", [{"hidden": 1}, {"depth": 2}])
+def test_an_mlp_that_has_no_pairs_begins_as_it_is(options: dict[str, Any]) -> None:
+    """In a deeper one pairs would keep the first layer from learning: its gradient is not 0."""
+    config = config_of("regression", "mlp")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"options": options})})
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, "number"))
+    module = model_of(config, data)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
+    mechanism = mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,)))
+    assert torch.equal(start_on_table(config, data, module, layout, weights, mechanism, 4, ()).weights, weights)
+
+
 @pytest.mark.slow
 def test_an_mlp_s_mean_risk_is_about_the_share_of_a_rare_class() -> None:
     generator = np.random.default_rng(0)
