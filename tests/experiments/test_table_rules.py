@@ -80,12 +80,30 @@ def test_another_seed_is_another_mlp() -> None:
     assert all(exp(-1) < norm / 12 < exp(1) for norm in norms)  # of 64 units whose last weights are 1
 
 
+@pytest.mark.parametrize("options", [{"hidden": 1}, {"depth": 2}])
+def test_an_mlp_that_has_no_pairs_begins_as_it_is(options: dict[str, Any]) -> None:
+    """In a deeper one pairs would keep the first layer from learning: its gradient is not 0."""
+    config = config_of("regression", "mlp")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"options": options})})
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, "number"))
+    module = model_of(config, data)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
+    mechanism = mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,)))
+    assert torch.equal(start_on_table(config, data, module, layout, weights, mechanism, 4, ()).weights, weights)
+
+
 @pytest.mark.slow
 def test_an_mlp_s_mean_risk_is_about_the_share_of_a_rare_class() -> None:
-    generator = np.random.default_rng(0)
-    frame = pd.DataFrame({name: generator.normal(size=3000) for name in ("a", "b", "c")})
-    frame["ill"] = np.where(generator.random(3000) < 1 / (1 + np.exp(3.3 - frame["a"])), "yes", "no")
-    result = ldpfl.run(data=frame, target="ill", model="mlp", target_epsilon=6.0, count=4, seed=1, baseline=False, progress=False)
+    """Within 30 %; four seeds gave 0.90 to 1.03 of it, and usual weights 0.19 to 0.24."""
+    generator = np.random.default_rng(1)
+    frame = pd.DataFrame({name: generator.normal(size=2000) for name in ("a", "b", "c", "d")})
+    frame["word"] = generator.choice(list("uvxyz"), 2000)
+    frame["ill"] = np.where(generator.random(2000) < 1 / (1 + np.exp(3.3 - frame["a"])), "yes", "no")
+    few = {"data.buckets": 32, "model.options": {"hidden": 32}}
+    result = ldpfl.run(
+        data=frame, target="ill", model="mlp", target_epsilon=8.0, count=4, seed=1, baseline=False, progress=False, settings=few
+    )
     risks = result.predict(frame)["probability of yes"]
-    assert 0.6 < risks.mean() / (frame["ill"] == "yes").mean() < 1.5
+    assert 0.7 < risks.mean() / (frame["ill"] == "yes").mean() < 1.3
     assert np.corrcoef(risks.rank(), frame["a"].rank())[0, 1] > 0.6

@@ -11,10 +11,11 @@ the measured shares of the classes. So it costs no privacy beyond measuring.
   noise the model stays near its start, which is the measured base rate; with little it is free.
 - **Step**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature, which is
   no smaller than its largest eigenvalue L however correlated the columns are.
-- **Start of an MLP**: its first weights are much larger than the usual ones, and noise is small beside them, so that gradients stay as
-  long as they are at the start. Usual weights are of the size of the noise: it makes them longer, and then the clipping norm cuts the
-  rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate. :data:`_STRAIGHT` of the units begin far
-  from their kink, where they are a straight line: the model learns slopes nearly as fast as a logistic regression.
+- **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
+  gradients stay as long as they are at the start. Usual weights are of the size of the noise, which makes them longer, and then the
+  clipping norm cuts the rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate.
+  :data:`_STRAIGHT` of the units begin far from their kink, where they are a straight line: the model learns slopes nearly as fast as a
+  logistic regression.
 """
 
 from __future__ import annotations
@@ -156,22 +157,27 @@ def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
 
 
 def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
-    """Return ``module`` as training on a table begins with it: itself, or an MLP with other weights."""
-    if config.model.name != _MLP or config.model.options.get("hidden") == 1 or data.encoder is None or data.encoder.data.text:
+    """Return ``module`` as training on a table begins with it: itself, or an MLP of one hidden layer with other weights.
+
+    In a deeper one, pairs that cancel would leave the layers before them without a gradient.
+    """
+    if config.model.name != _MLP or data.encoder is None or data.encoder.data.text:
         return module
     begun, generator = copied(module), torch.Generator().manual_seed(config.seed % 2**63)
-    *hidden, last = [layer for layer in begun.modules() if isinstance(layer, nn.Linear)]
-    rows, pairs = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0)), hidden[0].out_features // 2
+    hidden, *others = [layer for layer in begun.modules() if isinstance(layer, nn.Linear)]
+    pairs = hidden.out_features // 2
+    if len(others) != 1 or not pairs:
+        return module
+    (last,) = others
+    rows = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0))
+    weights = torch.randn(pairs, hidden.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
+    biases, straight = torch.randn(pairs, generator=generator) / 2, int(_STRAIGHT * pairs)
+    weights[:straight], biases[:straight] = 0.0, 1.0
+    signs = 2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1
     with torch.no_grad():
         for parameter in begun.parameters():
             parameter.zero_()
-        for layer in hidden:
-            weights = torch.randn(pairs, layer.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
-            biases, straight = torch.randn(pairs, generator=generator) / 2, int(_STRAIGHT * pairs)
-            weights[:straight], biases[:straight] = 0.0, 1.0
-            layer.weight[: 2 * pairs], layer.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
-            rows = layer(rows).relu()
-        signs = 2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1
+        hidden.weight[: 2 * pairs], hidden.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
         last.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
     return begun
 
