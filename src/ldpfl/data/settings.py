@@ -53,7 +53,7 @@ class DataConfig(BaseModel):
     person: str = ""
     """The column that names the person whose record a row is, where persons may have several. Mechanisms that protect records then protect
     all records of one person at a client, persons are dealt out to clients whole, and none has both training and test rows."""
-    person_rows: Count = DEFAULT_ROWS
+    person_rows: Annotated[int, Field(ge=1, le=4096)] = DEFAULT_ROWS
     """Rows of a person that count in one round, at most: the person's mean gradient over them is clipped as one. Who has more has them take
     turns from round to round. More rows take more time, for each person, and make for no more noise."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
