@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ RANGES = LayerRanges(torch.tensor([0.5, -1.0]), torch.tensor([0.25, 0.1]), (3, 2
 
 
 @pytest.fixture
-def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The package, installed for the rest of the test as pip would do it."""
     folder = tmp_path / NAME
     write_package(folder, NAME)
@@ -35,9 +36,10 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     points = "\n".join(f"{name} = {place}" for name, place in project["entry-points"][GROUP].items())
     (described / "entry_points.txt").write_text(f"[{GROUP}]\n{points}\n")
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "my_bits", raising=False)
     mechanisms.settings_of.cache_clear()
-    return folder
+    yield folder
+    sys.modules.pop("my_bits", None)  # what a test imported is not there for the next one
+    mechanisms.settings_of.cache_clear()
 
 
 def test_the_page_quotes_the_package_as_it_is_written() -> None:
