@@ -9,6 +9,7 @@ import pytest
 
 from conftest import CommandLine
 from ldpfl.experiments import load_recipe
+from ldpfl.experiments.config import read_config
 from ldpfl.flower.imports import run_at_import
 from ldpfl.flower.policy_init import offer_of
 from ldpfl.privacy.budget_file import read_books
@@ -52,6 +53,20 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert (config.data.columns, config.data.words, config.data.classes) == (["age", "ward"], ["ward"], ["alive", "died"])
     said = ldpfl("init", "--flower", tmp_path / "again", *own, "--set", "data.bounds={age = [0, 120]}")
     assert "policy.toml holds the policy" in said.out
+
+
+@pytest.mark.slow
+def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    pd.read_csv(table).assign(pseudonym=list("aabbccddee")).to_csv(table, index=False)
+    own = ("--data", table, "--target", "outcome", "--client", "hospital", "--person", "pseudonym", "--set", "mechanism.records=5")
+    said = ldpfl("init", "--flower", tmp_path / "heart", *own, "--set", "data.bounds={age = [0, 120]}", "--set", "clients.count=2")
+    assert "all records of any one person in this client's table" in said.out, said.err
+    config, policy = offer_of(str(tmp_path / "heart")).config, read_policy(tmp_path / "heart" / "policy.toml")
+    assert (config.data.person, config.data.columns) == ("pseudonym", ["age", "ward"])
+    assert (policy.protects, policy.person) == ("person", "pseudonym")
+    ldpfl("init", tmp_path / "config.toml", *own)
+    assert read_config(tmp_path / "config.toml").data.person == "pseudonym"
+    assert "--client and --person name columns of your own data" in ldpfl.refused("run", "--person", "pseudonym")
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_noise_is_what_the_mechanism_says() -> None:
     empty = edges.size - 2
     for seed in range(50):
         measuring = Measuring(seed, DpSgd(RecordClip(0.5), 5.0, records=10.0), 10.0, "direct")
-        (found,) = measuring._histograms([values], [edges], parts, stage=1)
+        (found,) = measuring._histograms([values], [edges], parts, [np.ones_like(own) for own in parts], stage=1)
         noise.append(np.delete(found.counts, found.counts.argmax()))
     assert found.noise == pytest.approx(5.0 * 2 / np.sqrt(2))  # of four clients, each 5 C; a record's count is of length sqrt(2) C
     assert np.concatenate(noise).std() == pytest.approx(found.noise, rel=0.05)

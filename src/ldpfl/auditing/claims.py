@@ -56,7 +56,7 @@ def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Tes
         if drawn is None:
             continue
         release = mechanism.release(drawn.ranges)
-        if not release.protected or release.unit == "record":  # what protects records is not about what is sent for one client
+        if not release.protected or release.unit in ("record", "person"):  # what protects records is not about what is sent for one client
             continue
         tests += _of_release(drawn, release, drawn.outcomes(trials), f"{drawn.ranges.dimension} weights")
         if release.units > 1 and not isinstance(release, GaussianRelease):
@@ -260,7 +260,7 @@ def computed(mechanism: Mechanism) -> Iterator[Found]:
             yield Found(f"units apart, {of}", float(release.units), float(messages), said)
         if isinstance(release, BinaryRelease):
             yield from _of_bits(mechanism, release, drawn, of)
-        if release.unit == "record":
+        if release.unit in ("record", "person"):
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
             said = f"records are accounted with probability {rate:g}, and take part with {mechanism.record_rate:g}"
             yield Found("rate of records", mechanism.record_rate, rate, said)

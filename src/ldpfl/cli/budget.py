@@ -32,7 +32,11 @@ _HOLDS = (
     "(among how many it counts as hidden, whatever was mixed) and how it left; no data, no report, and nothing computed from either"
 )
 
-_REPLACED = {"client": "all its data", "record": "any one of its records, which says little of the client"}
+_REPLACED = {
+    "client": "all its data",
+    "person": "all records of any one person, which says little of the client",
+    "record": "any one of its records, which says little of the client",
+}
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's own lifetime budget: what it allows to leave, and what has left.")
 
@@ -80,7 +84,7 @@ def set_(
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
     before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""
-    of = " for a record" if books.protected == "record" else ""
+    of = "" if books.protected == "client" else f" for a {books.protected}"
     terminal().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}{of}"), soft_wrap=True)
 
 

@@ -35,6 +35,9 @@ UNFIT = 3
 DataOption = Annotated[str | None, typer.Option(help="Your own data: a CSV or Parquet file, or a folder; or a data set's name.")]
 TargetOption = Annotated[str | None, typer.Option(help="Column that is to be predicted.")]
 ClientOption = Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")]
+PersonOption = Annotated[
+    str | None, typer.Option(help="Column that names the person a row is of, where persons may have several: they are then protected.")
+]
 TaskOption = Annotated[
     str | None, typer.Option(help="classification, multilabel, regression, poisson, ordinal, survival or language-model.")
 ]
@@ -92,6 +95,7 @@ def overrides_of(
     target_epsilon: float | None,
     changes: list[str] | None,
     recipe: str | None = None,
+    person: str | None = None,
 ) -> list[str]:
     """Return what the flags for own data change in a config, as ``key=value``.
 
@@ -100,9 +104,9 @@ def overrides_of(
     """
     if target is not None and reads(float, target):
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
-    if (target is not None or client is not None) and data is None and recipe is None:
-        raise ConfigError("--target and --client name columns of your own data: give them with --data")
-    own = {"data.target": target, "data.client": client, "task.name": task, "model.name": model}
+    if not (target is None and client is None and person is None) and data is None and recipe is None:
+        raise ConfigError("--target, --client and --person name columns of your own data: give them with --data")
+    own = {"data.target": target, "data.client": client, "data.person": person, "task.name": task, "model.name": model}
     return [
         *([f"{key}={toml_value(value)}" for key, value in api.named_data(data).items()] if data is not None else []),
         *(f"{key}={toml_value(value)}" for key, value in own.items() if value is not None),
@@ -116,13 +120,14 @@ def check(
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    person: PersonOption = None,
     task: TaskOption = None,
     set_: SetOption = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained."""
-    overrides = overrides_of(data, target, client, task, model, None, set_)
+    overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
     found = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
     if as_json:
         figures = {"fit": found.is_fit, "problem": found.problem, "changes": [asdict(change) for change in found.changes]}
@@ -180,6 +185,7 @@ def init(
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    person: PersonOption = None,
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
@@ -196,7 +202,8 @@ def init(
         return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
-        _init_app(flower, chosen, data, target, client, overrides_of(None, None, None, task, model, target_epsilon, set_, chosen))
+        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen)
+        _init_app(flower, chosen, data, target, client, person, changes)
         return
     if file.exists():
         raise ConfigError(f"{file} exists: give another name")
@@ -210,12 +217,14 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    config = configured(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe))
+    config = configured(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person))
     write_text(file, commented(config))
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
 
 
-def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, client: str | None, changes: list[str]) -> None:
+def _init_app(
+    folder: Path, recipe: str, data: str | None, target: str | None, client: str | None, person: str | None, changes: list[str]
+) -> None:
     """Write a Flower app, and where nothing is left to be filled in, a policy and a budget that fit it."""
     if find_spec("flwr") is None:
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
@@ -229,7 +238,7 @@ def _init_app(folder: Path, recipe: str, data: str | None, target: str | None, c
     if data is not None:
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
-        public = public_settings(Path(data), target, client, config.data.bounds, classes=config.task.name == "classification")
+        public = public_settings(Path(data), target, client, person, config.data.bounds, classes=config.task.name == "classification")
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
     write_app(folder, RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0))

@@ -90,7 +90,7 @@ def init(
     _print(policy, out, budget, known=known)
     if data is not None and fitting is not None:
         _print_rows(data, *fitting)
-        if policy.protects == "record" and policy.delta * fitting[0] >= 1:
+        if policy.protects != "client" and policy.delta * fitting[0] >= 1:
             said = f"delta {policy.delta:g} is not below 1/{fitting[0]:,}: to publish one of the rows at random would satisfy it"
             terminal().print(Text(said, style="yellow"), soft_wrap=True)
     _warn_of_imports(code)
@@ -125,7 +125,11 @@ def sizes_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-_OF = {"client": "this client", "record": "any one of this client's records (and of the client as a whole, no bound is given)"}
+_OF = {
+    "client": "this client",
+    "person": "all records of any one person in this client's table (and of the client as a whole, no bound is given)",
+    "record": "any one of this client's records (and of the client as a whole, no bound is given)",
+}
 
 
 def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:

@@ -77,6 +77,7 @@ def plan(
     ] = None,
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
+    persons: Annotated[bool, typer.Option("--persons", help="--records counts persons, who may have several, and protects them.")] = False,
     group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
     linked: Annotated[
         int,
@@ -100,7 +101,7 @@ def plan(
         if given:
             raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
-        _plan_regime(regime, target, as_json, delta=delta, colluding=colluding, **sizes)
+        _plan_regime(regime, target, as_json, delta=delta, colluding=colluding, part="person" if persons else "record", **sizes)
         return
     setting: dict[str, Any] = {
         "epsilon": epsilon,

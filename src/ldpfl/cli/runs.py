@@ -19,7 +19,7 @@ from ldpfl import api
 from ldpfl.api.results import as_released
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
-from ldpfl.cli.own import ClientOption, DataOption, TargetOption, TaskOption, overrides_of
+from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
@@ -56,6 +56,7 @@ def run(
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    person: PersonOption = None,
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
@@ -69,7 +70,7 @@ def run(
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
     overrides = [
-        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe),
+        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person),
         *([f"seed={seed}"] if seed is not None else []),
     ]
     default = DEFAULT if data is None else OWN
@@ -186,6 +187,7 @@ def sweep(
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    person: PersonOption = None,
     task: TaskOption = None,
     axis: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE,...", help="With --data: values of a setting to compare.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --data: runs of each setting.")] = 1,
@@ -199,9 +201,10 @@ def sweep(
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
     if (name is None) == (data is None):
         raise ConfigError("ldpfl sweep takes a sweep's name or file, or your own data by --data: give one of the two")
-    if name is not None and (axis or target or client or task or seeds != 1):
-        raise ConfigError(f"sweep {name} names its axes and seeds itself: --axis, --seeds, --target, --client and --task go with --data")
-    own = overrides_of(data, target, client, task, None, None, set_)
+    if name is not None and (axis or target or client or person or task or seeds != 1):
+        flags = "--axis, --seeds, --target, --client, --person and --task"
+        raise ConfigError(f"sweep {name} names its axes and seeds itself: {flags} go with --data")
+    own = overrides_of(data, target, client, task, None, None, set_, person=person)
     config, overrides = (sweep_of(OWN, own, axis or [], seeds), list[str]()) if name is None else (load_sweep(name), set_ or [])
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
     torch.set_num_threads(cores())

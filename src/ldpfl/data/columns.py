@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import Kind
+from ldpfl.data.cells import MISSING_WORDS, Kind
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text
 from ldpfl.data.unscaled import Unscaled
@@ -72,7 +72,7 @@ _WHAT = ("id", "ids", "identifier", "number", "nr", "no", "uuid", "guid", "name"
 
 
 def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
-    apart = {*config.target_names, config.client}
+    apart = {*config.target_names, config.client, config.person}
     if config.client in config.target_names:
         raise ConfigError(f"data.client and data.target both name {config.client!r}: clients are public, so the target would be public too")
     named = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
@@ -83,7 +83,7 @@ def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...
     names = list(config.columns) or [name for name in train.columns if name not in apart]
     for name in names:
         if name in apart:
-            raise ConfigError(f"data.columns names {name!r}, which is the target or the client: it cannot be an input too")
+            raise ConfigError(f"data.columns names {name!r}, which is the target, the client or the person: it cannot be an input too")
     left_out = [name for name in names if name not in said and names_somebody(name)]
     names = [name for name in names if name not in left_out]
     note = f"left out, for their names say whose a row is: {', '.join(left_out)}; data.columns takes what it names"
@@ -116,6 +116,23 @@ def words_of(table: Table, name: str, *, numeric: bool = False, values: Collecti
         column = column if column.dtype == np.float64 and values else table.numbers(name)
         return ["" if np.isnan(value) else as_text(value) for value in column]
     return ["" if table.is_absent(text) and text.strip() not in values else text.strip() for text in column]
+
+
+def persons_in(table: Table, config: DataConfig) -> list[str]:
+    """Return the name of the person of each row, "" where nobody is named.
+
+    What stands for no name is fixed: if settings could say so, whoever chooses them would choose who is left out.
+
+    Raises:
+        ConfigError: the column has another part already.
+        DataError: there is no such column.
+    """
+    if config.person in (config.client, config.text, *config.target_names):
+        raise ConfigError(
+            f"data.person names {config.person!r}, which is the client, the target or the text: name the column that tells persons apart"
+        )
+    table.column(config.person, "data.person")
+    return words_of(replace(table, missing=MISSING_WORDS), config.person)
 
 
 def same_word(word: str) -> str:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import BYTES, bounds_of, features_of, said_of_all, texts_of, words_of
+from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.holding_out import TEST_SHARE, held_out
+from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_person
+from ldpfl.data.persons import numbered
 from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -28,7 +29,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     Which column is one of numbers and which one of words is taken from what most of its cells are, or from the settings. Words
     are hashed, or numbered by ``categories``; numbers stay as they are, to be scaled by what is measured of them, or by ``bounds``. Rows of
     ``test`` go through the same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content
-    decides about another.
+    decides about another; or all rows of a fifth of the persons, where ``config`` names persons.
 
     Raises:
         ConfigError: settings that do not fit each other.
@@ -36,9 +37,13 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     """
     tables = [one.with_missing(config.missing_words) for one in (table, test) if one is not None]
     table = tables[0]
-    is_test = held_out(len(table), TEST_SHARE) if test is None else np.zeros(len(table), dtype=bool)
+    persons = _persons(tables, config)
+    is_test = np.zeros(len(table), dtype=bool)
+    if test is None:
+        is_test = held_out(len(table), TEST_SHARE) if persons is None else held_out_by_person(numbered(persons[0]), TEST_SHARE)
     if test is None and not is_test.any():
-        raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
+        what = f"{len(table)} rows" if persons is None else f"{len(set(persons[0]))} persons"
+        raise DataError(f"{what} are too few to keep a fifth of them to measure on: give data.test_path")
     learnt, outputs, notes, classes = targets_of(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
     said = config
@@ -61,7 +66,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         (),
         (),
         digest,
-        **_owners(tables, config, is_test)._asdict(),
+        **_owners(tables, config, is_test, persons)._asdict(),
         vocabulary=vocabulary,
         unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
@@ -109,8 +114,33 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
     )
 
 
-def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:
+def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Sequence[str]] | None) -> Owners:
     """Return whose each row is; a table of test rows need not say so."""
+    owners = _clients(tables, config, is_test)
+    if persons is None:
+        return owners
+    train = [name for name, held in zip(persons[0], is_test, strict=True) if not held]
+    test = persons[1] if len(persons) > 1 else [name for name, held in zip(persons[0], is_test, strict=True) if held]
+    together = numbered([*train, *test])
+    return owners._replace(persons=together[: len(train)], test_persons=together[len(train) :] if test else None)
+
+
+def _persons(tables: Sequence[Table], config: DataConfig) -> list[list[str]] | None:
+    """Return the name of the person of each row, table by table; None where ``config`` names no persons.
+
+    A table of test rows need not say so; then its names are none.
+    """
+    if not config.person:
+        return None
+    train, *test = tables
+    names = persons_in(train, config)
+    if "" in names:
+        raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
+    known = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
+    return [names, *([] if "" in own else own for own in known)]
+
+
+def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:
     if not config.client:
         return Owners()
     train = tables[0]

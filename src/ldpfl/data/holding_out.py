@@ -1,6 +1,6 @@
 """Which samples are not trained on: to measure on, to choose hyper-parameters by, or to say when to stop.
 
-By places, or by what files are called: nothing that is known of one sample decides where others go.
+By places, or by what files are called: nothing that is known of one sample decides where others go. Samples of one person stay together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ldpfl.data.persons import numbered
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError
 from ldpfl.randomness import Purpose, stream
@@ -35,6 +36,14 @@ def held_out(rows: int, share: int) -> NDArray[np.bool_]:
     return chosen
 
 
+def held_out_by_person(persons: NDArray[np.int64], share: int) -> NDArray[np.bool_]:
+    """Return which rows are for measuring: all those of one in ``share`` persons, whose numbers (N,) stand at the rows.
+
+    By the places of persons in the order of their first rows: neither a name nor a row of one person decides where another goes.
+    """
+    return held_out(int(persons.max()) + 1, share)[persons]
+
+
 def held_out_by_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return which samples are for measuring, about one in :data:`TEST_SHARE`, by what each of them is called."""
     return np.asarray(identities % np.uint64(TEST_SHARE) == 0)
@@ -45,14 +54,27 @@ def without_a_tenth(task: Dataset, seed: int) -> Dataset:
     order = torch.from_numpy(stream(seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
     count = int(len(task.train) * _HOLDOUT)
     kept, held = order[count:], order[:count]
+    if task.persons is not None:
+        drawn = stream(seed, Purpose.HOLDOUT).permutation(int(task.persons.max()) + 1)
+        chosen = torch.from_numpy(np.isin(task.persons, drawn[: int(len(drawn) * _HOLDOUT)]))
+        kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
     if task.identities is not None:
         chosen = torch.from_numpy(task.identities // np.uint64(_APART) % np.uint64(round(1 / _HOLDOUT)) == 0)
         kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
     own = kept.numpy()
-    clients, identities = (None if of is None else of[own] for of in (task.clients, task.identities))
-    held_clients = None if task.clients is None else task.clients[held.numpy()]
+    clients, identities, persons = (None if of is None else of[own] for of in (task.clients, task.identities, task.persons))
+    held_clients, held_persons = (None if of is None else of[held.numpy()] for of in (task.clients, task.persons))
     train, test = task.train.take(kept), task.train.take(held)
-    return replace(task, train=train, test=test, clients=clients, test_clients=held_clients, identities=identities)
+    return replace(
+        task,
+        train=train,
+        test=test,
+        clients=clients,
+        test_clients=held_clients,
+        identities=identities,
+        persons=persons,
+        test_persons=held_persons,
+    )
 
 
 def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | None]:
@@ -63,9 +85,11 @@ def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | Non
     """
     if share == 0:
         return task, None
-    place = torch.arange(len(task.test) + 1, dtype=torch.float64)
-    chosen = (place * share).floor().diff() > 0  # at even distances: test rows may be sorted
+    persons = np.arange(len(task.test)) if task.test_persons is None else numbered(task.test_persons.tolist())
+    place = torch.arange(int(persons.max()) + 2, dtype=torch.float64)
+    chosen = ((place * share).floor().diff() > 0)[torch.from_numpy(persons)]  # at even distances: test rows may be sorted
     if not chosen.any() or chosen.all():
         raise ConfigError(f"data.validation takes {int(chosen.sum())} of {len(task.test)} test rows: both parts need some")
-    clients = None if task.test_clients is None else task.test_clients[~chosen.numpy()]
-    return replace(task, test=task.test.take(~chosen), test_clients=clients), task.test.take(chosen)
+    clients, persons_left = (None if of is None else of[~chosen.numpy()] for of in (task.test_clients, task.test_persons))
+    left = replace(task, test=task.test.take(~chosen), test_clients=clients, test_persons=persons_left)
+    return left, task.test.take(chosen)

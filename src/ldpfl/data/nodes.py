@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import same_word, words_of
+from ldpfl.data.columns import persons_in, same_word, words_of
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import by_bounds
@@ -38,7 +38,8 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
 
     Every rule by which it is read is in ``config``, which a server chooses, anew for each round. So a row that does not fit is no error:
     what a server leaves out of its rules would stop the node where some row has it. A cell that the rules do not know is one without a
-    value, and a row of which too little is left keeps its place and teaches nothing.
+    value, and a row of which too little is left keeps its place and teaches nothing. Where persons are protected, a row of which nobody
+    knows the person is nobody's, and is left out.
 
     Raises:
         ConfigError: as :func:`described_at_nodes`.
@@ -46,7 +47,7 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     """
     stand_in = _stand_in(config, targets)
     names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
-    table = read_table(path, names).with_missing(config.missing_words)
+    table = _of_somebody(read_table(path, names).with_missing(config.missing_words), config, path)
     readable, kept = _fitted(table, stand_in, config, targets)
     found = by_bounds(dataset_of(path.stem, readable, stand_in, config, targets))
     answers = found.train.targets
@@ -64,11 +65,21 @@ def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
     dataset_of(path.stem, read_table(path), _stand_in(config, targets), config, targets)
 
 
+def _of_somebody(table: Table, config: DataConfig, path: Path) -> Table:
+    """Return the rows of ``table`` that name their person, where ``config`` names persons; else all."""
+    if not config.person:
+        return table
+    named = np.array(persons_in(table, config), dtype=object) != ""
+    if not named.any():
+        raise DataError(f"no row of {path} has a value in the column {config.person!r}, which data.person names")
+    return table.take(np.flatnonzero(named))
+
+
 def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
     """Return the table as the settings can read it, and which of its rows they leave enough of; each row by itself."""
     columns, kept = dict(table.columns), np.ones(len(table), dtype=bool)
     names = {config.target} if isinstance(config.target, str) else set(config.target)
-    for name in stand_in.columns:
+    for name in (own for own in stand_in.columns if own != config.person):
         cells = table.column(name, "data.target" if name in names else "data.columns")
         if name in names and targets in ("class", "ordered"):
             words = words_of(table, name, values=config.classes)
@@ -135,6 +146,8 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
     names = [config.target] if isinstance(config.target, str) else config.target
     for name in filter(None, names):
         yield name, _target(name, config, targets)
+    if config.person:
+        yield config.person, np.array(["somebody"], dtype=object)
 
 
 def _target(name: str, config: DataConfig, targets: Targets) -> Column:

@@ -139,7 +139,7 @@ def _numbers(values: object, what: str) -> Tensor:
     return found
 
 
-_OF_TABLES = ("columns", "bounds", "numbers", "words", "categories", "missing", "text")
+_OF_TABLES = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
 _OF_FILES = ("target", "client", "classes", "test_path")
 
 

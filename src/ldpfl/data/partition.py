@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
+from ldpfl.importing import called
 
 Scheme = Literal["iid", "dirichlet", "labels", "quantity"]
 Indices = NDArray[np.int64]
@@ -44,6 +45,9 @@ class Isolation:
 
 LABEL_BLIND: frozenset[Scheme] = frozenset({"iid", "quantity"})
 """Schemes that divide places alone: who gets which sample does not depend on what any sample is."""
+
+BY_LABEL: frozenset[str] = frozenset(get_args(Scheme)) - LABEL_BLIND
+"""Schemes in which the label of one sample has a say in which client gets another."""
 
 
 def partition(
@@ -105,6 +109,33 @@ def partition(
         case _:
             assert_never(scheme)
     return _fill_empty([share.astype(np.int64) for share in shares])
+
+
+def partition_by_code(path: str, samples: int, clients: int, seed: int) -> tuple[Indices, ...]:
+    """Return the sample indices of each client as the function at ``path`` says; it is shown no sample.
+
+    It is called with the numbers of samples and clients and the seed, and returns the client of each sample, or -1 for none.
+
+    Raises:
+        ConfigError: it fails, or returns something else.
+    """
+    found: Any = called("data.partition", path, samples, clients, seed)
+    try:
+        owners = np.asarray(found)
+    except (TypeError, ValueError):
+        owners = np.zeros(0)
+    if owners.shape != (samples,) or owners.dtype.kind not in "iu":
+        given = f"{owners.dtype} of shape {owners.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
+        raise ConfigError(f"data.partition {path!r} returns {given}, expected {samples:,} whole numbers: the client of each sample")
+    if owners.min() < -1 or owners.max() >= clients:
+        raise ConfigError(
+            f"data.partition {path!r} returns clients from {owners.min()} to {owners.max()}, expected 0 to {clients - 1}, or -1 for none"
+        )
+    shares = tuple(np.flatnonzero(owners == client) for client in range(clients))
+    empty = [client for client, share in enumerate(shares) if not share.size]
+    if empty:
+        raise ConfigError(f"data.partition {path!r} gives client {empty[0]} no sample: give each of {clients} clients one or more")
+    return shares
 
 
 def _check_alpha(name: str, alpha: float) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
 from ldpfl.data.cells import MISSING_WORDS, day_in
-from ldpfl.data.partition import LABEL_BLIND, Isolation, Scheme
+from ldpfl.data.partition import BY_LABEL, Isolation, Scheme
+from ldpfl.data.persons import DEFAULT_ROWS
 from ldpfl.errors import ConfigError
 from ldpfl.importing import GIVEN, is_code
 from ldpfl.quantities import Count, Positive
@@ -27,6 +28,12 @@ def _day(value: Any) -> Any:
         return value
 
 
+def _is_code(name: str) -> str:
+    if not is_code(name):
+        raise ValueError("a partition of your own is named package.module:function or file.py:function")
+    return name
+
+
 class DataConfig(BaseModel):
     """Which data, and how they are divided over the clients."""
 
@@ -43,6 +50,12 @@ class DataConfig(BaseModel):
     """The columns that it is told from; all others where there are none."""
     client: str = ""
     """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
+    person: str = ""
+    """The column that names the person whose record a row is, where persons may have several. Mechanisms that protect records then protect
+    all records of one person at a client, persons are dealt out to clients whole, and none has both training and test rows."""
+    person_rows: Annotated[int, Field(ge=1, le=4096)] = DEFAULT_ROWS
+    """Rows of a person that count in one round, at most: the person's mean gradient over them is clipped as one. Who has more has them take
+    turns from round to round. More rows take more time, for each person, and make for no more noise."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
     """For columns of numbers, the least and the largest value that the public knows of; see ``scaling``. Of a column of dates they may be
     dates, ``["2015-01-01", "2024-12-31"]``, which are kept as days since 1970."""
@@ -84,8 +97,10 @@ class DataConfig(BaseModel):
     """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
     feature_options: dict[str, bool | int | float | str] = {}
     """What the features are made with."""
-    partition: Scheme = "iid"
-    """How samples are dealt out to clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares."""
+    partition: Scheme | Annotated[str, AfterValidator(_is_code)] = "iid"
+    """How samples are dealt out to clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares. Or your own
+    ``file.py:function`` or ``package.module:function``, which is called with the number of samples (or of persons), the number of clients
+    and the seed, and returns the client of each, from 0, or -1 to leave it out. It is shown no row and no label."""
     alpha: Positive = 0.5
     """Concentration of ``dirichlet`` and ``quantity``: the smaller, the less alike clients are."""
     labels_per_client: Count = 2
@@ -148,7 +163,7 @@ class DataConfig(BaseModel):
     @property
     def by_label(self) -> bool:
         """Whether the label of one sample has a say in which client gets another."""
-        return self.partition not in LABEL_BLIND or self.private_label != "none"
+        return self.partition in BY_LABEL or self.private_label != "none"
 
     @property
     def isolated(self) -> Isolation | None:

@@ -67,6 +67,11 @@ class Table:
         """Return the same table, in which these words stand for no value."""
         return replace(self, missing=frozenset(word.strip().lower() for word in words))
 
+    def take(self, rows: NDArray[np.int64]) -> Table:
+        """Return the ``rows`` at these places alone, in errors with the places that they have in the whole table."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])))
+
     def numbers(self, name: str, *, kind: Kind = "numbers", strict: bool = True) -> NDArray[np.float64]:
         """Return a column as numbers, or its dates as days, NaN where nothing stands; if not ``strict``, also where something else does.
 

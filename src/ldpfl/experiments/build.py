@@ -19,7 +19,8 @@ from ldpfl import models, tasks
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
-from ldpfl.data.partition import LABEL_BLIND
+from ldpfl.data.partition import LABEL_BLIND, partition_by_code
+from ldpfl.data.persons import Persons, numbered
 from ldpfl.data.scaling import STAGES, by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
@@ -28,8 +29,10 @@ from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConf
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import told_of, tried
+from ldpfl.importing import is_code
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.mechanisms.settings import Part
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
@@ -42,7 +45,7 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.measuring import Measuring
 from ldpfl.suggestions import did_you_mean
-from ldpfl.tasks import Targets
+from ldpfl.tasks import Targets, without_answer
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,13 +119,16 @@ def build(
     if config.secret_noise and not config.data.brought:
         raise ConfigError("secret_noise is set, and the data are no data of yours: leave it out; the noise here follows from seed")
     task, validation = _divided(config, task)
-    parts = divided(config, task)
     module = model_of(config, Description.of(task), given)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     ranges = initial_ranges(config, layout, weights)
+    persons = persons_of(config, task)
+    parts = divided(config, task, persons)
+    if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
+        parts, persons = tuple(persons.rows_of(own)[0] for own in parts), None
     mechanism = mechanism_of(config, ranges, [own.size for own in parts])
-    task, ledger = _scaled(config, task, parts, mechanism, secret)
+    task, ledger = _scaled(config, task, parts, mechanism, secret, persons)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
     if outside := _outside(config, layout, weights, ranges):
@@ -144,7 +150,7 @@ def build(
         coin_seed=_coin_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
         own_data=config.data.brought,
         task=local,
-        trainer=tried(config, local, mechanism, weights, task, warn),
+        trainer=tried(config, local, mechanism, weights, task, warn, persons),
         samples=parts,
         evaluation=task.test.to(device),
         mechanism=mechanism,
@@ -234,35 +240,49 @@ def size_of(config: RunConfig, data: Description) -> int:
         return sum(parameter.numel() for parameter in _model_of(config, data).parameters())
 
 
-def divided(config: RunConfig, task: Dataset) -> tuple[NDArray[np.int64], ...]:
-    """Return the train samples of each client: as the data say, or else as ``config`` divides them.
+def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
+    """Return who has which train samples of ``task``, a person for each client that has some of a name's; None if none are named."""
+    if not config.data.person or task.persons is None:
+        return None
+    clients = np.zeros_like(task.persons) if task.clients is None else task.clients
+    numbers = numbered(zip(clients.tolist(), task.persons.tolist(), strict=True))
+    return Persons.of(numbers, config.data.person_rows, ~without_answer(task.train.targets).numpy())
+
+
+def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> tuple[NDArray[np.int64], ...]:
+    """Return the train samples of each client, or its ``persons``: as the data say, or else as ``config`` divides them.
 
     Raises:
         ConfigError: they cannot be divided so.
     """
-    own = config.data
+    own, count = config.data, len(task.train if persons is None else persons)
     if own.at_nodes:  # each node knows its own rows, and nobody those of others
-        return (np.arange(len(task.train)),) * config.clients.count
+        return (np.arange(count),) * config.clients.count
     if task.clients is not None:
         if own.by_label or own.partition != "iid":
             raise ConfigError("data.client says whose each row is: leave data.partition and data.private_label out")
-        count = int(task.clients.max()) + 1
-        parts = tuple(np.flatnonzero(task.clients == client) for client in range(count))
-        if count != config.clients.count:
-            raise ConfigError(f"the data name {count} clients, and clients.count is {config.clients.count}: leave that out")
+        owners = task.clients if persons is None else task.clients[persons.rows[persons.first]]
+        clients = int(owners.max()) + 1
+        parts = tuple(np.flatnonzero(owners == client) for client in range(clients))
+        if clients != config.clients.count:
+            raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave that out")
         if not all(part.size for part in parts):
             raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
         return parts
     if task.identities is not None:
         return _by_identity(own, task.identities, config.clients.count)
-    classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
+    if is_code(own.partition):
+        return partition_by_code(own.partition, count, config.clients.count, config.seed)
+    if own.by_label and persons is not None:
+        raise ConfigError("data.person has persons dealt out whole, whatever the labels of their rows: take data.partition iid or quantity")
+    classes = persons is None and task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
     if own.by_label and not classes:
         raise ConfigError(f"data.partition = {own.partition!r} divides by classes, and these targets are none: take iid or quantity")
     return partition(
-        task.train.targets.numpy() if classes else np.zeros(len(task.train), dtype=np.int64),
+        task.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
         config.clients.count,
         stream(config.seed, Purpose.PARTITION),
-        scheme=own.partition,
+        scheme=own.partition,  # type: ignore[arg-type]  # what is no code is a scheme
         alpha=own.alpha,
         labels_per_client=own.labels_per_client,
         isolated=own.isolated,
@@ -281,7 +301,12 @@ def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) ->
 
 
 def _scaled(
-    config: RunConfig, task: Dataset, parts: Sequence[NDArray[np.int64]], mechanism: Mechanism, secret: int | None
+    config: RunConfig,
+    task: Dataset,
+    parts: Sequence[NDArray[np.int64]],
+    mechanism: Mechanism,
+    secret: int | None,
+    persons: Persons | None,
 ) -> tuple[Dataset, Ledger]:
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
@@ -291,7 +316,8 @@ def _scaled(
     records = sum(part.size for part in parts) / len(parts)
     counting = measuring_mechanism(config, mechanism, [part.size for part in parts]) if mechanism.record_clip is not None else None
     seed = known(secret_seed(config, task, secret))
-    return Measuring(seed, counting, records, config.shuffling.channel).scaled(task, parts)
+    weighed = [(own, np.ones_like(own)) if persons is None else persons.rows_of(own) for own in parts]
+    return Measuring(seed, counting, records, config.shuffling.channel).scaled(task, *zip(*weighed, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -328,6 +354,8 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
         digest.update(f"{secret}".encode())
     for content in task.train.content():
         digest.update(content)
+    if task.persons is not None:
+        digest.update(task.persons.tobytes())
     return int.from_bytes(digest.digest())
 
 
@@ -388,7 +416,7 @@ def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
 def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = (1,)) -> Mechanism:
     """Return the mechanism that ``config`` names.
 
-    ``sizes`` are those of the clients' data sets.
+    ``sizes`` are those of the clients' data sets, in persons where these are protected.
 
     Raises:
         ConfigError: a setting is out of range, or does not fit the others.
@@ -398,7 +426,9 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
-    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), config.shuffling.channel == "secure-sum")
+    part: Part = "person" if config.data.person else "record"
+    summed = config.shuffling.channel == "secure-sum"
+    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part)
     mechanism = built(settings, facts)
     if mechanism.record_clip is not None and config.data.by_label:
         raise ConfigError(

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn
 
 from ldpfl import tasks
@@ -17,6 +18,7 @@ from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.data.own_data import load_brought
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
+from ldpfl.errors import DataError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
 from ldpfl.features.extraction import Progress, quietly
@@ -104,8 +106,19 @@ def load_dataset(
         found = load(data.name, data_dir, warn)
     else:  # nothing is kept beyond a run: what was there may have changed since
         own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
+        _check_persons_apart(own)
         found = own.noted(_OF_SECRET if config.secret_noise else _OF_SEED, _OF_SCORES)
     return extracted(found, data.features, data.feature_options, warn, progress, keep=not (data.brought or data.at_nodes))
+
+
+def _check_persons_apart(data: Dataset) -> None:
+    """Return if nobody has both training and test rows: scores would be of rows that the model half knows.
+
+    Raises:
+        DataError: somebody has.
+    """
+    if data.persons is not None and data.test_persons is not None and np.isin(data.test_persons, data.persons).any():
+        raise DataError("data.test_path has rows of persons who have training rows too: leave these out of one of the two files")
 
 
 def targets_of(config: RunConfig) -> tasks.Targets:

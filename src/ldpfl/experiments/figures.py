@@ -121,7 +121,8 @@ def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
     records, delta = sum(own.size for own in federation.samples), config.privacy.delta
     if federation.mechanism.record_clip is None or delta * records < 1:
         return []
-    return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the records at random would satisfy it"]
+    what = "persons" if config.data.person else "records"
+    return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {what} at random would satisfy it"]
 
 
 def last_trained(last: Checkpoint) -> RoundMetrics:

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ldpfl import models
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.importing import GIVEN
@@ -27,8 +29,12 @@ from ldpfl.simulation.unchanged import PARTS, VIEWS
 from ldpfl.tasks import Task
 
 
-def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_once: bool = True) -> Trainer:
+def trainer_of(
+    config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_once: bool = True, persons: Persons | None = None
+) -> Trainer:
     """Return what turns a broadcast into what clients put into ``mechanism``, many clients ``at_once`` or one after another.
+
+    ``persons`` says whose the rows are, where persons are protected.
 
     Raises:
         ConfigError: the mechanism bounds each record's gradient, and something else than gradients is asked for.
@@ -48,10 +54,18 @@ def trainer_of(config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_
             "(training.momentum, optimiser, weight_decay, proximal, schedule); the server has settings of its own, such as "
             "training.server_schedule"
         )
-    return GradientTrainer(local, at_once) if clip is None else RecordGradientTrainer(local, clip, at_once)
+    return GradientTrainer(local, at_once) if clip is None else RecordGradientTrainer(local, clip, at_once, persons=persons)
 
 
-def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
+def tried(
+    config: RunConfig,
+    local: LocalTask,
+    mechanism: Mechanism,
+    weights: Tensor,
+    data: Dataset,
+    warn: Warn,
+    persons: Persons | None = None,
+) -> Trainer:
     """Return the trainer, after a trial with two clients that hold made-up samples: what does not fit is refused before a run.
 
     A model that has no form for many clients at once, or another gradient there, is trained client by client. One that keeps something
@@ -72,10 +86,12 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
             _check_outputs(model, local.task, found, targets, data.outputs)
             trial.losses(found, targets)
     one_step = config.mechanism.perturbed == "gradient"
+    by_record = mechanism.record_clip is not None and persons is None
+    made_up = None if persons is None else Persons.of(np.arange(len(trial.data)), persons.most)
     clients, others = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _explained(where):
-        reason = _not_at_once(trial, weights, clients.head(1) if mechanism.record_clip is None else _of_one_sample(clients))
-        trainer = trainer_of(config, trial, mechanism, at_once=not reason)
+        reason = _not_at_once(trial, weights, _of_one_sample(clients) if by_record else clients.head(1))
+        trainer = trainer_of(config, trial, mechanism, at_once=not reason, persons=made_up)
         once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
         raise PrivacyError(
@@ -84,7 +100,7 @@ def tried(config: RunConfig, local: LocalTask, mechanism: Mechanism, weights: Te
         )
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
-    return trainer_of(config, local, mechanism, at_once=not reason)
+    return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
 
 
 @contextmanager

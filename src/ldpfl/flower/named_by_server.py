@@ -29,13 +29,21 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     """Return if a server may name the model, the features, the task and the data of ``config``.
 
     Raises:
-        Declined: one of them is code that the policy does not name, an option is text, which may be a path, or data would be opened.
+        Declined: one of them is code that the policy does not name, an option is text, which may be a path, data would be opened, or rows
+            would be grouped into persons by a column that the policy does not name.
     """
     _check_code("model", config.model.name, config.model.options, policy)
     _check_code("features", config.data.features, config.data.feature_options, policy)
     _check_code("task", config.task.name, {}, policy)
     if config.data.brought:
         raise Declined(f"{_OPENED}; nothing was read or sent")
+    if config.data.person not in ("", policy.person):
+        raise Declined(
+            f"the round takes rows of one {config.data.person[:40]!r} for one person's, and the policy's person is {policy.person!r}: if "
+            "that column does name persons, set person to it in the policy; nothing was read or sent"
+        )
+    if is_code(config.data.partition):
+        raise Declined(f"partition {config.data.partition[:40]!r} is code that the server names; nothing was run or sent")
 
 
 def check_needs_nothing(config: RunConfig) -> None:

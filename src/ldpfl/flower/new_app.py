@@ -74,7 +74,9 @@ def _as_people_write(settings: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def public_settings(path: Path, target: str, client: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool) -> dict[str, Any]:
+def public_settings(
+    path: Path, target: str, client: str | None, person: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool
+) -> dict[str, Any]:
     """Return what the settings of nodes' own tables say that are like the one at ``path``: taken from it, so it is to be a public one.
 
     Bounds of columns of numbers are taken from ``bounds``; others are :data:`NOT_KNOWN`.
@@ -83,10 +85,10 @@ def public_settings(path: Path, target: str, client: str | None, bounds: Mapping
         DataError: the table cannot be read, or has no such column.
     """
     table = read_table(path)
-    for name, setting in ((target, "--target"), (client, "--client"), *((name, "data.bounds") for name in bounds)):
+    for name, setting in ((target, "--target"), (client, "--client"), (person, "--person"), *((name, "data.bounds") for name in bounds)):
         if name is not None:
             table.column(name, setting)
-    columns = [name for name in table.columns if name not in (target, client) and not names_somebody(name)]
+    columns = [name for name in table.columns if name not in (target, client, person) and not names_somebody(name)]
     kinds = {name: table.kind(name) for name in (*columns, *([] if classes else [target]))}
     found: dict[str, Any] = {
         "data.name": "node",
@@ -95,6 +97,8 @@ def public_settings(path: Path, target: str, client: str | None, bounds: Mapping
         "data.bounds": {name: list(bounds.get(name, NOT_KNOWN)) for name, kind in kinds.items() if kind != "words"},
         "data.words": [name for name in columns if kinds[name] == "words"],
     }
+    if person is not None:
+        found["data.person"] = person
     if dates := [name for name in columns if kinds[name] == "dates"]:
         found["data.dates"] = dates
     if classes:

@@ -31,6 +31,7 @@ from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Release
+from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import Policy, Transport
 from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
@@ -122,7 +123,8 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     delta = Policy().delta
     return Policy(
         mechanisms=(releases[0].mechanism,),
-        protects="record" if any(release.unit == "record" for release in releases) else "client",
+        protects=least_protected(release.unit for release in releases),
+        person=config.data.person,
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),

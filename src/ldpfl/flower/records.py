@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.persons import DEFAULT_ROWS, Persons, numbered
 from ldpfl.data.samples import Inputs, each
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
@@ -40,7 +41,7 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 Loss = Callable[[Tensor, Tensor], Tensor]
 """What a model gives for B records, and their targets (B, ...), to their mean loss, or to the loss (B,) of each of them.
 
-Where records are protected, B is 1.
+Where records are protected, B is 1. Where persons are, the records of one person are given together.
 """
 
 _TYPES = (torch.float32, torch.int64)
@@ -54,6 +55,7 @@ class RecordTask:
     """What an app of one's own learns from: a model, this node's records, and the loss of one record.
 
     ldpfl calls the model and the loss with one record at a time, takes the gradient at the weights that the server sent, and bounds it.
+    Where the terms protect persons (``data.person``), it does so with the records of one person at a time: their mean gradient is bounded.
     So the bound is not the author's affair. What is: that each row holds all of one record, that no other record decides about a row (a
     column scaled by this node's own mean is no such row), and that model and loss are functions of their arguments alone.
 
@@ -65,6 +67,8 @@ class RecordTask:
         loss: such as ``torch.nn.functional.cross_entropy``; it is given one record at a time where records are protected. It runs under
             ``torch.func.vmap``, where it must not look at values to decide what to do; if it does, records are taken one after
             another, which is slower.
+        persons: (N,) whose each row is, a number or a text; None where nobody says, so that single records can be protected alone. It
+            decides what a person is, whatever column the terms name: the node's operator relies on the author for it.
 
     Raises:
         ConfigError: there is no record, or rows and types do not fit.
@@ -74,6 +78,7 @@ class RecordTask:
     inputs: Inputs
     targets: Tensor
     loss: Loss
+    persons: Sequence[Hashable] | Tensor | None = None
 
     def __post_init__(self) -> None:
         inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
@@ -88,6 +93,14 @@ class RecordTask:
                 raise ConfigError(f"inputs have {len(part)} rows and targets have {len(self.targets)}: give one target for each row")
         if not len(self.targets):
             raise ConfigError("there are no records: give one row or more")
+        if self.persons is not None and len(self.persons) != len(self.targets):
+            raise ConfigError(f"persons are {len(self.persons)} and targets have {len(self.targets)} rows: say of each row whose it is")
+
+    def persons_by(self, most: int) -> Persons | None:
+        """Return who has which records, of whom ``most`` rows count in a round; None where nobody says."""
+        if self.persons is None:
+            return None
+        return Persons.of(numbered(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons), most)
 
     def check(self) -> None:
         """Try the model and the loss on made-up samples of the same shapes, for tests of an app. No record is looked at.
@@ -100,7 +113,7 @@ class RecordTask:
         weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
         config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")
         mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))
-        _trainer(self, layout, weights, config, mechanism, torch.device("cpu"))
+        _trainer(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS))
 
 
 Records = Callable[[Context], RecordTask]
@@ -130,8 +143,10 @@ class RecordGradients:
         task = records(context)
         if not isinstance(task, RecordTask):
             raise PrivacyError(f"the records of this node's app are a {type(task).__name__}, expected ldpfl.flower.RecordTask")
+        if terms.config.data.person and task.persons is None:
+            raise PrivacyError("the terms protect persons, and this node's RecordTask does not say whose the rows are: give it persons=")
         mechanism = terms.mechanism(terms.ranges(layout))
-        found = _gradient(task, layout, to_vector(arrays, layout), terms.config, mechanism)
+        found = _gradient(task, layout, to_vector(arrays, layout), terms, mechanism)
         return Message(RecordDict({"gradients": to_arrays(found, layout)}), reply_to=message)
 
 
@@ -154,13 +169,15 @@ def check_kind(config: RunConfig, *, weights: bool, gradients: bool) -> None:
 
 
 @as_usual()
-def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, config: RunConfig, mechanism: Mechanism) -> Tensor:
+def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
     """Return the gradient (d,) over all records of ``task``: PRIVATE."""
-    device = choose_device(named("device") or "cpu")
+    device, config = choose_device(named("device") or "cpu"), terms.config
+    by_person = config.data.person and mechanism.record_clip is not None
+    persons = task.persons_by(config.data.person_rows) if by_person else None
     try:
         own = ParameterLayout.from_module(task.model)
         fits = dict(zip(own.names, own.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
-        trainer = _trainer(task, layout, weights, config, mechanism, device) if fits else None
+        trainer = _trainer(task, layout, weights, config, mechanism, device, persons) if fits else None
     except LdpflError:  # its text names parts of the app
         raise PrivacyError(
             "the model or the loss of this node's app cannot be trained on one record at a time: RecordTask.check() says why, in a test "
@@ -168,8 +185,9 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, config
         ) from None
     if trainer is None:
         raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")
-    whole = full_batch([np.arange(len(task.targets))], len(task.targets))
-    return confined(trainer).train(weights, whole.to(device))[0].cpu()
+    count = len(task.targets if persons is None else persons)
+    whole = full_batch([np.arange(count)], count)
+    return confined(trainer).train(weights, whole.to(device), terms.round)[0].cpu()
 
 
 def _by_record(loss: Loss) -> Loss:
@@ -186,7 +204,13 @@ def _by_record(loss: Loss) -> Loss:
 
 
 def _trainer(
-    task: RecordTask, layout: ParameterLayout, weights: Tensor, config: RunConfig, mechanism: Mechanism, device: torch.device
+    task: RecordTask,
+    layout: ParameterLayout,
+    weights: Tensor,
+    config: RunConfig,
+    mechanism: Mechanism,
+    device: torch.device,
+    persons: Persons | None,
 ) -> Trainer:
     """Return what takes the gradients, after a trial on made-up samples of the same shapes."""
     samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
@@ -195,4 +219,4 @@ def _trainer(
     public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     ours = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
     slower = lambda _: LOGGER.warning("the app's model has no form for many records at once: one after another, which is slower")  # noqa: E731
-    return tried(config.model_copy(update=ours), local, mechanism, weights, public, slower)
+    return tried(config.model_copy(update=ours), local, mechanism, weights, public, slower, persons)

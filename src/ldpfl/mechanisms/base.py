@@ -15,7 +15,7 @@ from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
-from ldpfl.privacy import REPLACE_ONE, REPLACE_RECORD, Guarantee, Release
+from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.authors import author_of
 from ldpfl.privacy.events import OURS
@@ -61,6 +61,7 @@ _ADJACENCY: Mapping[str, str] = {
     "vector": "replace one client's vector",
     "coordinate": "replace one client's value",
     "record": REPLACE_RECORD,
+    "person": REPLACE_PERSON,
     "client": REPLACE_ONE,
 }
 

@@ -17,7 +17,7 @@ from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
-from ldpfl.mechanisms.settings import Facts, MechanismSettings
+from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
 from ldpfl.privacy import GaussianRelease
 from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source
@@ -49,6 +49,9 @@ class DpSgd(VectorMechanism):
     ``values`` are sums of lattice points, (K, d) int64, as :class:`~ldpfl.simulation.gradients.RecordGradientTrainer` gives them. Other
     updates are refused: clipping what many local steps led to bounds a client, not a record.
 
+    With the ``part`` ``person`` all this is said of a person in the place of a record: what is clipped is one vector of each person, the
+    mean gradient over those of its records that count in the round, and all records of a person may be replaced, by more or fewer.
+
     With a ``sample_rate`` below 1 each record takes part in a round by a coin of its own (Poisson batches), which is accounted for as
     long as nobody learns how the coins fell; a client's own budget charges the whole batch all the same.
 
@@ -57,9 +60,10 @@ class DpSgd(VectorMechanism):
     Attributes:
         clip: how records' gradients are bounded.
         noise_multiplier: s, of one client's noise.
-        records: mean number of records a client: the report stands for the sum over it.
+        records: mean number of records, or persons, a client: the report stands for the sum over it.
         summed: whether the server learns nothing but the sum over all clients.
-        sample_rate: probability with which a record takes part in a round.
+        sample_rate: probability with which a record, or person, takes part in a round.
+        part: what is protected, and what is clipped.
     """
 
     clip: RecordClip
@@ -67,6 +71,7 @@ class DpSgd(VectorMechanism):
     records: float = 1.0
     summed: bool = False
     sample_rate: float = 1.0
+    part: Part = "record"
     name: ClassVar[str] = "dp-sgd"
     source: ClassVar[str] = "Abadi et al. 2016"
 
@@ -148,13 +153,13 @@ class DpSgd(VectorMechanism):
         return (64 if self.summed else 32) * ranges.dimension
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * _UP, unit="record", rate=self.sample_rate)
+        return GaussianRelease(self.name, 2 / self.noise_multiplier * _UP, unit=self.part, rate=self.sample_rate)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         return (
-            "the number of a client's records is public",
-            "no single record makes training fail or miss its time: what is sent then shows that it did",
+            f"the number of a client's {self.part}s is public",
+            f"no single {self.part} makes training fail or miss its time: what is sent then shows that it did",
             "random bits are uniform and secret",
         )
 
@@ -176,12 +181,14 @@ class DpSgdSettings(MechanismSettings):
     noise_multiplier: Positive = 10.0
     """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
     clip_norm: Positive | Literal["auto"] = 0.02
-    """Longest gradient of a record; a small one makes directions of nearly all of them, which spares choosing it well. ``auto`` takes,
-    for a table, about the longest that a record with a usual row has, so that the gradients of a rare class are not cut."""
+    """Longest gradient of a record, or mean gradient of a person's records; a small one makes directions of nearly all of them, which
+    spares choosing it well. ``auto`` takes, for a table, about the longest that a record with a usual row has, so that the gradients of a
+    rare class are not cut."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Mean number of records a client, which is public; 0 takes that of the simulated clients."""
+    """Mean number of records a client, or of persons with ``data.person``, which is public; 0 takes that of the simulated clients."""
     sample_rate: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
-    """Probability with which each record takes part in a round (Poisson batches); in simulations alone. 1 makes for the least noise."""
+    """Probability with which each record, or person, takes part in a round (Poisson batches); in simulations alone. 1 makes for the least
+    noise."""
 
     uses_ranges: ClassVar[bool] = False
     needs_training: ClassVar[bool] = True
@@ -197,7 +204,7 @@ class DpSgdSettings(MechanismSettings):
     def unsaid(self) -> str:
         if self.records:
             return ""
-        return "mechanism.records, the mean number of records a client, is public and has to be said on Flower: set it"
+        return "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower: set it"
 
     @property
     def nearly_noise_free(self) -> DpSgdSettings:
@@ -208,4 +215,4 @@ class DpSgdSettings(MechanismSettings):
         if self.clip_norm == "auto":
             raise ConfigError("mechanism.clip_norm = 'auto' is for tables only: give a number")
         records = float(self.records) or facts.records
-        return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed, self.sample_rate)
+        return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed, self.sample_rate, facts.part)

@@ -76,7 +76,7 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     _check_name(settings.name, mechanism.name)
     release = mechanism.release(facts.ranges)
     _check_name(settings.name, release.mechanism)
-    if isinstance(release, GaussianRelease) and release.unit == "record" and release.rate < mechanism.record_rate:
+    if isinstance(release, GaussianRelease) and release.of_part and release.rate < mechanism.record_rate:
         said = f"mechanism {settings.name!r} has records take part with probability {mechanism.record_rate:g}"
         raise ConfigError(f"{said}, and states {release.rate:g}: it has to state what it does")
     return mechanism

@@ -17,6 +17,10 @@ Perturbed = Literal["weights", "update", "gradient"]
 """What a client puts into the mechanism: its trained weights, their change since the broadcast, or the descent direction there."""
 
 
+Part = Literal["record", "person"]
+"""A part of a client's data: a record, or all records of one person."""
+
+
 @dataclass(frozen=True)
 class Training:
     """What a client's local training consists of: learning rate eta, epochs E, batch size B, gradient norm C if gradients are clipped."""
@@ -38,8 +42,9 @@ class Facts:
         rounds: of training.
         smallest: size of the smallest client's data set, which is taken to be public.
         training: of each client; None where nothing is trained, as in planning.
-        records: mean size of the clients' data sets, which is taken to be public.
+        records: mean size of the clients' data sets, which is taken to be public; in persons, where these are protected.
         summed: whether the server learns nothing but sums over clients.
+        part: what mechanisms that protect a part of a client's data are to protect: single records, or all records of a person.
     """
 
     ranges: LayerRanges
@@ -48,6 +53,7 @@ class Facts:
     training: Training | None = None
     records: float = 1.0
     summed: bool = False
+    part: Part = "record"
 
 
 class MechanismSettings(BaseModel):

@@ -14,6 +14,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
+from ldpfl.mechanisms.settings import Part
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
@@ -49,6 +50,7 @@ class RegimePlan(Shown):
         reports: rounds that a client takes part in.
         linked: coordinates of which what is sent stays together behind the shuffler.
         colluding: clients that tell the adversary what they sent.
+        part: what ``records`` counts in the regimes of records: records, or persons who may have several.
     """
 
     regime: Regime
@@ -69,6 +71,7 @@ class RegimePlan(Shown):
     reports: int
     linked: int
     colluding: int
+    part: Part
     statement: Statement
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def plan_regime(
     linked: int = 1,
     delta: float = DELTA,
     colluding: int = 0,
+    part: Part = "record",
 ) -> RegimePlan:
     """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run. Seconds on one core.
 
@@ -98,11 +102,12 @@ def plan_regime(
         regime: shuffled, local, records or records-summed, see :data:`Regime`.
         group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
         linked: how many of what it sends stay together behind the shuffler, in that regime.
+        part: ``person`` to protect persons in the regimes of records, of whom each client then has so many as ``records`` says.
 
     Raises:
         ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
     """
-    asked = _Asked(regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding)
+    asked = _Asked(regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part)
     asked.check()
     found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1e-4, 1e6, _PRECISE)
     if found is None:
@@ -124,6 +129,7 @@ class _Asked:
     linked: int
     delta: float
     colluding: int
+    part: Part
 
     def check(self) -> None:
         check_delta(self.delta)
@@ -136,6 +142,8 @@ class _Asked:
             )
         if max(self.group, self.linked) > 1 and self.regime != "shuffled":
             raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
+        if self.part not in get_args(Part) or (self.part != "record" and not self.of_records):
+            raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
         if self.once and self.clients < self.rounds:
             raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
 
@@ -161,7 +169,7 @@ class _Asked:
             return RotatedSign(strength, group=self.group)
         if self.regime == "local":
             return PrivUnitG(strength, 1.0)
-        return DpSgd(RecordClip(1.0), 1 / strength, float(self.records), self.regime == "records-summed")
+        return DpSgd(RecordClip(1.0), 1 / strength, float(self.records), self.regime == "records-summed", part=self.part)
 
     def rounds_at(self, strength: float) -> RoundGroup:
         """Return what a client would be charged."""
@@ -208,6 +216,7 @@ class _Asked:
             reports=1 if self.once else self.rounds,
             linked=self.linked,
             colluding=self.colluding,
+            part=self.part,
             statement=account_groups([self.rounds_at(strength)], self.delta),
         )
 

@@ -13,6 +13,7 @@ from ldpfl.errors import Declined, Exhausted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon
 from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, hidden_among, note_refusal, opened
 from ldpfl.privacy.events import BinaryRelease, Release
+from ldpfl.privacy.guarantee import PROTECTED
 from ldpfl.privacy.policy import Policy, Request
 
 
@@ -86,8 +87,9 @@ class Budget:
             return  # the policy allows it by name; from then on no epsilon is finite, and nothing protected fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
-        if self.policy.protects == "client" and books.protected == "record":
-            why = f"{self.path} has releases that protected one record at a time: what they revealed of the whole client has no epsilon"
+        if PROTECTED.index(books.protected) < PROTECTED.index(self.policy.protects):
+            whole = "the whole client" if self.policy.protects == "client" else "all records of a person"
+            why = f"{self.path} has releases that protected one {books.protected} at a time: what they revealed of {whole} has no epsilon"
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, new, order=order)

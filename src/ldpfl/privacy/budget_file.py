@@ -23,7 +23,7 @@ from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.file_owners import require_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
-from ldpfl.privacy.guarantee import Unit
+from ldpfl.privacy.guarantee import Protected, least_protected
 from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
 
@@ -108,9 +108,9 @@ class Books:
         return sum(self.counts.values())
 
     @property
-    def protected(self) -> Unit:
-        """What all that was charged has in common: one record, as soon as some release protected no more; else the client."""
-        return "record" if any(release.unit == "record" for release in self.counts) else "client"
+    def protected(self) -> Protected:
+        """What all that was charged protects: one record or person, as soon as some release protected no more; else the client."""
+        return least_protected(release.unit for release in self.counts)
 
     @property
     def order(self) -> float:

@@ -60,8 +60,8 @@ def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.Line
     local = accountant((group.release, group.rounds) for group in groups)
     by = local if row.trust_model == "local" else behind_shuffler(groups)
     return certificate_file.Line(
-        protects="record" if row.unit == "record" else "client",
-        adjacency=row.adjacency,  # type: ignore[arg-type]  # one of two, over a run
+        protects=row.unit,  # type: ignore[arg-type]  # a line over a run is about what is protected
+        adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
         trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITE,  # type: ignore[arg-type]
         delta=row.delta,

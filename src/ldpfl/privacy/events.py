@@ -144,13 +144,13 @@ _LARGEST_HIDDEN = 30.0
 class GaussianRelease(_Stated):
     """One client's round: one vector with independent Gaussian noise, fixed before the data were looked at.
 
-    With the unit ``record``, mu is that of one of the client's records, and nothing is said of the client as a whole; what is sent are
-    then integers, so that a sum over clients has the noise of all of them.
+    With the unit ``record``, mu is that of one of the client's records, and with ``person`` that of all records of one person there;
+    nothing is said of the client as a whole. What is sent are then integers, so that a sum over clients has the noise of all of them.
 
     Attributes:
         mechanism: its name.
         mu: sensitivity under replacement (twice the clipping norm) over the noise's standard deviation.
-        rate: probability with which each record took part, by a coin of its own that nobody learns; 1 where all did.
+        rate: probability with which each record, or person, took part, by a coin of its own that nobody learns; 1 where all did.
         alike: whether all clients of the round bounded their vectors to the same ball, of radius mu / 2 standard deviations, and added
             noise of the same law: then they hide each other behind a shuffler.
         author: as in :class:`BinaryRelease`.
@@ -167,8 +167,13 @@ class GaussianRelease(_Stated):
     author: str = UNKNOWN
 
     @property
+    def of_part(self) -> bool:
+        """Whether it is about a part of what a client holds, a record or a person, and so a sum of integers over such parts."""
+        return self.unit in _PARTS
+
+    @property
     def not_shuffled(self) -> str:  # type: ignore[override]  # others have one reason each
-        if self.unit == "record":
+        if self.of_part:
             return "how far apart the sums lie that clients send of their records is not bounded; the local figures hold"
         return "" if self.alike else "it is not stated that all clients add the same noise; the local figures hold"
 
@@ -229,6 +234,7 @@ class UnprotectedRelease(_Stated):
 
 
 _LARGEST = 10**12
+_PARTS: tuple[Unit, ...] = ("record", "person")
 
 Release = BinaryRelease | PureRelease | GaussianRelease | UnprotectedRelease
 
@@ -272,7 +278,7 @@ class RoundEvent:
         if not (0 if nobody else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
         gaussian = isinstance(self.release, GaussianRelease | UnprotectedRelease)
-        if self.release.unit == "client" or (self.release.unit == "record" and not gaussian):
+        if self.release.unit == "client" or (self.release.unit in _PARTS and not gaussian):
             raise ConfigError(f"round {self.round}: a release of this kind does not protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
@@ -289,10 +295,12 @@ class RoundEvent:
                 raise ConfigError(f"round {self.round}: no report at {epsilon:g} has a blanket of {share}")
             case PureRelease(signed=True, blanket=share, unit=unit) if share is None or unit != "weight":
                 raise ConfigError(f"round {self.round}: a report of a {unit} without a blanket has no sign that is known")
-            case GaussianRelease(unit="record", alike=True):
+            case GaussianRelease(of_part=True, alike=True):
                 raise ConfigError(f"round {self.round}: sums over records do not lie in one ball")
-            case GaussianRelease(rate=rate, unit=unit) if not (0 < rate <= 1 and (rate == 1 or unit == "record")):
-                raise ConfigError(f"round {self.round}: records, and nothing else, take part with a probability in (0, 1], got {rate}")
+            case GaussianRelease(rate=rate, of_part=of_part) if not (0 < rate <= 1 and (rate == 1 or of_part)):
+                raise ConfigError(
+                    f"round {self.round}: records or persons, and nothing else, take part with a probability in (0, 1], got {rate}"
+                )
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):
                 raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
         if not 0 < self.rate <= 1:

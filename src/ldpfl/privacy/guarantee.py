@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, exp, isfinite, isnan
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -18,10 +18,26 @@ REPLACE_ONE = "replace one client's data"
 REPLACE_RECORD = "replace one record of one client"
 """Adjacency of what is protected record by record: the number of a client's records is public."""
 
-Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "client"]
+REPLACE_PERSON = "replace all records of one person at one client"
+"""Adjacency of what is protected person by person: by any number of records from one on; the number of a client's persons is public."""
+
+Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "person", "client"]
+Protected = Literal["record", "person", "client"]
+PROTECTED: tuple[Protected, ...] = ("record", "person", "client")
+"""Units that a line over all that a client sends may be about: what protects one of them protects those before it as well."""
 Scope = Literal["round", "run"]
 TrustModel = Literal["local", "shuffled", "summed", "central"]
 Status = Literal["proved", "author's claim", "claimed", "estimate"]
+
+
+def least_protected(units: Iterable[Unit]) -> Protected:
+    """Return what is protected where releases of all these ``units`` were made: the least of them; what protects no less, the client."""
+    found = set(units)
+    return next(unit for unit in PROTECTED if unit in found or unit == "client")
+
+
+WHAT_IS_PROTECTED: Mapping[str, str] = {"record": "one record", "person": "one person", "client": "a client"}
+"""How tables and pages call what a run's lines are about."""
 
 AUTHORS_CLAIM: Final = "author's claim"
 HOLDS: tuple[Status, ...] = ("proved", AUTHORS_CLAIM)
@@ -37,7 +53,7 @@ class Guarantee:
             is protected.
         delta: failure probability; 0 for a pure guarantee.
         unit: what the epsilon protects. ``"weight"``: one scalar of one report; ``"record"``: one record of a
-            client in all that it sends; ``"client"``: all that a client sends.
+            client in all that it sends; ``"person"``: all records of one person there; ``"client"``: all that a client sends.
         units_per_round: how many such units one client releases in one round.
         adjacency: which inputs are to be indistinguishable.
         trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"summed"``
@@ -101,6 +117,7 @@ IN_SHORT: Mapping[str, str] = {"local": "trusting nobody", "shuffled": "behind a
 _WORTHLESS_IS: Mapping[str, str] = {
     "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
     "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
+    "person": "This is no protection for a person in practice: what a client sends in the run may tell any two persons apart, {trusted}.",
 }
 _RESTS = " That is not proved: it rests on what the author of the mechanism claims."
 _WORTH: Mapping[str, str] = {
@@ -111,6 +128,10 @@ _WORTH: Mapping[str, str] = {
     "record": (
         "One record of a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two records it "
         "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
+    ),
+    "person": (
+        "A person at a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two persons' records "
+        "it holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
     ),
 }
 
@@ -155,14 +176,14 @@ class Statement(Shown):
         return str(self)
 
     @property
-    def protected(self) -> Unit:
-        """What the lines over all that a client sends are about: the client, or one of its records."""
-        return "record" if any(row.unit == "record" for row in self.rows) else "client"
+    def protected(self) -> Protected:
+        """What the lines over all that a client sends are about: the client, one person in its data, or one of its records."""
+        return least_protected(row.unit for row in self.rows)
 
     def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
         """Return the row of this kind that is computed from what was released, if there is one.
 
-        ``client`` asks for all that a client sends, or for one record in it, and not for one unit of a report. ``trust_model``
+        ``client`` asks for all that a client sends, or for one record or person in it, and not for one unit of a report. ``trust_model``
         "hidden" is a shuffler or a sum, whichever the run has.
         """
         trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)

@@ -22,6 +22,7 @@ from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, released
 from ldpfl.privacy.built_in import is_built_in
 from ldpfl.privacy.events import OURS, BinaryRelease, Release, RoundEvent
+from ldpfl.privacy.guarantee import PROTECTED, Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
@@ -161,8 +162,12 @@ class Policy(BaseModel):
     mechanisms: Names = ()
     """Names of the mechanisms that may be used. One of another package than ldpfl is named here on its author's word: every bound below
     then rests on what that package claims of itself, and nothing of it is proved. ``ldpfl audit NAME`` tests it."""
-    protects: Literal["client", "record"] = "client"
-    """What every epsilon here is of: all that this client holds, or any one of its records, which is much less to ask."""
+    protects: Protected = "client"
+    """What every epsilon here is of: all that this client holds; ``person``, all records of any one person in its table; or ``record``,
+    any one of its records, which is much less to ask."""
+    person: str = ""
+    """The column of this client's table that names the person whose record a row is. Rounds that group rows by any other column, or by
+    any at all where none is named, are declined: the server must not choose what a person is."""
     allow_unprotected: bool = False
     """Lets a mechanism in ``mechanisms`` send what nothing is guaranteed for, such as ``none``: no epsilon bounds that."""
     epsilon_per_unit: NotNegative = 0.0
@@ -260,10 +265,12 @@ class Policy(BaseModel):
         if not request.protected:
             yield self.allow_unprotected, f"{request.mechanism} sends values without protection, and allow_unprotected is not set"
             return
-        if request.release.unit == "record":
-            yield self.protects == "record", f"{request.mechanism} protects one record at a time, and the policy protects the client"
-        unit = unit_epsilon(request.release, self.delta)
-        yield unit <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", unit, self.epsilon_per_unit)
+        unit = request.release.unit
+        if unit == "record" or unit == "person":
+            enough = PROTECTED.index(unit) >= PROTECTED.index(self.protects)
+            yield enough, f"{request.mechanism} protects one {unit} at a time, and the policy protects the {self.protects}"
+        separate = unit_epsilon(request.release, self.delta)
+        yield separate <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", separate, self.epsilon_per_unit)
         whole = epsilon_of([(request.release, 1)], self.delta)
         yield whole <= self.epsilon_per_round, _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
 

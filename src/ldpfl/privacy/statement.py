@@ -19,7 +19,18 @@ from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
 from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release
-from ldpfl.privacy.guarantee import AUTHORS_CLAIM, REPLACE_ONE, REPLACE_RECORD, Guarantee, Scope, Statement, TrustModel, Unit
+from ldpfl.privacy.guarantee import (
+    AUTHORS_CLAIM,
+    REPLACE_ONE,
+    REPLACE_PERSON,
+    REPLACE_RECORD,
+    Guarantee,
+    Protected,
+    Scope,
+    Statement,
+    TrustModel,
+    least_protected,
+)
 from ldpfl.privacy.ledger import Ledger
 
 DELTA = 1e-5
@@ -95,9 +106,11 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     notes = list(dict.fromkeys(notes))
     clients = max(group.population for group in groups)
     warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
-    if whole is _RECORD:
-        notes.append(_MANY_RECORDS if all(group.batch_rate == 1 for group in groups) else _MANY_RECORDS_BY_CHANCE)
-        notes += _added_or_removed(groups, delta)
+    if whole is not _CLIENT:
+        by_chance = any(group.batch_rate < 1 for group in groups)
+        notes.append((_MANY_BY_CHANCE if by_chance else _MANY).format(unit=whole.unit))
+        notes += [_AT_SEVERAL_CLIENTS] * (whole is _PERSON)
+        notes += _added_or_removed(groups, delta, whole.unit)
     if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     warnings += _of_others(groups)
@@ -115,18 +128,18 @@ def _of_others(groups: Sequence[RoundGroup]) -> list[str]:
     ]
 
 
-def _added_or_removed(groups: Sequence[RoundGroup], delta: float) -> list[str]:
-    """Say what holds locally for the adjacency that other tools for DP-SGD use, where all rounds are of one record."""
+def _added_or_removed(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
+    """Say what holds locally for the adjacency that other tools for DP-SGD use, where all rounds are of one record, or of one person."""
     spent = accountant((_as_added(group), group.rounds) for group in groups)
-    if not isinstance(spent, GaussianAccountant) or any(group.release.unit != "record" for group in groups):
+    if not isinstance(spent, GaussianAccountant) or any(group.release.unit != unit for group in groups):
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
     try:
         found = added_epsilon(spent.rounds, delta)
     except Exception as error:  # beside what is proved, which stands
-        return [f"no epsilon of one record added or removed: {_not_computed(error)}"]
-    return [f"one record added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
+        return [f"no epsilon of one {unit} added or removed: {_not_computed(error)}"]
+    return [f"one {unit} added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
 
 
 def _as_added(group: RoundGroup) -> Release:
@@ -138,10 +151,14 @@ def _as_added(group: RoundGroup) -> Release:
     return replace(release, mu=release.mu * sqrt(2)) if group.histograms and isinstance(release, GaussianRelease) else release
 
 
-_MANY_RECORDS = "one record is protected, not the client that holds it: for m records of one client together, mu is m times as large"
-_MANY_RECORDS_BY_CHANCE = (
-    "one record is protected, not the client that holds it: m records of one client together have a coin each, "
+_MANY = "one {unit} is protected, not the client that holds it: for m {unit}s of one client together, mu is m times as large"
+_MANY_BY_CHANCE = (
+    "one {unit} is protected, not the client that holds it: m {unit}s of one client together have a coin each, "
     "and for them epsilon is m times as large at most, at a delta m e^((m - 1) epsilon) times as large"
+)
+_AT_SEVERAL_CLIENTS = (
+    "a person is known to a client by a name, and protected at each client apart: who has records at k clients counts as k persons, and "
+    "at each of them all records of one name count as one person's"
 )
 
 
@@ -149,16 +166,17 @@ _MANY_RECORDS_BY_CHANCE = (
 class _Whole:
     """What the lines over all that a client sends are about."""
 
-    unit: Unit
+    unit: Protected
     adjacency: str
 
 
-_CLIENT, _RECORD = _Whole("client", REPLACE_ONE), _Whole("record", REPLACE_RECORD)
+_CLIENT, _PERSON, _RECORD = _Whole("client", REPLACE_ONE), _Whole("person", REPLACE_PERSON), _Whole("record", REPLACE_RECORD)
 
 
 def _whole(groups: Sequence[RoundGroup]) -> _Whole:
     """Return what is protected in all rounds: one record, as soon as some round protects no more; what protects a client protects it."""
-    return _RECORD if any(group.release.unit == "record" for group in groups) else _CLIENT
+    least = least_protected(group.release.unit for group in groups)
+    return next(whole for whole in (_RECORD, _PERSON, _CLIENT) if whole.unit == least)
 
 
 def check_delta(delta: float) -> None:

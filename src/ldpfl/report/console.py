@@ -122,8 +122,11 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     ]
     if "shuffled" in budgets:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
-    if any(row.privacy.get("protected") == "record" for row in rows):
+    protected = {row.privacy.get("protected") for row in rows}
+    if "record" in protected:
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
+    if "person" in protected:
+        legend[0] += "; a person: of all records of one person at a client, which is no promise to the client"
     others = dict.fromkeys(row.variant for row in rows if row.privacy.get("status") == AUTHORS_CLAIM)
     if others:
         legend.append(f"not proved, but {AUTHORS_CLAIM}: {', '.join(others)}")
@@ -172,7 +175,7 @@ def score_of(row: Row) -> str:
 
 def _figure(row: Row, name: str) -> str:
     value = row.privacy.get(name)
-    of = " a record" if row.privacy.get("protected") == "record" else ""
+    of = f" a {row.privacy['protected']}" if row.privacy.get("protected") in ("record", "person") else ""
     return "-" if value is None else f"{number(value)}{of}"
 
 

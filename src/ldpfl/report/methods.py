@@ -21,6 +21,10 @@ _UNITS = {
         "The unit of protection is one record of one client: two data sets are adjacent if one becomes the other by replacing one record "
         "of one client, so that the number of a client's records is public."
     ),
+    "person": (
+        "The unit of protection is one person at one client: two data sets are adjacent if one becomes the other by replacing all records "
+        "of one person at one client by the records of another person, more or fewer, so that the number of a client's persons is public."
+    ),
     "client": (
         "The unit of protection is one client: two data sets are adjacent if one becomes the other by replacing all data of one client."
     ),
@@ -82,8 +86,9 @@ def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind
 
 def _data(config: RunConfig, result: Mapping[str, Any], statement: Statement) -> Iterator[str]:
     records, built_in = result.get("records"), not (config.data.brought or config.data.at_nodes)
-    if isinstance(records, int) and (statement.protected == "record" or built_in):
-        yield f"The clients held {records:,} training records in all; the numbers of clients and of records count as public."
+    if isinstance(records, int) and (statement.protected != "client" or built_in):
+        what = "persons" if statement.protected == "person" else "records"
+        yield f"The clients held {records:,} training {what} in all; the numbers of clients and of {what} count as public."
     else:
         yield "The number of clients counts as public."
 
@@ -135,8 +140,9 @@ def _noise(events: Sequence[RoundEvent]) -> str:
         return f"without a proved protection ({printable(why)})"
     if isinstance(last, GaussianRelease):
         noise = _span([2 / release.mu if isinstance(release, GaussianRelease) else inf for release in releases])
-        of = "each record's gradient" if last.unit == "record" else "its vector"
-        by_coin = f", and each record took part with probability {last.rate:g}" if last.rate < 1 else ""
+        mean = "the mean gradient of each person's records"
+        of = {"record": "each record's gradient", "person": mean}.get(last.unit, "its vector")
+        by_coin = f", and each {last.unit} took part with probability {last.rate:g}" if last.rate < 1 else ""
         return f"it bounds the L2 norm of {of} and adds Gaussian noise whose standard deviation is {noise} times that bound{by_coin}"
     epsilon = _span([release.parameter for release in releases])
     each = "bit" if isinstance(last, BinaryRelease) else "value"

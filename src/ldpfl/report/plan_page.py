@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.files import from_json, read_text
+from ldpfl.mechanisms.settings import Part
 from ldpfl.planning.planner import Setting, plan
 from ldpfl.planning.regimes import plan_regime
 from ldpfl.privacy.guarantee import Statement, worth_of
@@ -34,6 +35,7 @@ class _AskedRegime:
     linked: int
     colluding: int
     delta: float
+    part: Part
 
 
 def plan_page(path: Path) -> str:

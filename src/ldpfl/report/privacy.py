@@ -16,7 +16,7 @@ from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.number_format import number
 from ldpfl.planning.planner import LARGEST_EPSILON
-from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, TRUSTED
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, PROTECTED, TRUSTED, WHAT_IS_PROTECTED
 
 if TYPE_CHECKING:
     from ldpfl.verifying.verdicts import Verdict
@@ -58,13 +58,13 @@ def _beside(privacy: dict[str, Any]) -> Iterator[Text]:
 
 def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best line over all that is sent keeps the target, and a sentence that says so."""
-    whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in ("client", "record")]
+    whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
     proved = [row for row in whole if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not proved:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
     best = min(proved, key=lambda row: row["epsilon"])
     kept = best["epsilon"] <= target
-    what = "one record" if privacy["protected"] == "record" else "everything of a client"
+    what = "everything of a client" if privacy["protected"] == "client" else WHAT_IS_PROTECTED[privacy["protected"]]
     said = f"epsilon {number(best['epsilon'])} for {what}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"
     said += "" if best["status"] == "proved" else " (the author's claim)"
     return kept, f"guarantee {'met' if kept else 'missed'}: {said}; {target:g} was asked for"
@@ -93,7 +93,7 @@ def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
     """Return where a line stands: what holds of the whole run first, the paper's claim last."""
-    return row["status"] == "claimed", row["scope"] != "run", row["unit"] not in ("client", "record")
+    return row["status"] == "claimed", row["scope"] != "run", row["unit"] not in PROTECTED
 
 
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
@@ -178,14 +178,14 @@ def regime_title(plan: dict[str, Any]) -> str:
 def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each figure of a regime's plan."""
     by_record = plan["regime"].startswith("records")
-    yield "clients", f"{plan['clients']:,}" + (f", {plan['records']:,} records each" if by_record else "")
+    yield "clients", f"{plan['clients']:,}" + (f", {plan['records']:,} {plan['part']}s each" if by_record else "")
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
     value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
     more = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""  # on which the figures rest, and which are no defaults
     yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{more}"
     times = plan["noise"] / plan["trusted_noise"]
     yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's"
-    what = "records a client" if by_record else "clients"
+    what = f"{plan['part']}s a client" if by_record else "clients"
     yield "for noise of a tenth of it", f"{plan['wanted']:,} {what}"
     sent = plan["bytes_per_client"]
     yield "sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all"
@@ -255,7 +255,7 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
             yield what, trusted, f"{number(row['epsilon'])}{at}", CLAIM
         elif row["status"] == "estimate":
             yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
-        elif row["delta"] == 0 and row["unit"] in ("client", "record"):
+        elif row["delta"] == 0 and row["unit"] in PROTECTED:
             pure[key] = number(row["epsilon"])  # shares its line with the one for delta, which comes next
         elif not row["adaptive"]:
             others = "" if row["status"] == "proved" else f", {row['status']}"

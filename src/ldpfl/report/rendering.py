@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from ldpfl.errors import printable
-from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.guarantee import WHAT_IS_PROTECTED, Statement
 from ldpfl.report.plots import ZONES, styled_figure
 from ldpfl.report.privacy import CLAIM, guarantee_rows
 
@@ -51,7 +51,7 @@ def held(statement: Statement, caveats: Sequence[str] = ()) -> dict[str, Any]:
     """Return what the table of guarantees in a page shows."""
     rows = guarantee_rows(statement.to_dict())
     return {
-        "protected": "one record" if statement.protected == "record" else "a client",
+        "protected": WHAT_IS_PROTECTED[statement.protected],
         "delta": f"{statement.delta:g}",
         "guarantees": [
             {"what": what, "trusted": trusted, "epsilon": epsilon, "status": status, "struck": status == CLAIM}

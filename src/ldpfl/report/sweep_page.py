@@ -13,7 +13,7 @@ from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Row, rows
 from ldpfl.experiments.sweep_run import stored_results
 from ldpfl.number_format import number
-from ldpfl.privacy.guarantee import AUTHORS_CLAIM, best_figure, worth_of
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
 from ldpfl.report.console import score_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
@@ -44,7 +44,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         state=f"{done} of {count} runs are finished.",
         command=command if done < count else "",
         metric=found[0].metric if found else ACCURACY,
-        protected="one record" if any(row.privacy.get("protected") == "record" for row in found) else "a client",
+        protected=WHAT_IS_PROTECTED[least_protected(row.privacy.get("protected", "client") for row in found)],
         delta=", ".join(f"{delta:g}" for delta in sorted({cell.config.privacy.delta for cell, _ in results})) or "-",
         protection=inline(lambda axes: plot_worth(axes, known, joined=len(sweep.axes) == 1), (9.0, 4.2)) if known else "",
         without=", ".join(dict.fromkeys(without)),

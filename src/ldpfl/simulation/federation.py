@@ -34,7 +34,8 @@ class Federation:
         own_data: whether the data are a user's own: then noise follows from what it hides as well, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
-        samples: for each client the positions of its samples in the task's data.
+        samples: for each client the positions of its samples in the task's data; or the numbers of its persons, where the trainer
+            protects persons.
         evaluation: samples that the global model is measured on after each round.
         evaluation_clients: client of each of those samples, a number among ``client_names``; None where the data do not say.
         client_names: what clients are called, where the data say so.

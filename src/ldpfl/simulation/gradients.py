@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ldpfl.data.persons import Persons
 from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
@@ -49,11 +50,15 @@ class RecordGradientTrainer:
 
     Integers, so that a sum of bounded vectors is exactly that: replacing a record moves it by 2 C at most, whatever rounds.
 
+    With ``persons``, schedules point at persons in the place of records. A person's vector is the gradient of the mean loss over those of
+    its rows that count in the round, shortened once: replacing all rows of a person, by more or fewer, moves the sum by 2 C at most.
+
     Attributes:
         at_once: whether the model has a form for many records at once.
         confined: whether a record for which the model or the loss raises adds nothing. Otherwise the round stops, which shows a mistake
             to a simulation's user. On a node it would show the server that there is such a record.
         watch: told which records' gradients are too long, in simulations.
+        persons: whose the rows are, where persons are protected; None where single records are.
     """
 
     task: LocalTask
@@ -61,12 +66,13 @@ class RecordGradientTrainer:
     at_once: bool = True
     confined: bool = False
     watch: Callable[[Tensor], None] | None = None
+    persons: Persons | None = None
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         with nothing_kept(self.task.module):
-            return self._train(weights, schedule)
+            return self._train(weights, schedule, round_number)
 
-    def _train(self, weights: Tensor, schedule: BatchSchedule) -> Tensor:
+    def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = max(2, _AT_ONCE // weights.numel())
@@ -75,38 +81,44 @@ class RecordGradientTrainer:
         places, counts = _apart(mask, together)
         for start in range(0, len(places), at_once):
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
-            found, usable = self._descents(weights, index[some[:, 0], some[:, 1]])
+            found, usable = self._descents(weights, *self._rows(index[some[:, 0], some[:, 1]], round_number))
             real = real & usable
             sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real], self.watch))
         return sums.to(torch.int64)
 
-    def _descents(self, weights: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the direction of each of ``records`` (R,), (R, d), and which of them have one (R,), on the CPU."""
-        usable = torch.ones(len(records), dtype=torch.bool)
+    def _rows(self, records: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
+        """Return the rows (R, B) of each of ``records`` (R,), one or those of a person, and a mask (R, B) of those that count."""
+        if self.persons is not None:
+            return self.persons.turn(records, round_number)
+        return records[:, None], torch.ones(len(records), 1, device=records.device)
+
+    def _descents(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the direction for each of ``rows`` (R, B), (R, d), and which of them have one (R,), on the CPU."""
+        usable = torch.ones(len(rows), dtype=torch.bool)
         try:
-            return self._descents_of(weights, records), usable
+            return self._descents_of(weights, rows, mask), usable
         except (Exception, SystemExit) as error:
             if not self.confined:
                 raise
             kind = type(error).__name__
-            usable = torch.tensor([self._has_descent(weights, record) for record in records])
+            usable = torch.tensor([self._has_descent(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # not because of a record, then
                 raise
         _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
         if not bool(usable.any()):
-            return torch.zeros(len(records), weights.numel()), usable
+            return torch.zeros(len(rows), weights.numel()), usable
         # All others keep their places, on which the rounding of their gradients depends.
-        instead = torch.where(usable.to(records.device), records, records[usable.to(records.device)][0])
-        return self._descents_of(weights, instead), usable
+        kept = usable.to(rows.device)
+        instead = (torch.where(kept[:, None], part, part[kept][0]) for part in (rows, mask))
+        return self._descents_of(weights, *instead), usable
 
-    def _descents_of(self, weights: Tensor, records: Tensor) -> Tensor:
-        every = torch.ones(len(records), 1, device=records.device)
+    def _descents_of(self, weights: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         shared = _own_copies(self.task, weights)  # each time: where a record was left out, its pass may have written to them
-        return _descents(self.task, shared, records[:, None], every, at_once=self.at_once).cpu()
+        return _descents(self.task, shared, rows, mask, at_once=self.at_once).cpu()
 
-    def _has_descent(self, weights: Tensor, record: Tensor) -> bool:
+    def _has_descent(self, weights: Tensor, rows: Tensor, mask: Tensor) -> bool:
         try:
-            self._descents_of(weights, record[None])
+            self._descents_of(weights, rows, mask)
         except (Exception, SystemExit):
             return False
         return True

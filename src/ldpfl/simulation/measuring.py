@@ -3,6 +3,10 @@
 Each client counts how many of its records fall into which bin of each column, and protects the counts like a sum of gradients: replacing a
 record moves them by no more than it may move a sum of clipped gradients. So a histogram is a release like that of a round, and is charged
 as one. It has noise of its own size, so that measuring takes a stated share of the run's budget.
+
+Where persons are protected, all rows of a person together count as one record: each of them by one over their number, in whole lattice
+points and rounded down. Of each column a person then adds counts that are no less than 0 and come to no more than 1, and two such vectors
+lie no farther apart than two records do.
 """
 
 from __future__ import annotations
@@ -51,17 +55,24 @@ class Measuring:
     records: float
     channel: Channel
 
-    def scaled(self, dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> tuple[Dataset, Ledger]:
-        """Return ``dataset`` with all columns scaled, and the ledger of what was released for it; ``parts`` are each client's records.
+    def scaled(
+        self, dataset: Dataset, parts: Sequence[NDArray[np.int64]], sharing: Sequence[NDArray[np.int64]] | None = None
+    ) -> tuple[Dataset, Ledger]:
+        """Return ``dataset`` with all columns scaled, and the ledger of what was released for it.
+
+        Args:
+            parts: each client's rows.
+            sharing: with each of these rows, how many its person has there, where persons are protected; None where each row is a record.
 
         Raises:
             DataError: the target is a number, and noise hides where it lies.
         """
         columns, values, ledger = dataset.unscaled, scaling.unscaled_values(dataset), Ledger()
+        sharing = [np.ones_like(own) for own in parts] if sharing is None else sharing
         edges = [scaling.first_edges(column) for column in columns]
         stages: list[list[Histogram | None]] = []
         for stage in range(1, scaling.STAGES + 1):
-            found = _clear(self._histograms(values, edges, parts, stage=stage), columns, first=stage == 1)
+            found = _clear(self._histograms(values, edges, parts, sharing, stage=stage), columns, first=stage == 1)
             if stages:
                 found = [own if before else None for own, before in zip(found, stages[-1], strict=True)]
             stages.append(found)
@@ -76,13 +87,20 @@ class Measuring:
         return _scaled(dataset, stages), ledger
 
     def _histograms(
-        self, values: Sequence[Floats], edges: Sequence[Floats], parts: Sequence[NDArray[np.int64]], *, stage: int
+        self,
+        values: Sequence[Floats],
+        edges: Sequence[Floats],
+        parts: Sequence[NDArray[np.int64]],
+        sharing: Sequence[NDArray[np.int64]],
+        *,
+        stage: int,
     ) -> list[Histogram]:
         """Return a histogram of each column, all of them released together."""
         places = [scaling.place(column, own) for column, own in zip(values, edges, strict=True)]
         bins = [own.size - 1 for own in edges]
         if self.mechanism is None:
-            return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, _counted(places, bins), strict=True)]
+            whole = _counted(places, bins, np.ones(len(values[0]), dtype=np.int64))
+            return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, whole, strict=True)]
         # Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
         point = floor(STEPS * sqrt(2 / len(bins)))
         point -= len(bins) * point**2 > 2 * STEPS**2
@@ -90,8 +108,8 @@ class Measuring:
         reports, at_once = [], max(1, _AT_ONCE // ranges.dimension)
         for first in range(0, len(parts), at_once):
             some = range(first, min(first + at_once, len(parts)))
-            own = np.stack([np.concatenate(_counted([column[parts[client]] for column in places], bins)) for client in some])
-            vectors, keys = torch.from_numpy(own * point), [(stage, client) for client in some]
+            own = [_counted([column[parts[client]] for column in places], bins, point // sharing[client]) for client in some]
+            vectors, keys = torch.from_numpy(np.stack(list(map(np.concatenate, own)))), [(stage, client) for client in some]
             # Columns are measured once: also where a run is extended, and its config says another number of rounds.
             streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, layout)
             reports.append(self.mechanism.encode(vectors, ranges, streams))
@@ -161,9 +179,13 @@ def _shares(found: Sequence[Histogram], column: Unscaled) -> list[float]:
     return share.tolist() if column.label is None else [float(share[1])]
 
 
-def _counted(places: Sequence[NDArray[np.int64]], bins: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Return how many of each column's places (n,) are in each bin (bins,); -1 is in none."""
-    return [np.bincount(column[column >= 0], minlength=size) for column, size in zip(places, bins, strict=True)]
+def _counted(places: Sequence[NDArray[np.int64]], bins: Sequence[int], points: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return how many ``points`` (n,) of each column's places (n,) are in each bin (bins,); -1 is in none. Sums are exact below 2^53."""
+    inside = [column >= 0 for column in places]
+    return [
+        np.bincount(column[own], weights=points[own], minlength=size).astype(np.int64)
+        for column, own, size in zip(places, inside, bins, strict=True)
+    ]
 
 
 def _ranges(size: int) -> LayerRanges:

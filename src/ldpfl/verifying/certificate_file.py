@@ -46,7 +46,7 @@ class Released(_Part):
         kind: ``binary`` (bits by randomised response), ``pure`` (any reports), ``gaussian`` (a vector with noise) or ``unprotected``.
         parameter: epsilon of a unit, or mu of a Gaussian vector; None of what is not protected.
         sampled: of how many coordinates a bit is about one that its client drew in secret.
-        rate: probability with which a record took part.
+        rate: probability with which a record, or a person, took part.
         blanket: share of a pure report that follows one law whatever its input; such reports are between that and e^epsilon times that as
             likely as under it. None where none is stated.
         alike: whether all clients of the round bounded their vectors to one ball, of radius ``parameter`` / 2 standard deviations, and
@@ -58,7 +58,7 @@ class Released(_Part):
     mechanism: Words
     parameter: Annotated[FiniteFloat, Field(ge=1e-15, le=1e9)] | None
     units: Count
-    unit: Literal["weight", "coordinate", "group", "layer", "vector", "record", "client"]
+    unit: Literal["weight", "coordinate", "group", "layer", "vector", "record", "person", "client"]
     sampled: Count = 1
     rate: Share = 1.0
     blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
@@ -93,8 +93,8 @@ class Charged(_Part):
 class Line(_Part):
     """A guarantee over all that a client sends in the run."""
 
-    protects: Literal["client", "record"]
-    adjacency: Literal["replace one client's data", "replace one record of one client"]
+    protects: Literal["client", "person", "record"]
+    adjacency: Literal["replace one client's data", "replace all records of one person at one client", "replace one record of one client"]
     trusted: Literal["local", "shuffled", "summed"]
     epsilon: Annotated[FiniteFloat, Field(ge=0)] | Literal["infinity"]
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1)]

@@ -23,6 +23,14 @@ Status = Literal["confirmed", "nearly", "author's claim", "not confirmed", "not 
 TOLERANCE = 0.02
 """What the second opinion may be above the first for the two to be called nearly the same."""
 
+_REPLACED = {
+    "client": "replace one client's data",
+    "person": "replace all records of one person at one client",
+    "record": "replace one record of one client",
+}
+_PARTS = {"record", "person"}
+"""Units that are a part of what a client holds."""
+
 _SAME = 1 + 1e-9
 _MOST_REPORTS, _MOST_SUMMED = 10**10, 10**7
 _MOST_KINDS, _MOST_BUDGETS = 16, 256
@@ -147,9 +155,12 @@ def _status(stated: float, second: float | None) -> Status:
 def _opinion(line: Line, charged: Sequence[Charged], stated: float) -> Opinion:
     if any(one.release.kind == "unprotected" for one in charged):
         return inf, "something left without protection"
-    if line.protects == "client" and any(one.release.unit == "record" for one in charged):
-        return inf, "what protects one record bounds nothing for its client"
-    if (line.protects == "record") != ("record" in line.adjacency):
+    units = {one.release.unit for one in charged}
+    if line.protects == "client" and units & _PARTS:
+        return inf, f"what protects one {'record' if 'record' in units else 'person'} bounds nothing for its client"
+    if line.protects == "person" and "record" in units:
+        return inf, "what protects one record bounds nothing for a person with several"
+    if line.adjacency != _REPLACED[line.protects]:
         return inf, "what is protected and what may be replaced are not the same"
     if line.trusted == "local":
         return _local(charged, line.delta, stated)
@@ -212,7 +223,7 @@ def _alike(epsilon0: float, number: int, delta: float, stated: float) -> Opinion
 
 def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     """Say what it costs against one who sees what a shuffler or a sum lets through."""
-    if any(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.unit != "record" for one in charged):
+    if any(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.unit not in _PARTS for one in charged):
         return None, "floats that are rounded one by one do not add up as their noise does"
     if all(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.rate == 1 for one in charged):
         mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))

@@ -103,7 +103,7 @@ class SummedNoise(ShuffledAccountant):
 
 
 def _adds_up(release: Release) -> bool:
-    return isinstance(release, GaussianRelease) and release.unit == "record"
+    return isinstance(release, GaussianRelease) and release.of_part
 
 
 class ShuffledVectors(ShuffledAccountant):

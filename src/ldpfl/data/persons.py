@@ -1,0 +1,89 @@
+"""Persons who have several rows: which rows are whose, and which of them count in a round.
+
+A person is one with a row of a name in one client's data. Nothing here looks at what stands in a row, and what becomes of one person
+follows from that person's own number of rows and from its place among the persons, in the order of their first rows. So replacing all
+rows of one person by others, more or fewer, changes nothing for any other person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.errors import ConfigError
+
+Numbers = NDArray[np.int64]
+
+DEFAULT_ROWS = 8
+"""Rows of a person that count in a round, at most, where no setting says another number."""
+
+
+def numbered(names: Iterable[Hashable]) -> Numbers:
+    """Return a number for each of ``names``, the same for equal ones, from 0 in the order in which they first occur."""
+    places: dict[Hashable, int] = {}
+    return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Persons:
+    """Which rows are whose; build it with :meth:`of`.
+
+    Attributes:
+        rows: positions of all rows that count, person by person.
+        first: (P,) where in ``rows`` those of a person begin.
+        counts: (P,) how many rows a person has.
+        most: rows of a person that count in one round, at most. A person takes so many places in each round, whether or not it has so
+            many rows: how a gradient is rounded depends on its place, so the places of others must not depend on this person's rows.
+    """
+
+    rows: Numbers
+    first: Numbers
+    counts: Numbers
+    most: int
+
+    @classmethod
+    def of(cls, numbers: Numbers, most: int, answered: NDArray[np.bool_] | None = None) -> Persons:
+        """Return the persons whose ``numbers`` (N,) stand at their rows, from 0 in the order of their first rows.
+
+        A row that is not ``answered`` (N,) does not count, unless its person has no other: then that person takes part and teaches nothing.
+
+        Raises:
+            ConfigError: no row of a person is to count.
+        """
+        if most < 1:
+            raise ConfigError(f"data.person_rows is the number of a person's rows that count in a round, at least 1, got {most}")
+        counted = np.ones(numbers.size, dtype=bool) if answered is None else answered
+        told = np.bincount(numbers[counted], minlength=int(numbers.max()) + 1)
+        kept = np.flatnonzero(counted | (told[numbers] == 0))
+        rows = kept[np.argsort(numbers[kept], kind="stable")]
+        counts = np.bincount(numbers[kept])
+        return cls(rows, np.cumsum(counts) - counts, counts, most)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def rows_of(self, persons: Numbers) -> tuple[Numbers, Numbers]:
+        """Return all rows (N,) of ``persons`` (P,), person by person, and with each row how many its person has (N,)."""
+        counts = self.counts[persons]
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        places = np.repeat(self.first[persons], counts) + np.arange(counts.sum()) - before
+        return self.rows[places], np.repeat(counts, counts)
+
+    def turn(self, persons: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
+        """Return the rows (P, most) of ``persons`` (P,) that count in a round, from 1, and a mask (P, most) of those that are there.
+
+        A person with more rows than count has them take turns, in their order, from round to round. One with fewer has copies of its
+        first row in the other places, which the mask blanks out.
+        """
+        own = persons.cpu().numpy()
+        counts, places = self.counts[own][:, None], np.arange(self.most)
+        begin = np.where(counts > self.most, (round_number - 1) * self.most, 0)
+        there = places < counts
+        index = self.rows[self.first[own][:, None] + np.where(there, (begin + places) % counts, 0)]
+        mask = torch.from_numpy(there.astype(np.float32))
+        return torch.from_numpy(index).to(persons.device), mask.to(persons.device)

@@ -1,0 +1,139 @@
+"""What is stated of a person with several records, and what policies, budgets and certificates make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from ldpfl import plan_regime, verify
+from ldpfl.errors import ConfigError, Declined, Exhausted
+from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.planning.regimes import Regime
+from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
+from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
+from ldpfl.privacy.budget import Budget
+from ldpfl.privacy.budget_file import read_books, set_limit
+from ldpfl.privacy.certified_lines import certified
+from ldpfl.privacy.events import OURS
+from ldpfl.privacy.guarantee import least_protected
+from ldpfl.privacy.policy import Policy, Request
+from ldpfl.privacy.statement import account, account_together
+from ldpfl.verifying.certificate_file import Certificate
+
+PERSON = GaussianRelease("dp-sgd", 0.2, unit="person", author=OURS)
+RECORD = replace(PERSON, unit="record")
+CLIENT = GaussianRelease("full-dp", 0.2, author=OURS)
+REPLACED = "replace all records of one person at one client"
+
+
+def ledger(release: GaussianRelease, channel: str = "direct", rounds: int = 9) -> Ledger:
+    return Ledger(tuple(RoundEvent(number, release, 100, 100, number, channel=channel) for number in range(1, rounds + 1)))  # type: ignore[arg-type]
+
+
+def test_a_person_is_accounted_as_one_gaussian() -> None:
+    statement = account(ledger(PERSON))
+    row = statement.find("local", "run")
+    assert row is not None
+    assert (row.unit, row.adjacency, statement.protected) == ("person", REPLACED, "person")
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3, 1e-5), rel=1e-9)
+    assert "A person at a client is protected" in statement.verdict
+    assert any("for m persons of one client together, mu is m times as large" in note for note in statement.notes)
+    assert any("at k clients counts as k persons" in note for note in statement.notes)
+    assert any(note.startswith("one person added or removed") for note in statement.notes)
+
+
+def test_sums_over_persons_and_clients_hide_as_those_of_records_do() -> None:
+    found, by_record = (account(ledger(release, "secure-sum")).find("summed", "run") for release in (PERSON, RECORD))
+    assert found is not None
+    assert by_record is not None
+    assert (found.unit, found.epsilon) == ("person", by_record.epsilon)
+
+
+def test_what_protects_less_decides() -> None:
+    assert least_protected(["vector", "person"]) == "person"
+    assert least_protected(["person", "record", "vector"]) == "record"
+    assert least_protected([]) == "client"
+    both = account_together([ledger(PERSON), ledger(RECORD)])
+    row = both.find("local", "run")
+    assert row is not None
+    assert both.protected == "record"
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * sqrt(18), 1e-5), rel=1e-9)
+    assert account_together([ledger(PERSON), ledger(CLIENT)]).protected == "person"
+
+
+def test_a_person_is_no_unit_of_bits_and_lies_in_no_ball() -> None:
+    with pytest.raises(ConfigError, match="do not lie in one ball"):
+        RoundEvent(1, replace(PERSON, alike=True), 1, 1, 1)
+    RoundEvent(1, replace(PERSON, rate=0.5), 1, 1, 1)
+    assert Ledger.from_json(ledger(PERSON).to_json(), "again") == ledger(PERSON)
+
+
+def policy(**fields: object) -> Policy:
+    bounds = {"epsilon_per_unit": 9.0, "epsilon_per_round": 9.0, "lifetime_epsilon": 9.0, "rounds": 50}
+    return Policy(mechanisms=("dp-sgd", "full-dp"), transports=("direct",), min_clients=1, **{**bounds, **fields})  # type: ignore[arg-type]
+
+
+def request(release: GaussianRelease, number: int = 1) -> Request:
+    return Request("run", number, release, 100, "direct")
+
+
+@pytest.mark.parametrize(
+    ("protects", "taken", "declined"),
+    [("record", [RECORD, PERSON, CLIENT], []), ("person", [PERSON, CLIENT], [RECORD]), ("client", [CLIENT], [RECORD, PERSON])],
+)
+def test_a_policy_takes_what_protects_no_less(protects: str, taken: list[GaussianRelease], declined: list[GaussianRelease]) -> None:
+    for release in taken:
+        policy(protects=protects).check(request(release))
+    for release in declined:
+        with pytest.raises(Declined, match=f"protects one {release.unit} at a time, and the policy protects the {protects}"):
+            policy(protects=protects).check(request(release))
+
+
+def test_releases_that_protected_less_leave_no_budget_for_more(tmp_path: Path) -> None:
+    file = tmp_path / "budget.sqlite"
+    set_limit(file, 1000.0)
+    Budget(file, policy(protects="person")).charge(request(PERSON))
+    assert read_books(file).protected == "person"
+    with pytest.raises(Exhausted, match="one person at a time: what they revealed of the whole client"):
+        Budget(file, policy()).charge(request(CLIENT, 2))
+    Budget(file, policy(protects="record")).charge(request(RECORD, 3))
+    with pytest.raises(Exhausted, match="one record at a time: what they revealed of all records of a person"):
+        Budget(file, policy(protects="person")).charge(request(PERSON, 4))
+
+
+def test_a_certificate_of_persons_is_confirmed_and_none_of_clients() -> None:
+    made = Certificate(statement=certified(ledger(PERSON).to_json(), "run", 1e-5, {}, (), origin="test"))
+    assert {line.protects for line in made.statement.guarantees} == {"person"}
+    assert verify(made).holds
+    client = "replace one client's data"
+    for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
+        lines = [line.model_copy(update=change) for line in made.statement.guarantees if line.delta > 0]
+        assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+
+
+def test_a_record_s_certificate_is_none_of_its_person() -> None:
+    made = certified(ledger(RECORD).to_json(), "run", 1e-5, {}, (), origin="test")
+    lines = [line.model_copy(update={"protects": "person", "adjacency": REPLACED}) for line in made.guarantees if line.delta > 0]
+    assert not verify(Certificate(statement=made.model_copy(update={"guarantees": lines}))).holds
+
+
+@pytest.mark.parametrize("regime", ["records", "records-summed"])
+def test_a_plan_for_persons_counts_them_as_records(regime: Regime) -> None:
+    sizes = {"clients": 10, "records": 600, "weights": 200, "rounds": 15}
+    found, by_record = (plan_regime(regime, 2.0, part=part, **sizes) for part in ("person", "record"))
+    assert (found.statement.protected, by_record.statement.protected) == ("person", "record")
+    assert (found.value, found.noise) == (by_record.value, by_record.noise)
+
+
+def test_a_plan_for_persons_is_one_of_records() -> None:
+    with pytest.raises(ConfigError, match="persons are protected in the regimes records and records-summed, not in local"):
+        plan_regime("local", 2.0, clients=100, weights=200, rounds=15, part="person")
+
+
+def test_the_mechanism_says_what_it_protects() -> None:
+    mechanism = DpSgd(RecordClip(0.5), 5.0, part="person")
+    assert "the number of a client's persons is public" in mechanism.assumptions
