@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log
 from typing import Any
 
@@ -70,6 +71,14 @@ def test_public_shares_are_as_many_as_there_are_outputs() -> None:
     torch.testing.assert_close(begun("classification", "linear", []).softmax(dim=1), torch.full((30, 4), 0.25))
     with pytest.raises(ConfigError, match=r"data.class_shares has 2 values, and this target needs 4"):
         begun("classification", "logistic-regression", [], class_shares=[0.5, 0.5])
+
+
+def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
+    """A longer norm costs noise, which few rows notice and many do not; what decides is the number of rows, which is public."""
+    config = config_of("classification", "logistic-regression", "died")
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
+    few, many = (clip_norm_for(config, replace(data, records=records), model_of(config, data)) for records in (1_000, 100_000))
+    assert many / few == pytest.approx(1.1 / 0.85, rel=0.01)
 
 
 def test_another_seed_is_another_mlp() -> None:

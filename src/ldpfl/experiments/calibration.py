@@ -42,10 +42,7 @@ def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     if config.data.brought and (clients := described(config, given).clients) is not None:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
     if getattr(config.mechanism, "clip_norm", None) == "auto":
-        data = described(config, given)
-        with as_usual():
-            norm = clip_norm_for(config, data, model_of(config, data, given.module))
-        config = config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
+        return _with_norm(settled(_clipped_to(config, 1.0), given), given)  # noise is a multiple of the norm, and so is known before it
     if config.privacy.target_epsilon == "off":
         return config
     # Who takes part in which round follows from the seed; where all do, or each once, that changes nothing.
@@ -53,6 +50,16 @@ def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     alike = config.model_copy(update={"name": "", "description": "", **({"seed": 0} if plain else {})})
     strength = _searched(alike, given) if config.data.brought or config.model.name == GIVEN else _strength(alike.to_toml())
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
+
+
+def _with_norm(config: RunConfig, given: Given) -> RunConfig:
+    data = described(config, given)
+    with as_usual():
+        return _clipped_to(config, clip_norm_for(config, data, model_of(config, data, given.module)))
+
+
+def _clipped_to(config: RunConfig, norm: float) -> RunConfig:
+    return config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
 
 
 @lru_cache(maxsize=256)

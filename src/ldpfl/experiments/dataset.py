@@ -68,6 +68,7 @@ class Description:
         clients: how many the data themselves name; None where a partition makes them.
         unscaled: columns of a table that are still on their own scale.
         encoder: says what the columns of a table are; None where the data are none.
+        records: how many are trained on, or how many persons where persons are named.
     """
 
     shape: tuple[int, ...] | None
@@ -76,13 +77,22 @@ class Description:
     clients: int | None = None
     unscaled: tuple[Unscaled, ...] = ()
     encoder: Encoder | None = None
+    records: int = 0
 
     @classmethod
     def of(cls, data: Dataset) -> Description:
         """Return what is public about ``data``."""
         clients = None if data.clients is None else int(data.clients.max()) + 1
         shape = data.shape if isinstance(data.train.inputs, Tensor) else None
-        return cls(shape, data.outputs, data.tokens(), clients, data.unscaled, data.encoder)
+        return cls(shape, data.outputs, data.tokens(), clients, data.unscaled, data.encoder, _units(data))
+
+
+def _units(data: Dataset) -> int:
+    """Return how many samples are trained on, or how many persons: these are counted at each client, for each of these counts is public."""
+    if data.persons is None:
+        return len(data.train)
+    clients = np.zeros_like(data.persons) if data.clients is None else data.clients
+    return len(np.unique(np.stack([clients, data.persons]), axis=1).T)
 
 
 def load_dataset(

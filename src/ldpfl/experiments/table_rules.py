@@ -4,8 +4,9 @@ Everything here follows from public facts (columns, number of rows, noise), from
 the measured shares of the classes. So it costs no privacy beyond measuring.
 
 - **Clipping norm**: a record's gradient is the residual r of the outputs times the Jacobian J of the model. The norm is that of J v for a
-  unit vector v, over drawn rows, times the largest residual, times :data:`_OF_USUAL`. A smaller norm would cut the gradients of the rare
-  class, whose residuals are large, and so bias every risk downwards; a larger one means more noise.
+  unit vector v, over drawn rows, times the largest residual, times :data:`_OF_USUAL`, or :data:`_ABOVE_USUAL` where there is little
+  noise. A smaller norm would cut the gradients of the rare class, whose residuals are large, and so bias every risk downwards; a larger
+  one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
   noise the model stays near its start, which is the measured base rate; with little it is free.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 
 import numpy as np
 import torch
@@ -35,13 +36,16 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.models.mending import copied
 from ldpfl.ranges import LayerRanges
 from ldpfl.tasks import PARALLEL, Targets
 
 _DRAWN = 64
 """Rows that are drawn to see how long gradients are."""
-_OF_USUAL = 0.85
+_OF_USUAL, _ABOVE_USUAL = 0.85, 1.1
+_LITTLE_NOISE = 1e-3
+"""Standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together, as a share of the clipping norm."""
 _PRIOR = 0.05
 """Variance that a weight is expected to have, of an input of variance 1."""
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
@@ -75,7 +79,17 @@ def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> fl
     squared = _squared_jacobian(_begin(config, data, module), data)
     if squared is None:
         return _CLIP_ELSEWHERE
-    return float(f"{_OF_USUAL * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
+    usual = _ABOVE_USUAL if _noise_share(config, data) < _LITTLE_NOISE else _OF_USUAL
+    return float(f"{usual * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
+
+
+def _noise_share(config: RunConfig, data: Description) -> float:
+    """Return the noise of the mean gradient, all rounds taken together, as a share of the clipping norm."""
+    mechanism, clients = config.mechanism, config.clients.count
+    if not isinstance(mechanism, DpSgdSettings):
+        return inf
+    records = mechanism.records * clients or data.records
+    return mechanism.noise_multiplier * sqrt(clients / config.training.rounds) / max(records, 1)
 
 
 def start_on_table(
