@@ -63,7 +63,7 @@ def test_a_sweep_that_goes_on_says_how_far_it_is(ldpfl: CommandLine, tmp_path: P
     assert ldpfl("report", begun).code == 0
     said = text_of(begun / "report.html")[1]
     assert "logistic-regression on mnist with 4 clients: 6 settings, 2 seeds each. 0 of 12 runs are finished." in said
-    assert "Go on with: ldpfl sweep FILE.toml --out" in said
+    assert "Go on with: ldpfl sweep --resume --out" in said
 
 
 @pytest.mark.parametrize(
