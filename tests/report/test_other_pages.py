@@ -10,7 +10,7 @@ from test_page import Reader
 
 from conftest import CommandLine
 from ldpfl import api
-from ldpfl.experiments.sweep_config import AxisValue, SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_run import open_folder
 
 
@@ -21,8 +21,9 @@ def small_sweep() -> SweepConfig:
         "kept": ["privacy.target_epsilon=50"],
     }
     settings = ['data.name="mnist"', 'model.name="logistic-regression"', "clients.count=4", "training.epochs=1"]
-    axes: dict[str, list[AxisValue]] = {"training.rounds": [1, 2]}
-    return SweepConfig(name="tiny", recipe="quickstart", settings=settings, seeds=[0, 1], axes=axes, variants=variants)
+    axes = {"training.rounds": [1, 2]}
+    tree = {"name": "tiny", "recipe": "quickstart", "settings": settings, "seeds": [0, 1], "axes": axes, "variants": variants}
+    return SweepConfig.model_validate(tree)
 
 
 @pytest.fixture(scope="module")

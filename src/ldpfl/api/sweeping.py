@@ -20,11 +20,12 @@ from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.shipped import OWN
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep, sweep_of
-from ldpfl.experiments.sweep_parallel import run_ahead
+from ldpfl.experiments.sweep_parallel import rounds_done, run_ahead
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_sweep
 from ldpfl.report.progress import ProgressDisplay
+from ldpfl.server import RoundMetrics
 
 SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
 """Plots in a sweep's folder."""
@@ -91,9 +92,7 @@ def sweep(
         said = not isinstance(config.seeds, int) and not shipped
     config = _with_secret_noise(config, changes, said=said)
     if jobs > 1 and (given.data is not None or given.module is not None):
-        raise ConfigError(
-            f"{jobs} runs at once are processes of their own, which need data and a model by name: give a file, or leave jobs at 1"
-        )
+        raise ConfigError(f"jobs is {jobs}, and runs in processes of their own take data and a model from files: give these, or jobs=1")
     with displayed(progress) as display:
         runner = runner_for(data_dir, device, display, given)
         if jobs > 1 and runner.device.type != "cpu":
@@ -121,11 +120,19 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
         if jobs > 1:
             run_ahead(some, out, runner.data_dir, jobs, display.several)
 
-    def title(number: int, of: int, cell: Cell) -> None:
+    watched = _Watched(display)
+
+    def begins(number: int, of: int, cell: Cell) -> None:
         if jobs == 1:
             display.next_run(f"{number}/{of}: {cell}")
+        watched.begins(cell)
 
-    rows, curves, together = run_sweep(config, overrides, runner, out, title, ahead)
+    def planned(some: Sequence[Cell], out: Path) -> None:
+        ahead(some, out)
+        watched.planned(some, out)
+
+    rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, begins, planned)
+    watched.ended()
     for name, draw in ((SCORE_PLOT, partial(draw_sweep, rows=rows)), (NOISE_PLOT, partial(draw_noise, curves=curves))):
         try:
             draw(out / name, config)
@@ -134,6 +141,46 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
         except Exception as error:  # the rows are worth more than a picture of them
             display.warn(f"no {name}: {in_short(error)}")
     return SweepResult(config, tuple(rows), tuple(curves), out, together)
+
+
+class _Watched:
+    """Tells a display how each run gets on, and how far all of them are."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self.clients_done, self.warn = display.clients_done, display.warn
+        self._rounds: dict[str, int] = {}
+        self._reached: dict[str, int] = {}
+        self._over: set[str] = set()
+        self._cell: str | None = None
+
+    def planned(self, some: Sequence[Cell], out: Path) -> None:
+        self._rounds = {cell.folder_name: cell.config.training.rounds for cell in some}
+        self._reached = {cell.folder_name: rounds_done(cell, out) for cell in some}
+        self._over = {cell.folder_name for cell in some if cell.folder(out).is_over}
+
+    def begins(self, cell: Cell) -> None:
+        self.ended()
+        self._cell = cell.folder_name
+
+    def ended(self) -> None:
+        """Count the run that was begun last as over, however many rounds it took."""
+        if self._cell is not None:
+            self._reached[self._cell] = self._rounds[self._cell]
+            self._over.add(self._cell)
+        self._show()
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        self._display.started(label, rounds, done, metric)
+
+    def round_done(self, metrics: RoundMetrics) -> None:
+        self._display.round_done(metrics)
+        if self._cell is not None:
+            self._reached[self._cell] = metrics.round
+        self._show()
+
+    def _show(self) -> None:
+        self._display.several(sum(self._reached.values()), sum(self._rounds.values()), len(self._over), len(self._rounds))
 
 
 def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, said: bool) -> SweepConfig:
