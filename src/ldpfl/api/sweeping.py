@@ -75,7 +75,10 @@ def sweep(
     """
     if (what is not None) + (data is not None and not resume) + resume != 1:
         raise ConfigError("sweep takes a sweep's name or file, or one's own data, or resume with a sweep's folder: give one of the three")
-    if (axes or seeds is not None or name is not None or model is not None or overrides) and (what is not None or resume):
+    if resume and isinstance(data, str | Path):
+        raise ConfigError("a sweep goes on with the file that it was begun with: give data with resume only where they are no file")
+    said_model = model is not None and not (resume and isinstance(model, nn.Module))
+    if (axes or seeds is not None or name is not None or said_model or overrides) and (what is not None or resume):
         raise ConfigError("a sweep names its axes, seeds and model itself: axes, seeds, name, model and single settings go with data")
     named, given = brought(data, model)
     changes = listed(settings)
