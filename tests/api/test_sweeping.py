@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,7 @@ def test_a_sweep_from_python_is_the_same_as_by_flags(ldpfl: CommandLine, tmp_pat
     FRAME.to_csv(table, index=False)
     axes = {"privacy.target_epsilon": np.array([2.0, 4.0]), "data.bounds": [{"age": (0, 120)}]}
     settings = {"training": {"rounds": 1}, "data.columns": ["age"]}
-    how = {"target": "sick", "client": "site", "person": "who"}
+    how: dict[str, Any] = {"target": "sick", "client": "site", "person": "who"}
     made = api.sweep(data=table, axes=axes, settings=settings, seeds=2, folder=out, progress=False, **how)
     before = contents(out)
     assert len(before) == 4
