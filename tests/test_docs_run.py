@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import shlex
 import textwrap
@@ -22,7 +23,7 @@ import ldpfl as package
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, api
 from ldpfl.experiments.reproduction import load_reproduction
-from ldpfl.experiments.sweep_config import load_sweep
+from ldpfl.experiments.sweep_config import SweepConfig, load_sweep
 from test_docs import PAGES, ROOT, RUN, WITH_COMMANDS, blocks, commands, named
 
 FEW = "--set training.rounds=1 --set clients.count=12 --set training.epochs=1 --set shuffling.channel=direct --no-baseline --no-report"
@@ -170,11 +171,29 @@ def test_code_about_ones_own_data_runs_on_a_table(tmp_path: Path, monkeypatch: p
         exec(compile(block, "own-data.md", "exec"), names)
 
 
+@pytest.mark.slow
+def test_the_sweep_file_of_its_page_runs_and_names_every_key(ldpfl: CommandLine) -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    Path("sweep.toml").write_text(text, encoding="utf-8")
+    patients().to_csv("patients.csv", index=False)
+    found = ldpfl("sweep", "sweep.toml", "--out", "out", "--json")
+    assert found.code == 0, found.err
+    result = json.loads(found.out)
+    points = [(row["variant"], row["point"]["privacy.target_epsilon"], len(row["score"])) for row in result["rows"]]
+    assert points == [("regression", 2, 2), ("network", 2, 2), ("regression", 4, 2), ("network", 4, 2)]
+    assert result["together"]["runs"] == len(list(Path("out").glob("runs/*/SECRET-seed"))) == 8
+    assert all(f"{name} = " in page or f"[{name}]" in page for name in SweepConfig.model_fields)
+
+
 def _without_bar(*args: object, **how: object) -> object:
     return api.run(*args, **how, progress=False)  # type: ignore[arg-type]
 
 
-SMALLER_CODE = {'"quickstart", epsilon=0.5, rounds=3': '"quickstart", epsilon=0.5, rounds=1, count=4, baseline=False'}
+SMALLER_CODE = {
+    '"quickstart", epsilon=0.5, rounds=3': '"quickstart", epsilon=0.5, rounds=1, count=4, baseline=False',
+    "seeds=3)": "seeds=1, rounds=1)",
+}
 CODE_NOT_RUN = {"ldpfl.reproduce": "trains for hours"}
 
 

@@ -173,6 +173,23 @@ def test_a_sweep_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLin
         assert (out / "score.svg").read_bytes() == (Path("whole") / "score.svg").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_sweep_of_own_rows_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLine) -> None:
+    rows = "".join(f"{20 + place % 50},{'yes' if place % 3 else 'no'}\n" for place in range(40))
+    Path("my rows.csv").write_text(f"age,is sick\n{rows}", encoding="utf-8")
+    flags = ["--data", "my rows.csv", "--target", "is sick", "--set", "clients.count=3", "--set", "training.rounds=1"]
+    flags += ["--axis", "data.bounds={age = [0, 120]},{age = [0, 100]}"]
+    for number in (0, 5):  # the sweep's own file, a run's
+        with full_after(number):
+            outcome = ldpfl("sweep", *flags, "--out", f"out {number}")
+        assert outcome.code == 2, outcome.err
+        command = hint(outcome.err.splitlines()[-1])
+        assert ("--resume" in command) == (number > 0)
+        again = ldpfl(*command, "--json")
+        assert again.code == 0, again.err
+        assert len(list(Path(f"out {number}").glob("runs/*/result.json"))) == 2
+
+
 def unusable(cache: Path) -> None:
     """Put a file where the cache folder should be."""
     shutil.rmtree(cache, ignore_errors=True)

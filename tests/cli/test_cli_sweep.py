@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: 
     assert len(runs) == 6
     again = ldpfl(*command, "--set", "training.batch_size=5", "--json")
     assert again.code == 0, again.err
-    assert json.loads(again.out) == found
+    assert json.loads(again.out) == {"name": "tiny", "rows": found, "together": None}
     assert {path: path.stat().st_mtime_ns for path in runs} == runs
     other = ldpfl(*command)
     assert (other.code, other.err.count("\n")) == (2, 1)
@@ -87,9 +88,11 @@ def test_an_interrupted_sweep_says_how_to_go_on(
         patch.setattr("ldpfl.experiments.sweep_run.rows", interrupted)  # after the first run
         outcome = ldpfl(*command)
     assert outcome.code == 130
-    assert "start the same command again" in outcome.err
     assert len(list((tmp_path / "s" / "runs").rglob("result.json"))) == 1
-    assert ldpfl(*command).code == 0
+    file.unlink()
+    again = ldpfl(*hint(outcome.err))
+    assert again.code == 0, again.err
+    assert len(list((tmp_path / "s" / "runs").rglob("result.json"))) == 2
 
 
 @pytest.mark.slow
@@ -161,8 +164,18 @@ def test_a_sweep_over_noise_schedules_ends_with_budget_and_noise_by_round(
 
     (out / "noise.svg").unlink()
     again = ldpfl("sweep", file, "--data-dir", tiny_data, "--out", out, "--json")
-    assert json.loads(again.out) == found
+    assert json.loads(again.out)["rows"] == found
     assert (out / "noise.svg").read_text(encoding="utf-8") == text
+
+
+def hint(output: str) -> list[str]:
+    """Return the command after "go on with:", as a shell would read it."""
+    (line,) = [line for line in output.splitlines() if "go on with: ldpfl " in line]
+    return shlex.split(line.partition("go on with: ldpfl ")[2])
+
+
+def together_of(out: Path) -> dict[str, object]:
+    return json.loads(json.dumps(api.account(*(out / "runs").iterdir()).to_dict()))  # type: ignore[no-any-return]
 
 
 @pytest.mark.slow
@@ -186,14 +199,31 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
     )
     outcome = ldpfl("sweep", *how, "--axis", "privacy.target_epsilon=2,4")
     assert outcome.code == 0, outcome.err
-    assert [row["point"] for row in json.loads(outcome.out)] == [{"privacy.target_epsilon": 2}, {"privacy.target_epsilon": 4}]
-    assert [len(row["score"]) for row in json.loads(outcome.out)] == [2, 2]
+    found = json.loads(outcome.out)
+    assert [row["point"] for row in found["rows"]] == [{"privacy.target_epsilon": 2}, {"privacy.target_epsilon": 4}]
+    assert [len(row["score"]) for row in found["rows"]] == [2, 2]
     assert len(list((out / "runs").glob("*/SECRET-seed"))) == 4
     again = ldpfl("sweep", *how[:-1], "--axis", "privacy.target_epsilon=2,4").out
     together = api.account(*(out / "runs").iterdir()).best
     assert together is not None
+    assert found["name"] == "rows-target_epsilon"
+    assert found["together"] == {"runs": 4, "privacy": together_of(out)}
+    assert again.count("whoever sees") == 1
     assert f"all 4 runs, each of them released on the same rows, has epsilon {number(together.epsilon)} at delta" in again
     assert "is to choose on the test rows" in again
     assert "has no values: give KEY=VALUE" in ldpfl.refused("sweep", *how, "--axis", "privacy.target_epsilon")
-    assert "give one of the two" in ldpfl.refused("sweep")
+    assert "give one of the three" in ldpfl.refused("sweep")
+    page = tmp_path / "page.html"
+    assert ldpfl("report", out, "--out", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("Whoever sees the models of all 4 runs") == 1
+    assert f"has epsilon {number(together.epsilon)} at delta" in text
+    assert ldpfl("sweep", "--resume", "--out", out, "--json").out == outcome.out
+    assert "--resume needs --out" in ldpfl.refused("sweep", "--resume")
+    assert "holds no sweep" in ldpfl.refused("sweep", "--resume", "--out", tmp_path / "nothing")
+    assert "names privacy.delta twice" in ldpfl.refused("sweep", *how, "--axis", "privacy.delta=0.1", "--axis", "privacy.delta=0.2")
+    table.write_text(table.read_text(encoding="utf-8").replace("20,no", "21,no", 1), encoding="utf-8")
+    changed = ldpfl("sweep", "--resume", "--out", out)
+    assert (changed.code, changed.out) == (2, "")
+    assert "it cannot be resumed" in changed.err
     assert "go with --data" in ldpfl.refused("sweep", "sound-mnist", "--axis", "seed=1")

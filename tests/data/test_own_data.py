@@ -1125,7 +1125,7 @@ def test_seeds_that_come_with_a_sweep_are_none_of_own_data(table: Path, monkeypa
         "training.server_learning_rate": 1.0,
     }
     result = api.sweep("sound-mnist", settings=own, folder=tmp_path / "sweep", progress=False)
-    assert len(result.config.seeds) == 3
+    assert len(result.config.each_seed) == 3
     runs = [RunFolder(path) for path in (tmp_path / "sweep" / "runs").iterdir()]
     assert all(run.config().secret_noise for run in runs)
     secrets = {run.secret() for run in runs}

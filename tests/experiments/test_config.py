@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conftest import TINY_TOML
 from grids import each
+from ldpfl.api import configure
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe, read_config, recipe_names
 from ldpfl.experiments.config import known_keys, parse_config, toml_value
@@ -272,3 +273,18 @@ def test_a_setting_that_another_one_follows_is_refused(setting: str) -> None:
     """It would be lost, and a budget may be what is lost."""
     with pytest.raises(ConfigError, match="with semicolons between them"):
         parse_config("", [setting], origin="test")
+
+
+@pytest.mark.parametrize(
+    ("table", "texts"),
+    [
+        ({"clients": {"count": 5}}, ["clients={count = 5}"]),
+        ({"clients": {"count": 5}}, ["clients.count=5"]),
+        ({"mechanism": {"epsilon": 2.0, "name": "harmony"}}, ["mechanism={epsilon = 2, name = 'harmony'}"]),
+        ({"ranges.radius": {"layer": 0.5}}, ["ranges.radius={layer = 0.5}"]),
+    ],
+)
+def test_settings_as_a_dict_and_as_text_make_one_config(table: dict[str, object], texts: list[str]) -> None:
+    """A whole section changes the keys that it names, and leaves the recipe's others, in both forms."""
+    assert configure("ldp-fl/mnist", table) == configure("ldp-fl/mnist", texts)
+    assert configure("ldp-fl/mnist", texts).ranges.rule == configure("ldp-fl/mnist").ranges.rule

@@ -17,12 +17,14 @@ from rich.console import Console
 from ldpfl import ConfigError, DataError
 from ldpfl.api.results import SweepResult
 from ldpfl.experiments import Runner
+from ldpfl.experiments.reproduction import Reached, load_reproduction
 from ldpfl.experiments.shipped import sweep_names
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, load_sweep
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, axis_of, cells, check_cells, load_sweep, same_runs, sweep_of
 from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
+from ldpfl.report.reproduction import reproduction_table
 from ldpfl.server import RoundMetrics
 
 TINY = (
@@ -434,3 +436,103 @@ def test_a_column_for_a_shuffler_is_there_only_where_one_is() -> None:
     assert "ideal shuffler" in both
     assert "0.25" in both
     assert "shuffle" not in printed(config, [bare])
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2, 4", [1, 2, 4]),
+        ("dp-sgd,duchi", ["dp-sgd", "duchi"]),
+        ("{age = [0, 120]},{age = [0, 100], bmi = [1, 2]}", [{"age": [0, 120]}, {"age": [0, 100], "bmi": [1, 2]}]),
+        ("[32,16],[64]", [[32, 16], [64]]),
+        ("""["a,b", 'c]'],["d\\"],"]""", [["a,b", "c]"], ['d"],']]),
+        ('"a,b",c', ["a,b", "c"]),
+        ("true,1.5,off", [True, 1.5, "off"]),
+    ],
+)
+def test_an_axis_is_split_at_commas_that_separate_values(text: str, values: list[Any]) -> None:
+    assert axis_of(f"data.bounds={text}") == ("data.bounds", values)
+    made = sweep_of("own", [], {"data.bounds": values})
+    assert made == sweep_of("own", [], dict([axis_of(f"data.bounds={text}")]))
+    assert SweepConfig.model_validate_json(made.model_dump_json()) == made
+
+
+@pytest.mark.parametrize("text", ["data.bounds", "=1", "a=", "a=1,,2", "a=1,"])
+def test_an_axis_without_a_key_or_a_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="has no values: give KEY=VALUE"):
+        axis_of(text)
+
+
+def test_a_sweep_is_called_after_its_data_and_what_it_compares() -> None:
+    axes: dict[str, list[Any]] = {"privacy.target_epsilon": [1], "model.name": ["mlp"]}
+    assert sweep_of("own", ['data.path="/data/all patients.csv"'], axes).name == "all-patients-target_epsilon-model"
+    assert sweep_of("own", ['data.name="owner/rows"'], {}).name == "rows"
+    assert sweep_of("own", ['data.name="../make.py:rows"'], {}).name == "make"
+    assert sweep_of("own", ['data.name="given"'], axes, 3, "mine").name == "mine"
+    assert len(sweep_of("own", [f'data.path="/data/{"x" * 300}.csv"'], axes).name) <= 80
+
+
+def test_settings_are_a_table_or_texts_and_the_same_sweep() -> None:
+    texts = ["data.name=mnist", "clients.count=4", "training={rounds = 2, epochs = 1}"]
+    table = {"data": {"name": "mnist"}, "clients.count": 4, "training": {"rounds": 2, "epochs": 1}}
+    one, other = sweep(settings=texts, seeds=2), sweep(settings=table, seeds=2)
+    assert same_runs(one, [], other, [])
+    assert [cell.folder_name for cell in cells(one)] == [cell.folder_name for cell in cells(other)]
+    assert cells(one)[0].config.training.epochs == 1
+    as_numbers = sweep(settings=table, seeds=2, axes={"mechanism.epsilon": [1, 4]})
+    assert same_runs(one, [], as_numbers, [])
+    others: list[dict[str, object]] = [{"seeds": 1}, {"name": "x"}, {"variants": {"a": []}}, {"axes": {"mechanism.epsilon": [1.0, 5.0]}}]
+    for changes in others:
+        assert not same_runs(one, [], sweep(**{"settings": table, "seeds": 2, **changes}), [])
+
+
+def widths(table: object, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+@pytest.mark.parametrize(("width", "form"), [(200, "whole"), (120, "fewer"), (80, "lists"), (60, "lists"), (40, "lists"), (20, "lists")])
+def test_names_of_settings_are_readable_at_every_width(width: int, form: str) -> None:
+    long = "bits of the largest weights, behind a shuffler"
+    config = sweep(variants={"no noise": [], long: []}, axes={"training.learning_rate": [0.001, 0.0125], "model.name": ["mlp"]})
+    point = (("training.learning_rate", 0.0125), ("model.name", "logistic-regression"))
+    privacy = {"local": 1234.5, "local_pure": 12345.6, "shuffled_upper_adaptive": 12.5, "protected": "record"}
+    found = [Row(name, point, (0.51, 0.62), 123456, privacy, 100.0) for name in config.variants]
+    lines = widths(sweep_table(config, found), width)
+    text = " ".join(" ".join(line.replace("│", " ").split()) for line in lines)
+    assert "no noise" in text
+    if width > 20:
+        assert all(any(word in line for line in lines) for word in (*long.split(), "0.0125", "logistic-regression", "learning_rate"))
+    assert "1,234.5" in "".join(text.split())
+    assert ("no room for: " in text, "accuracy %: 56.50" in text) == (form == "fewer", form == "lists")
+    assert "56.50 ± 7.78" in text
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(80, "seconds"), (60, "bytes, sum, seconds")])
+def test_a_narrow_table_leaves_out_what_matters_least(width: int, left_out: str) -> None:
+    config = sweep(variants={"as it is": []}, axes={"privacy.target_epsilon": [2.0]})
+    privacy = {"local": 2.0, "local_pure": 1234567.8, "protected": "record"}
+    lines = widths(sweep_table(config, [Row("as it is", (("privacy.target_epsilon", 2.0),), (0.5, 0.6), 123456, privacy, 1.0)]), width)
+    assert f"no room for: {left_out}" in [line.strip() for line in lines]
+    assert any("target_epsilon" in line and "accuracy %" in line and "local" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_a_reproduction_names_its_settings_at_every_width(width: int) -> None:
+    found = load_reproduction("ldp-fl/fig5")
+    config = load_sweep(found.at_size("ldp-fl/fig5", "desk").sweep)
+    rows = [Reached(None, cell.variant, cell.point, 0, 3) for cell in cells(config, settle=False)]
+    text = " ".join(" ".join(widths(reproduction_table(found, config, rows), width)).split())
+    assert all(name in text for name in (*config.variants, *config.headings, "not run", "holds"))
+
+
+def test_settings_of_one_last_word_have_their_whole_keys() -> None:
+    assert sweep(axes={"mechanism.name": ["duchi"], "model.name": ["mlp"]}).headings == ["mechanism", "model"]
+    assert sweep(axes={"training.momentum": [0.1], "mechanism.momentum": [0.2], "clients.count": [3]}).headings == [
+        "training.momentum",
+        "mechanism.momentum",
+        "count",
+    ]

@@ -10,7 +10,7 @@ from test_page import Reader
 
 from conftest import CommandLine
 from ldpfl import api
-from ldpfl.experiments.sweep_config import AxisValue, SweepConfig
+from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_run import open_folder
 
 
@@ -21,8 +21,9 @@ def small_sweep() -> SweepConfig:
         "kept": ["privacy.target_epsilon=50"],
     }
     settings = ['data.name="mnist"', 'model.name="logistic-regression"', "clients.count=4", "training.epochs=1"]
-    axes: dict[str, list[AxisValue]] = {"training.rounds": [1, 2]}
-    return SweepConfig(name="tiny", recipe="quickstart", settings=settings, seeds=[0, 1], axes=axes, variants=variants)
+    axes = {"training.rounds": [1, 2]}
+    tree = {"name": "tiny", "recipe": "quickstart", "settings": settings, "seeds": [0, 1], "axes": axes, "variants": variants}
+    return SweepConfig.model_validate(tree)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_a_sweep_that_goes_on_says_how_far_it_is(ldpfl: CommandLine, tmp_path: P
     assert ldpfl("report", begun).code == 0
     said = text_of(begun / "report.html")[1]
     assert "logistic-regression on mnist with 4 clients: 6 settings, 2 seeds each. 0 of 12 runs are finished." in said
-    assert "Go on with: ldpfl sweep FILE.toml --out" in said
+    assert "Go on with: ldpfl sweep --resume --out" in said
 
 
 @pytest.mark.parametrize(

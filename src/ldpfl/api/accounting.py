@@ -16,6 +16,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.secret_seed import of_shared_seeds
 from ldpfl.planning.planner import Plan, Setting, reach
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.privacy import Ledger
@@ -81,10 +82,8 @@ def account(
 def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
     """Return ``statement`` of all these together, with a warning of each thing in how they were run that it rests on."""
     runs = [run for one in of if (run := _run_of(one)) is not None]
-    seeds = [seed for config, simulated in runs if simulated and (seed := _seed_in(config)) is not None]
     said = [line for config, _ in runs for line in of_extending(config)]
-    if len(set(seeds)) < len(seeds):
-        said.append("two of these are simulations of one seed, whose noise is the same: together they hide less than this table says")
+    said += of_shared_seeds(config for config, simulated in runs if simulated)
     return replace(statement, warnings=(*statement.warnings, *said))
 
 
@@ -96,12 +95,6 @@ def _run_of(what: Ledger | RunResult | RunConfig | str | Path) -> tuple[RunConfi
         folder = RunFolder(Path(what))
         return folder.config(), not folder.kind().on_flower
     return None
-
-
-def _seed_in(config: RunConfig) -> int | None:
-    """Return the seed that what a simulation hides behind follows from; None where no two runs share any of it."""
-    by_coins = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
-    return None if config.secret_noise else config.seed if by_coins or not config.data.brought else None
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:

@@ -14,7 +14,7 @@ from ldpfl import mechanisms
 from ldpfl.api.arguments import checked
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config, toml_value
+from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
@@ -41,7 +41,7 @@ def configured_for(
     function: Callable[..., object], what: str | Path | RunConfig, settings: Settings, overrides: Mapping[str, Any]
 ) -> RunConfig:
     """Return what :func:`configure` does, for a ``function`` whose own arguments may be what was meant by one that there is not."""
-    changes = [*listed(settings), *listed(_by_key(function, overrides, what))]
+    changes = [*listed(settings), *listed(by_key(function, overrides, what))]
     config = configured(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
     said = {*(what if isinstance(what, RunConfig) else config).model_fields_set, *(change.partition("=")[0].strip() for change in changes)}
@@ -90,7 +90,7 @@ def listed(settings: Settings) -> list[str]:
         ConfigError: they are neither a mapping nor texts.
     """
     if isinstance(settings, Mapping):
-        return [f"{key}={toml_value(value)}" for key, value in _by_section(settings).items()]
+        return settings_as_text(settings)
     texts = [settings] if isinstance(settings, str) else list(settings or ())
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ConfigError(
@@ -110,7 +110,7 @@ def _by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
 _SECTIONS = frozenset(key.partition(".")[0] for key in known_keys() if "." in key)
 
 
-def _by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
+def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
     """Return ``overrides`` by their dotted keys."""
     if not overrides:
         return {}

@@ -127,7 +127,7 @@ def _about(result: ReproductionResult, overrides: list[str], said: list[str]) ->
         "recipe": config.recipe,
         "sweep": config.name,
         "settings": overrides,
-        "seeds": config.seeds,
+        "seeds": config.each_seed,
         "commit": _commit(),
         "versions": {"ldpfl": ldpfl.__version__, "torch": torch.__version__},
     }

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from torch import nn
 
@@ -26,7 +25,7 @@ from ldpfl.experiments.figures import of_unit
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
-from ldpfl.experiments.sweep_rows import Curve, Row, frontier
+from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
 from ldpfl.planning.planner import Plan
 from ldpfl.planning.regimes import RegimePlan
 from ldpfl.privacy import Ledger
@@ -197,12 +196,14 @@ class SweepResult(Shown):
         rows: a variant at one point of the axes each, over all seeds.
         curves: how each row came about, round by round.
         folder: where its files are; None if there are none.
+        together: what all runs over a user's own data cost together; None of built-in data.
     """
 
     config: SweepConfig
     rows: tuple[Row, ...]
     curves: tuple[Curve, ...]
     folder: Path | None
+    together: JointGuarantee | None = None
 
     @property
     def frontier(self) -> tuple[Row, ...]:
@@ -228,13 +229,15 @@ class SweepResult(Shown):
             return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
         return pandas.DataFrame([run for row in self.rows for run in _runs_of(row)])
 
-    def to_dict(self) -> list[dict[str, Any]]:
-        """Return what ``rows.json`` of a sweep's folder holds."""
-        return [row.to_dict() for row in self.rows]
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name, the ``rows`` as ``rows.json`` of the sweep's folder holds them, and what they cost ``together``."""
+        together = None if self.together is None else self.together.to_dict()
+        return {"name": self.config.name, "rows": [row.to_dict() for row in self.rows], "together": together}
 
-    def __rich__(self) -> Table | RenderableType:
-        table = sweep_table(self.config, self.rows)
-        return Group(table, noise_table(self.config, self.rows)) if any(row.noise for row in self.rows) else table
+    def __rich__(self) -> RenderableType:
+        noise = [noise_table(self.config, self.rows)] if any(row.noise for row in self.rows) else []
+        sentences = () if self.together is None else self.together.sentences
+        return Group(sweep_table(self.config, self.rows), *noise, *map(Text, sentences))
 
 
 def _runs_of(row: Row) -> Iterator[dict[str, Any]]:
@@ -282,7 +285,7 @@ class ReproductionResult(Shown):
 
         return pandas.DataFrame(self.to_dict())
 
-    def __rich__(self) -> Table | RenderableType:
+    def __rich__(self) -> RenderableType:
         return reproduction_table(self.reproduction, self.sweep, self.rows)
 
 

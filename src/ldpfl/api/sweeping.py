@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
+from torch import nn
 
 from ldpfl.api.arguments import checked
-from ldpfl.api.configuring import Settings, listed
+from ldpfl.api.configuring import Settings, brought, by_key, listed
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
-from ldpfl.experiments.sweep_parallel import run_ahead
-from ldpfl.experiments.sweep_run import run_sweep
+from ldpfl.experiments.runner import Runner
+from ldpfl.experiments.shipped import OWN
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep, sweep_of
+from ldpfl.experiments.sweep_parallel import rounds_done, run_ahead
+from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_sweep
 from ldpfl.report.progress import ProgressDisplay
+from ldpfl.server import RoundMetrics
 
 SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
 """Plots in a sweep's folder."""
@@ -28,70 +33,157 @@ SCORE_PLOT, NOISE_PLOT = "score.svg", "noise.svg"
 
 @checked
 def sweep(
-    what: str | Path | SweepConfig,
+    what: str | Path | SweepConfig | None = None,
     *,
     settings: Settings = (),
     folder: str | Path | None = None,
+    resume: bool = False,
     data_dir: str | Path | None = None,
     device: str | torch.device | None = "auto",
     jobs: int = 1,
     progress: bool | ProgressDisplay = True,
+    data: object = None,
+    model: str | nn.Module | None = None,
+    axes: Mapping[str, Any] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    name: str | None = None,
+    **overrides: Any,
 ) -> SweepResult:
     """Run a recipe's variants over settings and seeds, and return a row for each; what is finished in ``folder`` is not run again.
 
+        ldpfl.sweep(data=frame, target="outcome", client="hospital", axes={"privacy.target_epsilon": [1, 2, 4]}, seeds=3)
+
     Args:
-        what: a sweep's name, a file (``*.toml``), or a sweep.
+        what: a sweep's name, a file (``*.toml``), or a sweep; none with ``data``, which are swept by the recipe ``own``.
         settings: changes of every run, by dotted key.
         folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
+        resume: go on with the sweep in ``folder``; data and a model that are objects have to be given again.
         data_dir: as for :func:`run`.
         device: as for :func:`run`.
         jobs: how many runs go on at once, each in a process of its own on one thread; on a CPU.
         progress: as for :func:`run`.
+        data: one's own, as for :func:`run`.
+        model: one's own, as for :func:`run`.
+        axes: with ``data``: by dotted key, the values of each setting that is compared; every combination is run.
+        seeds: with ``data``: how many runs each combination gets, whose noise is secret; or the seed of each.
+        name: with ``data``: what the sweep is called; by default after the data and the settings that are compared.
+        overrides: with ``data``: changes of every run by the last word of the key, as for :func:`run`, such as ``target``.
 
     Raises:
         ConfigError: no such sweep or setting, or one that does not fit; found before anything is trained.
         LdpflError: as for :func:`run`.
     """
-    config, overrides = what if isinstance(what, SweepConfig) else load_sweep(str(what)), listed(settings)
-    shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
-    config = _with_secret_noise(config, overrides, said="seeds" in config.model_fields_set and not shipped)
-    if folder is None:
-        with TemporaryDirectory() as temporary:
-            return replace(_sweep(config, overrides, Path(temporary), data_dir, device, jobs, progress), folder=None)
-    return _sweep(config, overrides, Path(folder), data_dir, device, jobs, progress)
-
-
-def _sweep(
-    config: SweepConfig,
-    overrides: list[str],
-    out: Path,
-    data_dir: str | Path | None,
-    device: str | torch.device | None,
-    jobs: int,
-    progress: bool | ProgressDisplay,
-) -> SweepResult:
+    if (what is not None) + (data is not None and not resume) + resume != 1:
+        raise ConfigError("sweep takes a sweep's name or file, or one's own data, or resume with a sweep's folder: give one of the three")
+    if resume and isinstance(data, str | Path):
+        raise ConfigError("a sweep goes on with the file that it was begun with: give data with resume only where they are no file")
+    said_model = model is not None and not (resume and isinstance(model, nn.Module))
+    if (axes or seeds is not None or name is not None or said_model or overrides) and (what is not None or resume):
+        raise ConfigError("a sweep names its axes, seeds and model itself: axes, seeds, name, model and single settings go with data")
+    named, given = brought(data, model)
+    changes = listed(settings)
+    if resume:
+        config, changes = _begun(folder, changes)
+        said = True  # what was added then is in it
+    elif what is None:
+        own = [*listed(named), *listed(by_key(sweep, overrides, OWN)), *changes]
+        config, changes = sweep_of(OWN, own, axes or {}, 1 if seeds is None else seeds, name), []
+        said = not isinstance(config.seeds, int)
+    else:
+        config = what if isinstance(what, SweepConfig) else load_sweep(str(what))
+        shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
+        said = not isinstance(config.seeds, int) and not shipped
+    config = _with_secret_noise(config, changes, said=said)
+    if jobs > 1 and (given.data is not None or given.module is not None):
+        raise ConfigError(f"jobs is {jobs}, and runs in processes of their own take data and a model from files: give these, or jobs=1")
     with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display)
+        runner = runner_for(data_dir, device, display, given)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"several runs at once are for a CPU, not for {device}: leave jobs at 1")
+        if folder is not None:
+            return _sweep(config, changes, Path(folder), runner, jobs, display)
+        with TemporaryDirectory() as temporary:
+            return replace(_sweep(config, changes, Path(temporary), runner, jobs, display), folder=None)
 
-        def ahead(some: Sequence[Cell], out: Path) -> None:
-            if jobs > 1:
-                run_ahead(some, out, runner.data_dir, jobs, display.several)
 
-        def title(number: int, of: int, cell: Cell) -> None:
-            if jobs == 1:
-                display.next_run(f"{number}/{of}: {cell}")
+def _begun(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
+    """Return the sweep that was begun in ``folder``, and its overrides."""
+    if folder is None:
+        raise ConfigError("resume needs folder, that of the sweep to go on with")
+    if changes:
+        raise ConfigError("a sweep goes on with the settings that it was begun with: give none with resume")
+    found = stored_sweep(Path(folder))
+    if found is None:
+        raise ConfigError(f"{folder} holds no sweep: give the folder that one was begun in")
+    return found
 
-        rows, curves = run_sweep(config, overrides, runner, out, title, ahead)
-        for name, draw in ((SCORE_PLOT, partial(draw_sweep, rows=rows)), (NOISE_PLOT, partial(draw_noise, curves=curves))):
-            try:
-                draw(out / name, config)
-            except WriteError:
-                raise
-            except Exception as error:  # the rows are worth more than a picture of them
-                display.warn(f"no {name}: {in_short(error)}")
-    return SweepResult(config, tuple(rows), tuple(curves), out)
+
+def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
+    def ahead(some: Sequence[Cell], out: Path) -> None:
+        if jobs > 1:
+            run_ahead(some, out, runner.data_dir, jobs, display.several)
+
+    watched = _Watched(display)
+
+    def begins(number: int, of: int, cell: Cell) -> None:
+        if jobs == 1:
+            display.next_run(f"{number}/{of}: {cell}")
+        watched.begins(cell)
+
+    def planned(some: Sequence[Cell], out: Path) -> None:
+        ahead(some, out)
+        watched.planned(some, out)
+
+    rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, begins, planned)
+    watched.ended()
+    for name, draw in ((SCORE_PLOT, partial(draw_sweep, rows=rows)), (NOISE_PLOT, partial(draw_noise, curves=curves))):
+        try:
+            draw(out / name, config)
+        except WriteError:
+            raise
+        except Exception as error:  # the rows are worth more than a picture of them
+            display.warn(f"no {name}: {in_short(error)}")
+    return SweepResult(config, tuple(rows), tuple(curves), out, together)
+
+
+class _Watched:
+    """Tells a display how each run gets on, and how far all of them are."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
+        self.clients_done, self.warn = display.clients_done, display.warn
+        self._rounds: dict[str, int] = {}
+        self._reached: dict[str, int] = {}
+        self._over: set[str] = set()
+        self._cell: str | None = None
+
+    def planned(self, some: Sequence[Cell], out: Path) -> None:
+        self._rounds = {cell.folder_name: cell.config.training.rounds for cell in some}
+        self._reached = {cell.folder_name: rounds_done(cell, out) for cell in some}
+        self._over = {cell.folder_name for cell in some if cell.folder(out).is_over}
+
+    def begins(self, cell: Cell) -> None:
+        self.ended()
+        self._cell = cell.folder_name
+
+    def ended(self) -> None:
+        """Count the run that was begun last as over, however many rounds it took."""
+        if self._cell is not None:
+            self._reached[self._cell] = self._rounds[self._cell]
+            self._over.add(self._cell)
+        self._show()
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        self._display.started(label, rounds, done, metric)
+
+    def round_done(self, metrics: RoundMetrics) -> None:
+        self._display.round_done(metrics)
+        if self._cell is not None:
+            self._reached[self._cell] = metrics.round
+        self._show()
+
+    def _show(self) -> None:
+        self._display.several(sum(self._reached.values()), sum(self._rounds.values()), len(self._over), len(self._rounds))
 
 
 def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, said: bool) -> SweepConfig:

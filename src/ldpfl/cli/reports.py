@@ -46,4 +46,4 @@ def _page(what: list[Path], *, public: bool) -> str:
     if plans:
         return plan_page(plans[0])
     folder, (sweep, overrides) = sweeps[0]
-    return sweep_page(folder, sweep, overrides, sweep_command(folder, sweep, overrides))
+    return sweep_page(folder, sweep, overrides, sweep_command(folder))

@@ -25,9 +25,9 @@ from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.figures import metric_before_data
-from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
-from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep, sweep_of
+from ldpfl.experiments.run_folder import SWEEP, Kind, RunFolder
+from ldpfl.experiments.shipped import DEFAULT, OWN
+from ldpfl.experiments.sweep_config import MOST_SEEDS, SweepConfig, axis_of, cells, load_sweep, sweep_of
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
@@ -189,34 +189,55 @@ def sweep(
     client: ClientOption = None,
     person: PersonOption = None,
     task: TaskOption = None,
+    model: Annotated[str | None, typer.Option(help="With --data: a built-in model, or your own as file.py:Class.")] = None,
     axis: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE,...", help="With --data: values of a setting to compare.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --data: runs of each setting.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="With --data: runs of each setting.")] = 1,
+    called: Annotated[
+        str | None, typer.Option("--name", help="With --data: what the sweep is called.", show_default="by data and axes")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, with the settings it was begun with.")] = False,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own on one thread; on a CPU.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
-    if (name is None) == (data is None):
-        raise ConfigError("ldpfl sweep takes a sweep's name or file, or your own data by --data: give one of the two")
-    if name is not None and (axis or target or client or person or task or seeds != 1):
-        flags = "--axis, --seeds, --target, --client, --person and --task"
-        raise ConfigError(f"sweep {name} names its axes and seeds itself: {flags} go with --data")
-    own = overrides_of(data, target, client, task, None, None, set_, person=person)
-    config, overrides = (sweep_of(OWN, own, axis or [], seeds), list[str]()) if name is None else (load_sweep(name), set_ or [])
-    folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-')}"
+    if (name is not None) + (data is not None) + resume != 1:
+        raise ConfigError("ldpfl sweep takes a sweep's name or file, your own data by --data, or --resume: give one of the three")
+    if data is None and (axis or target or client or person or task or model or called or seeds != 1):
+        flags = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
+        raise ConfigError(f"a sweep that has a name, or goes on, names its axes and seeds itself: {flags} go with --data")
+    config, changes = None, set_ or []
+    if name is not None:
+        config = load_sweep(name)
+    elif data is not None:
+        axes = [axis_of(text) for text in axis or []]
+        if twice := [key for key, _ in axes if [other for other, _ in axes].count(key) > 1]:
+            raise ConfigError(f"--axis names {twice[0]} twice: give all of its values in one")
+        own = overrides_of(data, target, client, task, model, None, set_, person=person)
+        config, changes = sweep_of(OWN, own, dict(axes), seeds, called), []
+    if config is None and out is None:
+        raise ConfigError("--resume needs --out, the folder of the sweep to go on with")
+    folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-') if config else ''}"
     torch.set_num_threads(cores())
     errors = terminal(stderr=True)
+    kept = _flags(data_dir, device) + (f" --jobs {jobs}" if jobs > 1 else "")
+    said = {"--data": data, "--target": target, "--client": client, "--person": person, "--task": task, "--model": model, "--name": called}
+    anew = _sweep_anew(name, {**said, "--seeds": seeds if seeds > 1 else None}, axis or [], set_ or [], folder) + kept
+    options: dict[str, Any] = {"folder": folder, "data_dir": data_dir, "device": device, "jobs": jobs, "resume": resume}
+    begun = folder / SWEEP
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
-            result = api.sweep(config, settings=overrides, folder=folder, data_dir=data_dir, device=device, jobs=jobs, progress=display)
+            result = api.sweep(config if name is None else name, settings=changes, progress=display, **options)
     except KeyboardInterrupt:
-        errors.print(Text(f"interrupted; finished rounds are kept in {folder}, start the same command again to go on"), soft_wrap=True)
+        if not begun.exists():
+            raise
+        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {sweep_command(folder)}{kept}"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
-        raise _stopped_by(error, _sweep_command(name or "--data ...", overrides, folder, _flags(data_dir, device))) from error
+        raise _stopped_by(error, f"{sweep_command(folder)}{kept}" if begun.exists() else anew) from error
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
@@ -225,26 +246,19 @@ def sweep(
     noise_plot = folder / api.NOISE_PLOT
     if noise_plot.exists():
         console.print(Text(f"budget as the papers count it, noise and score by round: {noise_plot}"), soft_wrap=True)
-    if data is not None:
-        _print_together(console, folder)
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
 
 
-def _print_together(console: Console, folder: Path) -> None:
-    """Print what looking at a sweep over one's own rows costs: each of its runs is a release of its own on the same rows."""
-    runs = [path for path in sorted((folder / "runs").iterdir()) if RunFolder(path).ledger_path.exists()]
-    if not runs:
-        return
-    together = api.account(*runs).best
-    epsilon = "no known epsilon" if together is None else f"epsilon {number(together.epsilon)} at delta {together.delta:g}"
-    said = f"whoever sees the models of all {len(runs)} runs, each of them released on the same rows, has {epsilon}"
-    console.print(Text(said if together is None else f"{said}, {IF_TRUSTED[together.trust_model]}"), soft_wrap=True)
-    console.print(Text("to choose the best row by these scores is to choose on the test rows: measure it on other rows"), soft_wrap=True)
+def _sweep_anew(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:
+    """Return the command that began a sweep of which nothing could be written."""
+    given = [(flag, str(value)) for flag, value in flags.items() if value is not None]
+    given += [("--axis", axis) for axis in axes] + [("--set", setting) for setting in settings] + [("--out", str(folder))]
+    return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for pair in given for word in pair)]))
 
 
-def _sweep_command(name: str, overrides: list[str], folder: Path, flags: str) -> str:
-    settings = "".join(f" --set {shlex.quote(setting)}" for setting in overrides)
-    return printable(f"ldpfl sweep {shlex.quote(name)}{settings} --out {shlex.quote(str(folder))}{flags}")  # maybe of a foreign folder
+def sweep_command(folder: Path) -> str:
+    """Return what goes on with the sweep in ``folder``, which may be a foreign one, whose name steers no terminal."""
+    return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
 
 
 def show(
@@ -321,16 +335,9 @@ def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_j
         print(to_json({"name": config.name, "kind": "sweep", **counts}, indent=2))
         return
     print(f"{config.name}: a sweep, {done} of {count} runs finished" + (f", {stopped} given up" if stopped else ""))
-    print(f"go on, or print its table, with: {sweep_command(folder, config, overrides)}")
+    print(f"go on, or print its table, with: {sweep_command(folder)}")
     if runs:
         print(f"one of its runs: ldpfl show {printable(shlex.quote(str(runs[0].path)))}")
-
-
-def sweep_command(folder: Path, config: SweepConfig, overrides: list[str]) -> str:
-    """Return what goes on with the sweep in ``folder``."""
-    known = config.name in sweep_names() and load_sweep(config.name) == config
-    where = "" if known else "\nwhere FILE.toml is the file that it was begun with"
-    return _sweep_command(config.name if known else "FILE.toml", overrides, folder, "") + where
 
 
 def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:

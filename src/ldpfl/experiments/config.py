@@ -221,6 +221,9 @@ class RunConfig(_Section):
         ]
 
 
+_SECTIONS = frozenset(key for key, value in RunConfig().model_dump().items() if isinstance(value, dict))
+
+
 def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
     """Read a TOML file and apply ``key=value`` overrides.
 
@@ -245,7 +248,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}") from error
     _without_noise_section(tree, origin)
-    groups = [list(group) for group in overrides]
+    groups = [[one for override in group for one in _by_key(override)] for group in overrides]
     for group in groups:
         for override in sorted(group, key=lambda text: not _names_mechanism(text)):
             _apply(tree, override)
@@ -275,6 +278,23 @@ def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> No
             raise ConfigError(
                 f"{key} is found for privacy.target_epsilon = {target:g}, and was set: set the target to another number, or to 'off'"
             )
+
+
+def _by_key(override: str) -> list[str]:
+    """Return one override for each key of a section that is given as a whole, such as ``clients={count = 5}``, and else ``override``."""
+    section, _, text = override.partition("=")
+    if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
+        return [override]
+    return settings_as_text({section.strip(): value})
+
+
+def settings_as_text(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as ``key=value``; those of a section, as ``{"clients": {"count": 5}}``, one by one."""
+    found: list[str] = []
+    for key, value in settings.items():
+        inner = {f"{key}.{name}": part for name, part in value.items()} if key in _SECTIONS and isinstance(value, Mapping) else {key: value}
+        found += (f"{name}={toml_value(part)}" for name, part in inner.items())
+    return found
 
 
 def _names_mechanism(override: str) -> bool:

@@ -64,14 +64,14 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     return ledger
 
 
-def check_fit(config: RunConfig) -> None:
-    """Find out, without data, whether the model, the data set and the mechanism of a run fit together.
+def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
+    """Find out, without training, whether the model, the data set and the mechanism of a run fit together.
 
     Raises:
         ConfigError, PrivacyError: they do not.
     """
     self_sampling_of(config)
-    _, ranges = start_of(config)
+    _, ranges = start_of(config, given)
     mechanism_of(config, ranges).payload_bits(ranges)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from ldpfl.errors import DataError
@@ -21,6 +22,19 @@ _WARNING = (
 def drawn(config: RunConfig) -> int | None:
     """Return a new secret for a run of ``config``; None where noise follows from the config's own seed."""
     return secrets.randbits(_BITS) if config.secret_noise else None
+
+
+def of_shared_seeds(configs: Iterable[RunConfig]) -> tuple[str, ...]:
+    """Return a warning if two simulations hide behind what follows from one seed."""
+    seeds = [seed for config in configs if (seed := _seed_in(config)) is not None]
+    said = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
+    return (said,) if len(set(seeds)) < len(seeds) else ()
+
+
+def _seed_in(config: RunConfig) -> int | None:
+    """Return the seed that what a simulation hides behind follows from; None where no two runs share any of it."""
+    by_coins = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
+    return None if config.secret_noise else config.seed if by_coins or not config.data.brought else None
 
 
 def save(secret: int, path: Path) -> None:

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import RunConfig, setting_value, toml_value
+from ldpfl.experiments.config import RunConfig, setting_value, settings_as_text, toml_value
+from ldpfl.experiments.dataset import NOTHING, Given
 from ldpfl.experiments.planned_ledger import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
 from ldpfl.files import from_toml, read_text
+from ldpfl.importing import GIVEN
 from ldpfl.suggestions import did_you_mean
 
 _MOST_CELLS = 10_000
+MOST_SEEDS = 1000
+_LONGEST_NAME = 80
 
 AxisValue = bool | int | float | str
+"""Value of an axis as tables and plots show it; a list or a table of a setting is shown as the text of TOML."""
+
+_Settings = Annotated[list[str], BeforeValidator(lambda given: settings_as_text(given) if isinstance(given, Mapping) else given)]
+_Values = Annotated[list[AxisValue | list[JsonValue] | dict[str, JsonValue]], Field(min_length=1)]
 
 
 class SweepConfig(BaseModel):
@@ -33,10 +42,11 @@ class SweepConfig(BaseModel):
 
     Attributes:
         name, description: for tables and plots.
-        recipe, settings: what every cell starts from, and ``key=value`` overrides for all of them.
-        seeds: every cell is run once with each.
+        recipe, settings: what every cell starts from, and overrides for all of them: a table of settings, or ``key=value`` texts.
+        seeds: every cell is run once with each. A number says how many runs each cell gets: then the noise on a user's own data follows
+            from a secret of each run, and from no seed.
         axes: settings by dotted key, and the values they take; every combination is a cell. The first is a plot's x.
-        variants: by label, the ``key=value`` overrides that make it.
+        variants: by label, the overrides that make it, as in ``settings``.
         plot_against: what accuracy is drawn against, beside the bytes sent: the first axis, or the epsilon of a client's whole
             run when nobody is trusted, at which mechanisms of different units can be compared.
     """
@@ -46,11 +56,37 @@ class SweepConfig(BaseModel):
     name: str
     description: str = ""
     recipe: str
-    settings: list[str] = []
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    axes: dict[str, Annotated[list[AxisValue], Field(min_length=1)]] = {}
-    variants: Annotated[dict[str, list[str]], Field(min_length=1)] = {"as it is": []}
+    settings: _Settings = []
+    seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = 1
+    axes: dict[str, _Values] = {}
+    variants: Annotated[dict[str, _Settings], Field(min_length=1)] = {"as it is": []}
     plot_against: Literal["axis", "budget"] = "axis"
+
+    @property
+    def each_seed(self) -> list[int]:
+        """The seeds of a cell's runs."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    @property
+    def points(self) -> dict[str, list[AxisValue]]:
+        """The axes with their values as tables and plots show them."""
+        return {key: [_shown_value(value) for value in values] for key, values in self.axes.items()}
+
+    @property
+    def headings(self) -> list[str]:
+        """Short names of the axes: the last word of each key, the section where that word is ``name``, the key where two have one word."""
+        short = [short_key(key) for key in self.axes]
+        return [key if short.count(name) > 1 else name for key, name in zip(self.axes, short, strict=True)]
+
+
+def short_key(key: str) -> str:
+    """Return what is shown of a setting's dotted key: ``model`` of ``model.name``, else its last word."""
+    section, _, word = key.rpartition(".")
+    return section if word == "name" and section else word
+
+
+def _shown_value(value: Any) -> AxisValue:
+    return toml_value(value) if isinstance(value, list | dict) else value
 
 
 @dataclass(frozen=True)
@@ -72,7 +108,7 @@ class Cell:
         return RunFolder(out / "runs" / self.folder_name)
 
     def __str__(self) -> str:
-        at = "".join(f", {key.rpartition('.')[2]} {value}" for key, value in self.point)
+        at = "".join(f", {short_key(key)} {value}" for key, value in self.point)
         return f"{self.variant}{at}" + ("" if self.config.hides_seed else f", seed {self.seed}")
 
 
@@ -93,70 +129,126 @@ def load_sweep(name: str) -> SweepConfig:
             raise ConfigError(f"no sweep {name!r}: {did_you_mean(name, paths)}")
         text = paths[name].read_text(encoding="utf-8")
     try:
-        return SweepConfig.model_validate(from_toml(text))
+        tree = from_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
+    return _checked(tree, f"sweep {name}")
+
+
+def _checked(tree: dict[str, Any], origin: str) -> SweepConfig:
+    try:
+        return SweepConfig.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"sweep {name}, {place}: {first['msg']}, got {shown(first['input'])}") from None
-    except ValueError as error:
-        raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
+        raise ConfigError(f"{origin}, {place}: {first['msg']}, got {shown(first['input'])}") from None
 
 
-def sweep_of(recipe: str, settings: Sequence[str], axes: Sequence[str], seeds: int) -> SweepConfig:
-    """Return the sweep of a user's own data that flags describe, with secret noise.
+def sweep_of(
+    recipe: str, settings: Sequence[str], axes: Mapping[str, Iterable[Any]], seeds: int | Sequence[int] = 1, name: str | None = None
+) -> SweepConfig:
+    """Return the sweep that flags or arguments describe.
 
     Args:
-        axes: texts ``key=value,value``.
-        seeds: how many runs each setting gets.
+        axes: values by dotted key, as Python has them.
+        seeds: how many runs each setting gets, or the seed of each.
+        name: for tables and the folder; by default that of the data, and what is compared.
 
     Raises:
-        ConfigError: an axis has no key or no values.
+        ConfigError: an axis has no list of values, or a value is none of a setting.
     """
-    found: dict[str, list[AxisValue]] = {}
-    for axis in axes:
-        key, _, text = axis.partition("=")
-        values = [value.strip() for value in text.split(",")]
-        if not key.strip() or not all(values):
-            raise ConfigError(f"--axis {shown(axis)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
-        found[key.strip()] = [setting_value(value) for value in values]
-    # Seeds count runs here: the noise on a user's own rows follows from a secret of each run.
-    return SweepConfig(name=recipe, recipe=recipe, settings=[*settings, "secret_noise=true"], seeds=list(range(seeds)), axes=found)
+    for key, values in axes.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            raise ConfigError(f"axes: {key} is {shown(values)}, expected a list of values: give {{{key!r}: [...]}}")
+    found = {key.strip(): [setting_value(toml_value(value)) for value in values] for key, values in axes.items()}
+    tree = {
+        "name": name or _name_of(recipe, settings, found),
+        "recipe": recipe,
+        "settings": list(settings),
+        "seeds": seeds if isinstance(seeds, int) else list(seeds),
+        "axes": found,
+    }
+    return _checked(tree, "sweep")
 
 
-def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True) -> list[Cell]:
+def _name_of(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> str:
+    """Return a name of the data and of what is compared, such as ``patients-target_epsilon``, that is fit for a folder."""
+    said = {key.strip(): setting_value(text.strip()) for key, _, text in (setting.partition("=") for setting in settings)}
+    data = Path(str(said.get("data.path", said.get("data.name", "")))).stem.partition(":")[0]
+    words = [data if data and data != GIVEN else recipe, *map(short_key, axes)]
+    return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_LONGEST_NAME]
+
+
+def axis_of(text: str) -> tuple[str, list[Any]]:
+    """Return the key and the values of ``KEY=VALUE,VALUE``; a comma within brackets or quotes separates nothing.
+
+    Raises:
+        ConfigError: it has no key or no values.
+    """
+    key, _, values = text.partition("=")
+    found = [value.strip() for value in _apart(values)]
+    if not key.strip() or not all(found):
+        raise ConfigError(f"--axis {shown(text)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
+    return key.strip(), [setting_value(value) for value in found]
+
+
+def _apart(text: str) -> Iterator[str]:
+    """Yield what commas separate, but for commas within brackets or quotes."""
+    begun, depth, quote, escaped = 0, 0, "", False
+    for place, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote and not escaped else quote
+            escaped = quote == '"' and char == "\\" and not escaped
+        elif char in "\"'":
+            quote = char
+        elif char == "," and not depth:
+            yield text[begun:place]
+            begun = place + 1
+        else:
+            depth += (char in "[{") - (char in "]}")
+    yield text[begun:]
+
+
+def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True, given: Given = NOTHING) -> list[Cell]:
     """Return all runs of ``sweep``, each config checked; ``overrides`` apply to every one of them, last.
 
-    Without ``settle`` configs are as they are written: nothing that they name, such as data, is looked at.
+    Without ``settle`` configs are as they are written: nothing that they name, such as data, is looked at. ``given`` is what a caller
+    handed over.
     """
-    count = prod(map(len, sweep.axes.values())) * len(sweep.seeds) * len(sweep.variants)
+    count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MOST_CELLS:
         raise ConfigError(f"sweep {sweep.name} has {count:,} runs, more than {_MOST_CELLS:,}")
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     return [
-        Cell(variant, point, seed, _config(sweep, settings, point, seed, overrides, settle=settle))
-        for seed in sweep.seeds
+        Cell(variant, _shown_point(point), seed, settled(config, given) if settle else config)
+        for seed in sweep.each_seed
         for point in points
         for variant, settings in sweep.variants.items()
+        for config in [_config(sweep, settings, point, seed, overrides)]
     ]
 
 
+def _shown_point(point: Sequence[tuple[str, Any]]) -> tuple[tuple[str, AxisValue], ...]:
+    return tuple((key, _shown_value(value)) for key, value in point)
+
+
 def _config(
-    sweep: SweepConfig,
-    settings: Sequence[str],
-    point: Sequence[tuple[str, AxisValue]],
-    seed: int,
-    overrides: Sequence[str],
-    *,
-    settle: bool,
+    sweep: SweepConfig, settings: Sequence[str], point: Sequence[tuple[str, Any]], seed: int, overrides: Sequence[str]
 ) -> RunConfig:
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={toml_value(value)}" for key, value in point]
     named = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
-    config = load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
-    return settled(config) if settle else config
+    return load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
 
 
-def check_cells(cells: Sequence[Cell]) -> None:
+def same_runs(one: SweepConfig, its: Sequence[str], other: SweepConfig, others: Sequence[str]) -> bool:
+    """Whether two sweeps with their overrides are the same runs under the same labels, in whatever words their settings are written."""
+    if (one.name, list(one.axes), one.plot_against) != (other.name, list(other.axes), other.plot_against):
+        return False
+    return cells(one, its, settle=False) == cells(other, others, settle=False)
+
+
+def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
     """Find out before any training whether each run's model, data set and mechanism fit together.
 
     Raises:
@@ -169,6 +261,6 @@ def check_cells(cells: Sequence[Cell]) -> None:
             continue
         checked.add(what)
         try:
-            check_fit(cell.config)
+            check_fit(cell.config, given)
         except LdpflError as error:
             raise ConfigError(f"{cell}: {error}") from error

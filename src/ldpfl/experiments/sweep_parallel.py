@@ -33,22 +33,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def rounds_done(cell: Cell, out: Path) -> int:
+    """Return how many rounds of ``cell`` are finished in the sweep's folder ``out``; all of them if its run is over."""
+    folder, rounds = cell.folder(out), cell.config.training.rounds
+    if folder.is_over:
+        return rounds
+    with suppress(OSError):
+        return min(rounds, folder.metrics_path.read_bytes().count(b"\n"))
+    return 0
+
+
 @dataclass(frozen=True)
 class _Task:
     cell: Cell
     folder: RunFolder
-
-    @property
-    def rounds(self) -> int:
-        return self.cell.config.training.rounds
-
-    @property
-    def rounds_done(self) -> int:
-        if self.folder.is_over:
-            return self.rounds
-        with suppress(OSError):
-            return min(self.rounds, self.folder.metrics_path.read_bytes().count(b"\n"))
-        return 0
 
 
 def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
@@ -66,8 +64,8 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
                 running.append(_started(waiting.pop(0), out, data_dir))
             running = [process for process in running if not _has_ended(process)]
             on_rounds(
-                sum(task.rounds_done for task in tasks),
-                sum(task.rounds for task in tasks),
+                sum(rounds_done(task.cell, out) for task in tasks),
+                sum(task.cell.config.training.rounds for task in tasks),
                 sum(t.folder.is_over for t in tasks),
                 len(tasks),
             )

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from math import inf, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
 from ldpfl.files import from_json, read_text
-from ldpfl.privacy.guarantee import best_figure, is_figure
+from ldpfl.number_format import number
+from ldpfl.privacy.guarantee import IF_TRUSTED, Statement, best_figure, is_figure
 from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER
 
 Point = tuple[tuple[str, AxisValue], ...]
@@ -94,6 +95,39 @@ class Curve:
     score: tuple[Rounds, ...]
     norm: tuple[Rounds, ...] = ()
     paper_epsilon: tuple[Rounds, ...] = ()
+
+
+@dataclass(frozen=True)
+class JointGuarantee:
+    """What whoever sees the models of all runs over a user's own data can tell of one record, person or client among them.
+
+    Attributes:
+        runs: how many.
+        statement: what their ledgers guarantee together.
+    """
+
+    runs: int
+    statement: Statement
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What to know before a row is chosen."""
+        best, delta = self.statement.best, self.statement.delta
+        if best is None or not isfinite(best.epsilon):
+            figure = "no finite epsilon"
+        else:
+            figure = (
+                f"epsilon {number(best.epsilon)} at delta {delta:g} for each {self.statement.protected}, {IF_TRUSTED[best.trust_model]}"
+            )
+        return (
+            f"whoever sees the models of all {self.runs} runs, each of them released on the same rows, has {figure}",
+            *self.statement.warnings,
+            "to choose the best row by these scores is to choose on the test rows: measure it on other rows",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {"runs": self.runs, "privacy": self.statement.to_dict()}
 
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:

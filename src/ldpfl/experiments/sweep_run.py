@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ import torch
 
 import ldpfl
 from ldpfl.errors import ConfigError, DataError, PrivacyError
-from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.experiments.runner import Runner
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells
-from ldpfl.experiments.sweep_rows import Curve, Row, curves, rows
-from ldpfl.files import make_folder, read_text, to_json, write_text
+from ldpfl.experiments.secret_seed import of_shared_seeds
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, same_runs
+from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, curves, rows
+from ldpfl.files import from_json, make_folder, read_text, to_json, write_text
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.statement import account, account_together
 
 _OVERRIDES = "overrides"
+
+_RUNS = "runs.json"
+"""File of a sweep's folder with the folder of each cell: the config that names it follows from the data, which a page does not look at."""
 
 OnRun = Callable[[int, int, Cell], None]
 """Called with (number of a run, from 1; how many there are; the run) when it begins."""
@@ -38,7 +42,7 @@ def run_sweep(
     out: Path,
     on_run: OnRun = lambda number, of, cell: None,
     ahead: Ahead = lambda cells, out: None,
-) -> tuple[list[Row], list[Curve]]:
+) -> tuple[list[Row], list[Curve], JointGuarantee | None]:
     """Run what is not finished yet of ``sweep``, with ``overrides`` of every run, in ``out``; the rows are written down after each run.
 
     Raises:
@@ -46,16 +50,17 @@ def run_sweep(
         DataError: a run's files are damaged.
         WriteError: ``out`` cannot be written; what is finished is kept.
     """
-    todo = cells(sweep, overrides)
-    check_cells(todo)
+    todo = cells(sweep, overrides, given=runner.given)
+    check_cells(todo, runner.given)
     open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in todo))
+    write_text(out / _RUNS, to_json([cell.folder_name for cell in todo]))
     ahead(todo, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
     for number, cell in enumerate(todo, start=1):
         on_run(number, len(todo), cell)
         results.append((cell, run_cell(cell, runner, out)))
         write_text(out / "rows.json", to_json([row.to_dict() for row in rows(results)], indent=2) + "\n")
-    return rows(results), curves(results, out)
+    return rows(results), curves(results, out), joint_guarantee((cell, cell.folder(out)) for cell in todo)
 
 
 def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
@@ -65,13 +70,15 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     and privacy of its finished rounds, if there are any.
 
     Raises:
-        ConfigError: a finished run in the folder comes from another version.
+        ConfigError: a finished run in the folder comes from another version, or was run on other rows.
     """
     folder, known = cell.folder(out), finished(cell, out)
-    if known is not None:
-        if "stopped" not in known:
-            _check_same_version(known["versions"], folder)
+    if known is not None and "stopped" in known:
         return known
+    if known is not None:
+        _check_same_version(known["versions"], folder)
+        if not cell.config.data.brought:  # a user's own rows may have changed since, which the runner finds out
+            return known
     try:
         return runner.run(cell.config, folder, resume=True, baseline=False).figures
     except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
@@ -85,7 +92,10 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     Raises:
         DataError: a run's files are damaged.
     """
-    folder = cell.folder(out)
+    return _finished_in(cell.folder(out), cell)
+
+
+def _finished_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
     result = folder.result()
     if result is not None:
         return result
@@ -109,7 +119,7 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
     if not path.exists():
         make_folder(out)
         write_text(path, text)
-    elif path.read_bytes() != text.encode():
+    elif (begun := stored_sweep(out)) is None or not same_runs(*begun, sweep, overrides):
         raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
 
 
@@ -130,33 +140,55 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
         raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
 
 
-def stored_results(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[tuple[Cell, dict[str, Any]]]:
-    """Return what is finished in ``out``, which may be somebody else's: nothing that its configs name is opened or run.
+def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | None:
+    """Return what holds of all runs over a user's own data together, each a release on the same rows; None where no run has any.
+
+    Raises:
+        DataError: a ledger is damaged.
+    """
+    own = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
+    if not own:
+        return None
+    delta = max(cell.config.privacy.delta for cell, _ in own.values())
+    statement = account_together([folder.ledger() for _, folder in own.values()], delta)
+    warnings = of_shared_seeds(cell.config for cell, _ in own.values())
+    return JointGuarantee(len(own), replace(statement, warnings=(*statement.warnings, *warnings)))
+
+
+def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[tuple[Cell, RunFolder]]:
+    """Return the runs of ``sweep``, begun or not, and their folders in ``out``, which may be somebody else's: nothing that its configs name
+    is opened or run.
+    """
+    planned = cells(sweep, overrides, settle=False)
+    path = out / _RUNS
+    try:
+        names = from_json(read_text(path)) if path.exists() else ["none"] * len(planned)
+        if len(names) != len(planned) or not all(re.fullmatch("[0-9a-z]+", name) for name in names):
+            raise ValueError("names of folders")
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
+    folders = [RunFolder(out / "runs" / name) for name in names]
+    return [
+        (replace(cell, config=folder.config()) if folder.config_path.exists() else cell, folder)
+        for cell, folder in zip(planned, folders, strict=True)
+    ]
+
+
+def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, dict[str, Any]]]:
+    """Return what is finished of ``runs``, see :func:`stored_runs`.
 
     What each run guarantees is computed from its ledger; what its file says beside it is not repeated.
 
     Raises:
         DataError: a run's files are damaged.
     """
-    folders = [RunFolder(path) for path in sorted((out / "runs").glob("*")) if path.is_dir()]
-    runs = {_as_written(config): (config, folder) for folder in folders for config in [folder.config()]}
     results = []
-    for cell in cells(sweep, overrides, settle=False):
-        config, folder = runs.get(_as_written(cell.config), (cell.config, cell.folder(out)))
-        found = finished(own := replace(cell, config=config), out)
+    for cell, folder in runs:
+        found = _finished_in(folder, cell)
         if found is not None:
             ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
-            results.append((own, {**found, "privacy": account(ledger, config.privacy.delta).to_dict()}))
+            results.append((cell, {**found, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}))
     return results
-
-
-def _as_written(config: RunConfig) -> str:
-    """Return a config without what its data and its target decide, see :func:`ldpfl.experiments.calibration.settled`."""
-    if config.privacy.target_epsilon != "off":
-        config = config.model_copy(update={"mechanism": config.mechanism.at_strength(1.0)})
-    if config.data.brought:
-        config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": 1})})
-    return config.to_toml()
 
 
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:

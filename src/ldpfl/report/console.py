@@ -13,6 +13,7 @@ from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.judging import COMMONEST
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
+from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.scores import (
     clipped_records,
     cost,
@@ -101,22 +102,19 @@ def _of_cells(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
     return table
 
 
-def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
+def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return the table of a sweep: a line for each variant and point, scores with their spread over the seeds."""
     budgets = {"sum": "local_pure", "local": "local"}
     if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
         budgets["shuffled"] = _SHUFFLED
-    table = _by_setting(sweep, heading(rows[0].metric if rows else ACCURACY), "bytes", *budgets, "seconds")
-    table.title = Text(f"{sweep.name}, {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) > 1)}")
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
-    for row in rows:
-        table.add_row(
-            *_setting(sweep, row, " *" * (id(row) in best)),
-            score_of(row),
-            f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
-            *(_figure(row, name) for name in budgets.values()),
-            f"{row.seconds:.0f}",
-        )
+    columns = [
+        *_settings(sweep, rows, [" *" * (id(row) in best) for row in rows]),
+        Column(heading(rows[0].metric if rows else ACCURACY), [score_of(row) for row in rows]),
+        Column("bytes", [f"{row.bytes_per_client:,}" if row.bytes_per_client else "-" for row in rows], dropped=2),
+        *(Column(title, [_figure(row, name) for row in rows], dropped=3 * (title == "sum")) for title, name in budgets.items()),
+        Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
+    ]
     legend = [
         "bytes: of one client in one round; sum: epsilon of its whole run, all releases added up; local: by composition, trusting nobody"
     ]
@@ -133,34 +131,26 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
     if best:
         legend.append("* worth its price: none with no more bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
-    table.caption = "\n".join([*legend, *reasons])
-    table.caption_justify = "left"
-    return table
+    seeds = len(sweep.each_seed)
+    return FittedTable(f"{sweep.name}, {seeds} seed{'s' * (seeds > 1)}", columns, "\n".join([*legend, *reasons]))
 
 
-def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> Table:
+def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return what noise schedules did in the rows of a sweep that have one."""
-    table = _by_setting(sweep, "noise", "noised weights", "papers' sum")
-    for row in rows:
-        if row.noise:
-            table.add_row(*_setting(sweep, row), *_noise_cells(row))
-    table.caption = "noise: L2 norms added up over clients and rounds; papers' sum: epsilon as LaDP-FL adds it up, no guarantee"
-    table.caption_justify = "left"
-    return table
+    noisy = [row for row in rows if row.noise]
+    cells = zip(*map(_noise_cells, noisy), strict=True)
+    figures = [Column(title, own) for title, own in zip(("noise", "noised weights", "papers' sum"), cells, strict=True)]
+    legend = "noise: L2 norms added up over clients and rounds; papers' sum: epsilon as LaDP-FL adds it up, no guarantee"
+    return FittedTable("", [*_settings(sweep, noisy, [""] * len(noisy)), *figures], legend)
 
 
-def _by_setting(sweep: SweepConfig, *figures: str) -> Table:
-    """Return a table with columns for variant and axes, and for ``figures``, which no terminal is too narrow for."""
-    table = Table(title_justify="left")
-    table.add_column("variant", overflow="fold")
-    for title in (*(key.rpartition(".")[2] for key in sweep.axes), *figures):
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
-def _setting(sweep: SweepConfig, row: Row, mark: str = "") -> list[Text]:
-    values = [f"{value}" for _, value in row.point] or ["-"] * len(sweep.axes)
-    return [Text(text) for text in (row.variant + mark, *values)]
+def _settings(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
+    """Return the columns that say which row it is."""
+    variants = [row.variant + mark for row, mark in zip(rows, marks, strict=True)]
+    points = [[str(value) for _, value in row.point] or ["-"] * len(sweep.axes) for row in rows]
+    axes = [Column(title, [point[place] for point in points], is_name=True) for place, title in enumerate(sweep.headings)]
+    alone = len(sweep.variants) == 1 and len(axes) > 0 and not any(marks)
+    return [*([] if alone else [Column("variant", variants, is_name=True)]), *axes]
 
 
 def score_of(row: Row) -> str:

@@ -204,7 +204,7 @@ def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) 
 
 def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
     """Draw a line a variant; one that is the same everywhere, or has no finite budget, lies across the whole panel."""
-    by_budget, values = sweep.plot_against == "budget", list(sweep.axes[axis])
+    by_budget, values = sweep.plot_against == "budget", list(sweep.points[axis])
     places = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
     if not by_budget and any(isinstance(value, str) for value in values):
         panel.set_xticks(places, [literal(str(value)) for value in values])
@@ -248,9 +248,9 @@ def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
     """Draw each row where its bytes and score are, in its variant's colour, and join those of one value of the axis."""
-    for place, value in enumerate(sweep.axes[axis] if axis else []):
+    for place, value in enumerate(sweep.points[axis] if axis else []):
         joined = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
-        shade = str(0.8 - 0.6 * place / max(1, len(sweep.axes[str(axis)]) - 1))
+        shade = str(0.8 - 0.6 * place / max(1, len(sweep.points[str(axis)]) - 1))
         label = literal(f"{str(axis).rpartition('.')[2]} {value}")
         panel.plot([row.bytes_per_client for row in joined], _shown(joined)[0], color=shade, linewidth=1, label=label)
     for number, variant in enumerate(sweep.variants):

@@ -28,12 +28,62 @@ class _SecondsLeft(ProgressColumn):
         return Text(f"{minutes}:{seconds:02d} left", style="cyan")
 
 
+class _Sweep:
+    """How far a sweep is, and how long it will take by the rounds that were timed.
+
+    The first round that ends is not timed: data are read before it, and PyTorch warms up in it.
+    """
+
+    def __init__(self, rounds: int, of: int, already: int, began: float) -> None:
+        self.rounds, self.of, self.already, self.began = rounds, of, already, began
+        self.rounds_done, self.done = already, 0
+        self._timed_from: tuple[int, float] | None = None
+        self._said = False
+
+    def at(self, rounds_done: int, done: int, now: float) -> str:
+        """Take down how far it is; return a forecast, once, of a sweep that takes long."""
+        self.rounds_done, self.done = rounds_done, done
+        if self._timed_from is None:
+            self._timed_from = (rounds_done, now) if rounds_done > self.already else None
+            return ""
+        timed, seconds = rounds_done - self._timed_from[0], now - self._timed_from[1]
+        if self._said or timed < 1 or seconds < _TIMED_S:
+            return ""
+        self._said = True
+        left, runs = (self.rounds - rounds_done) * seconds / timed, self.of - done
+        if left < _LONG_S or not runs:
+            return ""
+        return f"about {_lasting(left)}: {runs} run{'s' * (runs > 1)} of some {_lasting(left / runs)}, by the first rounds"
+
+
+_LONG_S = 60.0
+"""Seconds from which on a sweep is long."""
+
+_TIMED_S = 5.0
+"""Seconds of rounds that a forecast takes to measure."""
+
+
+def _lasting(seconds: float) -> str:
+    """Return a time in the unit in which it has two digits or so."""
+    for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
 class ProgressDisplay:
     """A bar for each phase of a run: round, score, time left. Where none can be drawn, a line a round, or nothing."""
 
-    def __init__(self, console: Console, *, lines: bool = True, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        lines: bool = True,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``check`` is called with every step, and may raise to end the run. No warning is printed twice."""
-        self._console = console
+        self._console, self._clock = console, clock
         self._check = check
         self._said = set[str]()
         can_draw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
@@ -45,6 +95,8 @@ class ProgressDisplay:
         self._label, self._metric = "", ""
         self._prepared: TaskID | None = None
         self._phases: dict[str, TaskID] = {}
+        self._sweep: _Sweep | None = None
+        self._sweep_bar: TaskID | None = None
 
     def _bars(self) -> Progress:
         return Progress(
@@ -58,10 +110,14 @@ class ProgressDisplay:
         )
 
     def next_run(self, title: str) -> None:
-        """Print ``title`` above the bars of the run that begins; those of the runs before stay as they are."""
+        """Print ``title`` above the bars of the run that begins; those of the runs before stay as they are, and that of all runs moves."""
+        if self._sweep_bar is not None:
+            self._progress.update(self._sweep_bar, visible=False)
         self._progress.stop()
         self._console.print(Text(title), soft_wrap=True)
-        self._progress, self._prepared, self._phases = self._bars(), None, {}
+        self._progress, self._prepared, self._phases, self._sweep_bar = self._bars(), None, {}, None
+        if self._sweep is not None and self._sweep.done < self._sweep.of:
+            self._draw_sweep(self._sweep)
         self._progress.start()
 
     def __enter__(self) -> Self:
@@ -91,14 +147,22 @@ class ProgressDisplay:
         self._progress.update(self._phases[name], completed=done, current=done)
 
     def several(self, rounds_done: int, rounds: int, done: int, of: int) -> None:
-        """Show how far runs are that go on at once."""
+        """Show how far all runs of a sweep are; once its first rounds are timed, say how long a long one will take."""
         self._check()
-        if self._prepared is None:
-            began = time.monotonic()
-            self._prepared = self._progress.add_task(
-                "runs", total=rounds, current=0, score="", already=rounds_done, began=began, unit="round"
+        if self._sweep is None:
+            self._sweep = _Sweep(rounds, of, rounds_done, self._clock())
+        forecast = self._sweep.at(rounds_done, done, self._clock())
+        if forecast:
+            self._console.print(Text(forecast), soft_wrap=True)
+        self._draw_sweep(self._sweep)
+
+    def _draw_sweep(self, sweep: _Sweep) -> None:
+        if self._sweep_bar is None:
+            self._sweep_bar = self._progress.add_task(
+                "runs", total=sweep.rounds, current=0, score="", already=sweep.already, began=sweep.began, unit="round"
             )
-        self._progress.update(self._prepared, completed=rounds_done, current=rounds_done, score=f"{done}/{of} runs")
+        at = sweep.rounds_done
+        self._progress.update(self._sweep_bar, completed=at, current=at, score=f"{sweep.done}/{sweep.of} runs")
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         self._label, self._rounds, self._metric = label, rounds, metric

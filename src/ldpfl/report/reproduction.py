@@ -10,12 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.number_format import number
+from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
@@ -78,39 +76,40 @@ def to_csv(lines: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> Table:
+def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> FittedTable:
     """Return the table for a terminal."""
-    table = Table(title=Text(f"{reproduction.source}: {reproduction.title}"), title_justify="left")
-    table.add_column("setting", min_width=16)
-    axes = [key.rpartition(".")[2] for key in sweep.axes]
-    for title in (*axes, _SHORT.get(reproduction.shows, shown_as(found, reproduction.shows)), "paper", "claimed", "holds", "seeds"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for line, one in zip(tidy(reproduction, sweep, found), found, strict=True):
-        at = [str(line[key]) if line[key] is not None else "-" for key in sweep.axes]
-        form = ",.2f" if reproduction.shows == "score" else ",.4g"
-        spread = f" ± {line['spread']:{form}}" if line["spread"] is not None else ""
-        ours = f"{line['ours']:{form}}{spread}" if line["ours"] is not None else line["state"]
-        paper = "-" if line["paper"] is None else f"{line['paper']:{form}}"
-        holds = one.holds
-        table.add_row(
-            Text(one.variant),
-            *at,
-            Text(ours),
-            paper,
-            _text(line["epsilon_claimed"]),
-            "-" if holds is None else number(holds[0]),
-            f"{one.seeds}/{one.wanted}",
-        )
+    lines = tidy(reproduction, sweep, found)
+    form = ",.2f" if reproduction.shows == "score" else ",.4g"
+    holds = [one.holds for one in found]
+    columns = [
+        Column("setting", [one.variant for one in found], is_name=True),
+        *(
+            Column(title, ["-" if line[key] is None else str(line[key]) for line in lines], is_name=True)
+            for title, key in zip(sweep.headings, sweep.axes, strict=True)
+        ),
+        Column(_SHORT.get(reproduction.shows, shown_as(found, reproduction.shows)), [_shown_ours(line, form) for line in lines]),
+        Column("paper", ["-" if line["paper"] is None else f"{line['paper']:{form}}" for line in lines]),
+        Column("claimed", [_text(line["epsilon_claimed"]) for line in lines], dropped=2),
+        Column("holds", ["-" if held is None else number(held[0]) for held in holds]),
+        Column("seeds", [f"{one.seeds}/{one.wanted}" for one in found], dropped=1),
+    ]
     said = "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends"
-    table.caption = "\n".join(filter(None, [said, reproduction.differs]))
-    table.caption_justify = "left"
-    return table
+    reasons = dict.fromkeys(f"{one.variant} {_state(one)}" for one in found if _gave_up(one))
+    caption = "\n".join(filter(None, [said, *reasons, reproduction.differs]))
+    return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
+
+
+def _shown_ours(line: dict[str, Any], form: str) -> str:
+    if line["ours"] is None:
+        return str(line["state"]).partition(":")[0]
+    spread = "" if line["spread"] is None else f" ± {line['spread']:{form}}"
+    return f"{line['ours']:{form}}{spread}"
 
 
 def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> None:
     """Draw ours against the first axis, a line a variant, the paper's figures as open marks; bars where there is no axis."""
     axis = next(iter(sweep.axes), None)
-    numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.axes[axis])
+    numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
     height = 4.4 if numbers else 1.4 + 0.5 * len(found)
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
@@ -122,7 +121,7 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
 
 
 def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> None:
-    values = [float(value) for value in sweep.axes[axis]]
+    values = [float(value) for value in sweep.points[axis]]
     for place, variant in enumerate(sweep.variants):
         own = [one for one in found if one.variant == variant and _ours(reproduction.shows, one) is not None]
         heights, colour = [float(_ours(reproduction.shows, one) or 0.0) for one in own], f"C{place % 10}"

@@ -9,9 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells
+from ldpfl.experiments.sweep_config import Cell, SweepConfig
 from ldpfl.experiments.sweep_rows import Row, rows
-from ldpfl.experiments.sweep_run import stored_results
+from ldpfl.experiments.sweep_run import joint_guarantee, stored_results, stored_runs
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
 from ldpfl.report.console import score_of
@@ -30,8 +30,9 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         ConfigError: its settings do not fit together.
         DataError: a file is damaged.
     """
-    results = stored_results(sweep, overrides, folder)
-    planned = list(cells(sweep, overrides, settle=False))
+    runs = stored_runs(sweep, overrides, folder)
+    results, together = stored_results(runs), joint_guarantee(runs)
+    planned = [cell for cell, _ in runs]
     found, count = rows(results), len({cell.folder_name for cell in planned})
     done = len({cell.folder_name for cell, _ in results})
     known = [(row, held[0]) for row in found if row.score and (held := best_figure(row.privacy)) is not None and isfinite(held[0])]
@@ -48,9 +49,10 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         delta=", ".join(f"{delta:g}" for delta in sorted({cell.config.privacy.delta for cell, _ in results})) or "-",
         protection=inline(lambda axes: plot_worth(axes, known, joined=len(sweep.axes) == 1), (9.0, 4.2)) if known else "",
         without=", ".join(dict.fromkeys(without)),
-        axes=[key.rpartition(".")[2] for key in sweep.axes],
+        axes=sweep.headings,
         rows=[_shown(row, sweep) for row in found],
         stopped=list(_stopped(found)),
+        together=[] if together is None else together.sentences,
         pictures=list(_pictures(sweep, found)),
         config=tomli_w.dumps(sweep.model_dump(exclude={"seeds"} if any(cell.config.hides_seed for cell, _ in results) else None)),
     )

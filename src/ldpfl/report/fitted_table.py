@@ -1,0 +1,96 @@
+"""Tables that stay readable on a narrow terminal: less important columns go first, then each row becomes a list of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+_SHORTEST_NAME = 24
+"""Width in characters that a column of names may be folded to, and no further."""
+
+_FRAME = 3
+"""Characters between two columns."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        cells: a text for each row.
+        is_name: whether it says which row it is: to the left, and folded where room is short.
+        dropped: at which step it is left out where room is short, the lowest step first; 0 if it is never left out.
+    """
+
+    title: str
+    cells: Sequence[str]
+    is_name: bool = False
+    dropped: int = 0
+
+    @property
+    def width(self) -> int:
+        """The least width at which it can be read."""
+        longest = max(map(cell_len, [self.title, *self.cells]))
+        return min(longest, max(_SHORTEST_NAME, cell_len(self.title))) if self.is_name else longest
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table for a terminal of any width.
+
+    Attributes:
+        title, caption: what stands above and below.
+        columns: from left to right, each with as many cells.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    caption: str = ""
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return len(self.columns[0].cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for columns in self._choices():
+            if sum(column.width + _FRAME for column in columns) + 1 <= options.max_width:
+                yield self._as_table(columns)
+                return
+        yield from self._as_records()
+
+    def _choices(self) -> Iterator[list[Column]]:
+        """Yield all columns, and then fewer and fewer."""
+        for step in sorted({column.dropped for column in self.columns} | {0}):
+            yield [column for column in self.columns if not 0 < column.dropped <= step]
+
+    def _as_table(self, columns: Sequence[Column]) -> Table:
+        left_out = [column.title for column in self.columns if column not in columns]
+        said = [f"no room for: {', '.join(left_out)}"] if left_out else []
+        table = Table(title=Text(self.title), title_justify="left", caption_justify="left")
+        table.caption = Text("\n".join(filter(None, [*said, self.caption]))) if said or self.caption else None
+        for column in columns:
+            if column.is_name:
+                table.add_column(Text(column.title), overflow="fold", min_width=column.width)
+            else:
+                table.add_column(Text(column.title), justify="right", no_wrap=True)
+        for row in zip(*(column.cells for column in columns), strict=True):
+            table.add_row(*map(Text, row))
+        return table
+
+    def _as_records(self) -> Iterator[Text]:
+        yield Text(self.title, style="italic")
+        names, figures = ([column for column in self.columns if column.is_name is kind] for kind in (True, False))
+        for place in range(self.row_count):
+            which = ", ".join(f"{column.title} {column.cells[place]}" for column in names)
+            yield Text(which, style="bold", overflow="fold")
+            for column in figures:
+                yield Text(f"  {column.title}: {column.cells[place]}", overflow="fold")
+        if self.caption:
+            yield Text(self.caption)
