@@ -166,6 +166,7 @@ def build(
         measured=len(ledger.events),
         notes=task.notes,
         encoder=task.encoder,
+        threshold=_threshold(config, task),
         evaluation_clients=task.test_clients,
         client_names=task.client_names,
         validation=None if validation is None else validation.to(device),
@@ -175,6 +176,20 @@ def build(
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def _threshold(config: RunConfig, task: Dataset) -> float | None:
+    """Return the further risk from which on test rows count as flagged.
+
+    Raises:
+        ConfigError: there is one, and the task is none of two classes.
+    """
+    threshold = config.task.threshold
+    if threshold == "off":
+        return None
+    if config.task.name != "classification" or task.outputs != 2:
+        raise ConfigError(f"task.threshold = {threshold:g} is for two classes, and this task tells something else: leave it out")
+    return threshold
 
 
 def _division(task: Dataset) -> str:
@@ -348,7 +363,14 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
     training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
     same = config.model_copy(update={"training": training})
     # Not what is no setting of training; and wherever the rows lie.
-    untold: Any = {"name": True, "description": True, "secret_noise": True, "privacy": {"target_epsilon"}, "data": {"path", "test_path"}}
+    untold: Any = {
+        "name": True,
+        "description": True,
+        "secret_noise": True,
+        "privacy": {"target_epsilon"},
+        "data": {"path", "test_path"},
+        "task": {"threshold"},
+    }
     digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
     if config.secret_noise:
         digest.update(f"{secret}".encode())

@@ -264,7 +264,7 @@ class Runner:
 def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> ModelFile:
     """Return what is written beside the weights of a finished run."""
     task = federation.task
-    return ModelFile.of(config.model, Description.of(data), task.task.targets, task.mean, task.std)
+    return ModelFile.of(config.model, Description.of(data), task.task.targets, task.mean, task.std, data.classes)
 
 
 def _clamped(metrics: RoundMetrics) -> str:
