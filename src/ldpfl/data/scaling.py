@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from ldpfl.data.encoder import Knots, scaled_by
+from ldpfl.data.encoder import Encoder, Knots, scaled_by
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
@@ -272,6 +272,23 @@ def _values(samples: Samples, column: Unscaled) -> Floats:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
     return targets.double().numpy()
+
+
+def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:
+    """Return ``dataset`` scaled as a finished run has ``measured`` it; nothing is measured again.
+
+    Raises:
+        DataError: the run measured other columns.
+    """
+    places = tuple(column.place for column in dataset.unscaled if column.place is not None)
+    if measured.places != places:
+        raise DataError(
+            f"the encoding of the run has {len(measured.places)} columns of numbers, and the data have {len(places)}: expected the same "
+            "columns; give the run's own data, or put its encoding.json back"
+        )
+    is_number = any(column.place is None and not column.classes for column in dataset.unscaled)
+    target = TargetScale(measured.target_center, measured.target_spread, measured.cuts) if is_number else None
+    return scaled(dataset, measured.knots, target, measured.shares)
 
 
 def by_bounds(dataset: Dataset) -> Dataset:
