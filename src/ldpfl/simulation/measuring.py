@@ -154,7 +154,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
                 shares += [mean] * (kind == "count")
         else:
             found = None if last is None else scaling.knots_of(last)
-            if last is not None and found is not None and scaling.is_rough(last):
+            if found is not None and scaling.is_rough([own for stage in stages if (own := stage[number]) is not None], found):
                 rough.append(column.name)
             if found is None:
                 (hidden if column.bounds is None else by_bounds).append(column.name)
