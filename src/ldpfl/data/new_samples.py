@@ -85,7 +85,7 @@ def classified(
     inputs, files = samples
     module.eval()
     with torch.no_grad():
-        outputs = torch.cat([module(normalise(part, *scale)) for part in inputs.split(_AT_ONCE)]).double()
+        outputs = torch.cat([module(normalise(part, *scale)) for part in torch.split(inputs, _AT_ONCE)]).double()
     if tuple(outputs.shape) != (len(inputs), len(classes)):
         raise DataError(f"the model says {tuple(outputs.shape[1:])} of a sample, expected {len(classes)} figures: it is of another run")
     chances = outputs.softmax(dim=1)
