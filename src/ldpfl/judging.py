@@ -36,14 +36,16 @@ def at(figure: str, threshold: str) -> str:
     return f"{figure} at {threshold}"
 
 
-def of_two_classes(logits: Floats, events: NDArray[np.bool_]) -> Counted:
-    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,).
+def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> Counted:
+    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,); also those at a ``threshold`` of one's own.
 
     The calibration slope is that of the logistic regression of events on log odds; in a resample it is one Newton step from that of all
     rows, which is what the resample's own slope is to first order.
     """
     risks, seen = expit(logits), events.astype(np.float64)
     flagged = {AT_HALF: risks >= 0.5, AT_BASE_RATE: risks >= seen.mean()}
+    if threshold is not None:
+        flagged[f"{threshold:g}"] = risks >= threshold
     correct = (risks > 0.5) == events
     parts = [np.ones_like(seen), seen, risks, (risks - seen) ** 2, correct, seen * correct]
     parts += [part for own in flagged.values() for part in (own * seen, own)]

@@ -104,7 +104,7 @@ def test_the_score_on_public_rows_is_exported(tiny_data: Path, config_file: Path
     for name, value in found.module().state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
     with pytest.raises(ConfigError, match="something else than a table"):
-        api.predict(given, tmp_path)
+        api.predict(given, pd.DataFrame({"age": [1]}))
 
 
 def test_a_model_that_was_handed_over_is_handed_over_again(rows: Path, tmp_path: Path) -> None:

@@ -71,12 +71,36 @@ def test_only_what_draws_noise_again_needs_the_secret(run: Path, ldpfl: CommandL
         api.run(folder=run, resume=True, progress=False)
 
 
-def test_a_run_whose_columns_are_measured_cannot_be_loaded_without_its_secret(run: Path, rows: Path, tmp_path: Path) -> None:
-    api.run(data=rows, **HOW, settings={"training.rounds": 1}, folder=tmp_path / "measured")
-    (tmp_path / "measured" / FILE).unlink()
+@pytest.mark.parametrize("task", ["classification", "regression", "poisson", "survival"])
+@pytest.mark.thorough_for("regression", "poisson", "survival")
+def test_a_run_whose_columns_were_measured_is_read_without_its_secret(task: str, tmp_path: Path, ldpfl: CommandLine) -> None:
+    """What was measured stands beside the model: measured anew, it would need the noise, and so the secret, again."""
+    age, stay = [20 + place % 50 for place in range(400)], [1 + place % 9 for place in range(400)]
+    frame = pd.DataFrame({"age": age, "stay": stay, "sick": [place % 3 % 2 for place in range(400)]})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    target: Any = {"classification": "sick", "survival": ["stay", "sick"]}.get(task, "stay")
+    how = {**HOW, "target": target, "task": task, "target_epsilon": 50.0}
+    folder = tmp_path / "measured"
+    api.run(data=tmp_path / "rows.csv", **how, settings={"training.rounds": 1}, folder=folder)
+    before = api.load_run(folder)
+    (folder / FILE).unlink()
+    after = api.load_run(folder)
+    assert after.encoder is not None
+    assert any(after.encoder.knots)
+    pd.testing.assert_frame_equal(after.predict(frame), before.predict(frame))
+    assert after.to_dict() == before.to_dict()
+    for command in (("show", folder), ("audit", folder, "--trials", "100"), ("predict", folder, tmp_path / "rows.csv")):
+        assert ldpfl(*command).code == 0, command
+    api.run(folder=folder, resume=True, progress=False)  # it is finished
     with pytest.raises(ConfigError, match=FILE):
+        api.run(folder=folder, resume=True, more_rounds=1, progress=False)
+
+
+def test_a_finished_run_is_read_as_it_was_measured_and_not_by_other_columns(rows: Path, tmp_path: Path) -> None:
+    api.run(data=rows, **HOW, settings={"training.rounds": 1}, folder=tmp_path / "measured")
+    pd.read_csv(rows).assign(weight=1.5).to_csv(rows, index=False)
+    with pytest.raises(DataError, match="the encoding of the run has 1 columns of numbers, and the data have 2"):
         api.load_run(tmp_path / "measured")
-    assert len(api.predict(tmp_path / "measured", rows)) == 80
 
 
 def test_a_run_goes_on_with_its_own_secret(run: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

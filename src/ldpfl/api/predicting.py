@@ -1,4 +1,4 @@
-"""What a finished run's model says of rows that it was not trained on."""
+"""What a finished run's model says of rows, texts or images that it was not trained on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ldpfl.api.arguments import checked
+from ldpfl.data.encoder import check_threshold
 from ldpfl.data.new_rows import answered
-from ldpfl.errors import DataError
+from ldpfl.data.new_samples import Rows, classified, read_samples
+from ldpfl.data.tables import SUFFIXES
+from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -18,27 +22,59 @@ if TYPE_CHECKING:
 
 
 @checked
-def predict(folder: str | Path, rows: pandas.DataFrame | str | Path, *, model: str | nn.Module | None = None) -> pandas.DataFrame:
+def predict(
+    folder: str | Path, rows: pandas.DataFrame | Rows, *, model: str | nn.Module | None = None, threshold: float | None = None
+) -> pandas.DataFrame:
     """Return a line for each of ``rows``: the likeliest class and the probability of each, or of each label, or a number in its own unit.
 
-    It reads three files of ``folder``, ``model.safetensors``, ``model.json`` and ``encoding.json``, and nothing else: none of them holds
-    a secret, or a row that the model was trained on.
+    It reads three files of ``folder``, ``model.safetensors``, ``model.json`` and, of a table, ``encoding.json``, and nothing else: none of
+    them holds a secret, or a row that the model was trained on.
 
     Args:
         folder: of a finished run, or one that :func:`ldpfl.export` wrote.
-        rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told.
+        rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told, or the texts. For a
+            classifier of images a folder of them, one image, a Parquet file with a column of images, a ``.npy`` file or an array.
         model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run.
+        threshold: of two classes, the probability of the second one from which on a row is told to be of it, instead of 0.5.
 
     Raises:
-        ConfigError: there is no model on a table; or its model was handed over, or is code and is not named.
+        ConfigError: there is no model that predicts rows; or its model was handed over, or is code and is not named; or ``threshold`` is
+            given for another model than one of two classes.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
     kept = RunFolder(Path(folder))
-    described, encoder = kept.model_file(), kept.encoder()
+    described = kept.model_file()
+    if not kept.encoding_path.exists():
+        return _of_samples(kept, described, rows, model, threshold)
+    encoder = kept.encoder()
     expected = Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
     if described.described != expected or described.targets != encoder.targets:
         raise DataError(f"{kept.encoding_path} is damaged: it is not the encoding of the model that {kept.description_path.name} describes")
-    return answered(encoder, described.module(kept.model_path, model), rows)
+    if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
+        raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
+    return answered(encoder, described.module(kept.model_path, model), rows, threshold)
+
+
+def _of_samples(
+    kept: RunFolder, described: ModelFile, rows: pandas.DataFrame | Rows, model: str | nn.Module | None, threshold: float | None
+) -> pandas.DataFrame:
+    """Return what a classifier says of images, or of samples in an array."""
+    if described.targets != "class" or described.shape is None:
+        raise ConfigError(
+            f"{kept.path} holds a model that is no classifier of images or of rows of a table: give its module inputs yourself, see "
+            "ldpfl.load_model"
+        )
+    if threshold is not None:
+        check_threshold(threshold, described.outputs)
+    if hasattr(rows, "columns") or (isinstance(rows, str | Path) and Path(rows).suffix.lower() in set(SUFFIXES) - {".parquet"}):
+        raise ConfigError(
+            f"{kept.path} holds a model of something else than a table: give a folder of images, an image, a Parquet file with images, a "
+            f".npy file or an array, whose samples have the shape {described.shape}"
+        )
+    samples = read_samples(rows, described.shape)
+    scale = described.mean, described.std
+    classes = described.classes or tuple(map(str, range(described.outputs)))
+    return classified(described.module(kept.model_path, model), samples, scale, classes, threshold)
 
 
 @checked

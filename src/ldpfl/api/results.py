@@ -149,16 +149,18 @@ class RunResult(Shown):
         """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
         return copy.deepcopy(self._trained)
 
-    def predict(self, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
+    def predict(self, rows: pandas.DataFrame | str | Path, *, threshold: float | None = None) -> pandas.DataFrame:
         """Return what the model says of ``rows``, a line each; see :func:`ldpfl.predict`.
 
         Raises:
-            ConfigError: it was trained on something else than a table.
+            ConfigError: it was trained on something else than a table; or ``threshold`` does not fit.
             DataError: a column is missing, or a value does not fit.
         """
         if self.encoder is None:
-            raise ConfigError("this run was on something else than a table: give module() its inputs yourself")
-        return answered(self.encoder, self.module(), rows)
+            raise ConfigError(
+                "this run was on something else than a table: ldpfl.predict(FOLDER, ...) takes images; or give module() its inputs"
+            )
+        return answered(self.encoder, self.module(), rows, threshold)
 
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""

@@ -140,7 +140,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
         raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
     given = Given(data, model)
     task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
-    federation, start = build(config, task, torch.device("cpu"), model, secret=kept.secret())
+    federation, start = build(config, task, torch.device("cpu"), model, secret=kept.secret(), measured=kept.measured())
     found, begun = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if found != begun and data is not None:
         raise ConfigError(f"{folder} was run on {begun}, and what is handed over is {found}")

@@ -161,7 +161,7 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
         raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be audited")
     if last is None:
         raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
-    federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret())
+    federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured())
     data, found = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
     if data != found:
         raise ConfigError(f"{folder.path} was run on {data}, and this is {found}: it cannot be audited")

@@ -313,7 +313,7 @@ def _check_class(label: int, task: Dataset) -> None:
 
 
 def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
-    federation, start = build(config, task, device, secret=folder.secret())
+    federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured())
     last = folder.checkpoint()
     begun = last.origin if last else ""
     data, found = (origin.rpartition(" on ")[0] for origin in (begun, start.origin))

@@ -32,7 +32,7 @@ COMMANDS = {
         "reports:report",
         "Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script.",
     ),
-    "predict": ("own:predict", "Say what a finished run's model makes of new rows of a table: a line each, as CSV."),
+    "predict": ("own:predict", "Predict new rows of a table, texts or images with a finished run's model: a line each, as CSV."),
     "export": (
         "own:export",
         "Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret.",

@@ -45,16 +45,26 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run on a table, or one that ldpfl export wrote.")],
-    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A CSV or Parquet file, or a folder: the run's columns, the target aside.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or one that ldpfl export wrote.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROWS",
+            help="A CSV or Parquet file, or a folder: the run's columns, the target aside. Of images a folder, an image or a .npy file.",
+        ),
+    ],
     model: Annotated[str | None, typer.Option(help="The model, where that is code of yours (package.module:Class).")] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Of two classes, the probability of the second one from which on it is predicted.", show_default="0.5"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="printed")] = None,
 ) -> None:
-    """Say what a finished run's model makes of new rows of a table: a line each, as CSV.
+    """Predict new rows of a table, texts or images with a finished run's model: a line each, as CSV.
 
     A word that a spreadsheet would take for a formula, such as =A1, has an apostrophe before it; numbers stay as they are.
     """
-    text = without_formulas(api.predict(run, rows, model=model)).to_csv(index=False)
+    text = without_formulas(api.predict(run, rows, model=model, threshold=threshold)).to_csv(index=False)
     if out is None:
         print(text, end="")
         return

@@ -90,10 +90,20 @@ class Encoder(BaseModel):
             raise DataError(f"{inputs.shape[1]} inputs come of these columns, and the model takes {self.width}: the encoding is damaged")
         return scaled_by(inputs, self.places, self.knots)
 
-    def answers(self, outputs: Tensor) -> pandas.DataFrame:
+    def check_threshold(self, threshold: float | None) -> None:
+        """Return if predictions can be made by ``threshold``; None is no threshold.
+
+        Raises:
+            ConfigError: the model tells something else than one of two classes, or the threshold is no probability.
+        """
+        if threshold is not None:
+            check_threshold(threshold, self.outputs if self.targets == "class" else None)
+
+    def answers(self, outputs: Tensor, threshold: float | None = None) -> pandas.DataFrame:
         """Return in words what ``outputs`` (N, outputs) of the model say: probabilities and the likeliest class, or a number.
 
-        Of ordered classes it is the median one; of a time to an event, the probability that it lies beyond each cut.
+        Of ordered classes it is the median one; of a time to an event, the probability that it lies beyond each cut. With a ``threshold``
+        the class is the second of two wherever its probability is no less than that.
 
         Raises:
             ConfigError: a language model tells no row anything.
@@ -116,14 +126,43 @@ class Encoder(BaseModel):
             return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": lasting[:, place] for place, cut in enumerate(self.cuts)})
         if self.targets in ("class", "ordered"):
             ordered, logits = self.targets == "ordered", outputs.double()
-            chances = (class_chances(logits) if ordered else logits.softmax(dim=1)).numpy()
-            likeliest = middle_class(logits).numpy() if ordered else chances.argmax(axis=1)
-            said = np.array([printable(name) for name in self.classes], dtype=object)[likeliest]
-            by_class = {f"probability of {printable(name)}": chances[:, place] for place, name in enumerate(self.classes)}
-            return pandas.DataFrame({printable(str(self.data.target)): said, **by_class})
+            if ordered:
+                return told_classes(str(self.data.target), self.classes, class_chances(logits), middle_class(logits))
+            chances = logits.softmax(dim=1)
+            return told_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=[printable(name) for name in self.data.target])
         raise ConfigError("a language model says how texts go on, and nothing of a row")
+
+
+def check_threshold(threshold: float, classes: int | None) -> None:
+    """Return if the second of two classes can be told by ``threshold``.
+
+    Args:
+        classes: how many classes the model tells apart; None where it tells something else.
+
+    Raises:
+        ConfigError: there are not two classes, or the threshold is no probability between 0 and 1.
+    """
+    if classes != 2:
+        told = "something else than a class" if classes is None else f"one of {classes:,} classes"
+        raise ConfigError(f"threshold = {threshold:g} decides between two classes, and this model tells {told}: leave the threshold out")
+    if not 0 < threshold < 1:
+        raise ConfigError(f"threshold is {threshold:g}, expected a probability above 0 and below 1: give one, such as 0.2")
+
+
+def likeliest(chances: Tensor, threshold: float | None = None) -> Tensor:
+    """Return the likeliest class of each row (N,) by its ``chances`` (N, K); of two classes the second one from ``threshold`` on."""
+    return chances.argmax(dim=1) if threshold is None else (chances[:, 1] >= threshold).long()
+
+
+def told_classes(target: str, classes: Sequence[str], chances: Tensor, told: Tensor) -> pandas.DataFrame:
+    """Return a row for each of ``told`` (N,): the class in the column ``target``, and the probability of each of the ``classes``."""
+    import pandas
+
+    names = [printable(name) for name in classes]
+    by_class = {f"probability of {name}": chances[:, place].numpy() for place, name in enumerate(names)}
+    return pandas.DataFrame({printable(target): np.array(names, dtype=object)[told.numpy()], **by_class})
 
 
 def scaled_by(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     import pandas
 
 
-def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path) -> pandas.DataFrame:
-    """Return what ``module`` says of ``rows``, in words.
+def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path, threshold: float | None = None) -> pandas.DataFrame:
+    """Return what ``module`` says of ``rows``, in words; of two classes the second one from ``threshold`` on.
 
     Raises:
+        ConfigError: the model does not tell one of two classes, and there is a threshold.
         DataError: a column is missing, or a value does not fit; its place is named.
     """
+    encoder.check_threshold(threshold)
     with torch.no_grad():
-        return encoder.answers(module.eval()(encoded(encoder, rows)))
+        return encoder.answers(module.eval()(encoded(encoder, rows)), threshold)
 
 
 def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:

@@ -107,6 +107,20 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     )
 
 
+def tensor_of(values: object, what: str) -> Tensor:
+    """Return samples (N, ...) as a model is given them: images as uint8 (N, C, H, W), tokens as int64, other numbers as float32.
+
+    Raises:
+        DataError: they are no numbers of one shape, or hold NaN or infinity.
+    """
+    found = _numbers(values, what)
+    if found.dim() < 2 or not len(found):
+        raise DataError(
+            f"{what} have the shape {tuple(found.shape)}: give samples along the first axis, one at least, each with its values"
+        )
+    return _typed(found)
+
+
 def _kind_of(given: object) -> str:
     """Return what ``given`` is, in words, without anything that it holds."""
     kind, of = type(given), f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
@@ -159,7 +173,7 @@ def _of_images(given: Pictures, config: DataConfig) -> Dataset:
     if len(parts) == 1:
         is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
-    found = _split(name, parts, notes, outputs=len(given.classes) or None)
+    found = replace(_split(name, parts, notes, outputs=len(given.classes) or None), classes=given.classes)
     owners = Owners() if given.owners is None else _of_files(given.owners, is_test)
     return replace(found, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
 

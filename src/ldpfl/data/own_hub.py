@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ldpfl.data.folders import check_one_split, split_of, visible_files
 from ldpfl.data.loading import quiet
-from ldpfl.data.own_images import IMAGES, Pictures, image_column, pictures
+from ldpfl.data.own_images import IMAGES, Pictures, image_column, pictures, pixels
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
 from ldpfl.suggestions import did_you_mean
@@ -37,6 +40,28 @@ def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
         if image_column(splits["test"]) is None:
             raise DataError(f"data.test_path = {config.test_path!r} holds no images, and {origin!r} does")
     return pictures(splits, config, origin)
+
+
+def new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
+    """Return images without classes as bytes (N, C, H, W): those of ``files``, or else those in the Parquet files at ``path``.
+
+    Args:
+        mode: "RGB", or "L" for grey values.
+
+    Raises:
+        DataError: there are no images, one cannot be decoded, or they differ in size.
+    """
+    import datasets  # slow to import
+
+    if files is None:
+        split = _splits(str(path), of_ones_own=True)["train"]
+    else:
+        names = {"image": [str(file) for file in files]}
+        split = datasets.Dataset.from_dict(names, features=datasets.Features({"image": datasets.Image()}))
+    image = image_column(split)
+    if image is None or not len(split):
+        raise DataError(f"{path} holds no images: give a folder of them, an image, a Parquet file with a column of images, or a .npy file")
+    return pixels(split, image, str(path), mode)
 
 
 def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     parts: list[Samples] = []
     for split in splits.values():
         told, named = _numbered(_labels(split, label, origin), named, origin)
-        parts.append(Samples(_pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
+        parts.append(Samples(pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
     owners = _owners(splits["train"], image, label, config)
     files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
     return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, Path(config.path).absolute()) if files else None)
@@ -126,18 +126,22 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
     return label
 
 
-def _pixels(split: Any, image: str, origin: str) -> Tensor:
-    """Return all images as (N, 3, H, W) bytes."""
+def pixels(split: Any, image: str, origin: str, mode: str = "RGB") -> Tensor:
+    """Return all images as bytes: (N, 3, H, W), or (N, 1, H, W) where the ``mode`` is "L" for grey values.
+
+    Raises:
+        DataError: an image cannot be decoded, or is of another size than the first.
+    """
     arrays: list[NDArray[np.uint8]] = []
     for place in range(len(split)):
         try:
             picture = split[place][image]
-            mode, array = picture.mode, np.asarray(picture.convert("RGB"))
+            own, array = picture.mode, np.atleast_3d(np.asarray(picture.convert(mode)))
         except Exception as error:  # Pillow and the library raise many kinds
             why = type(error).__name__
             raise DataError(f"{_place(split, image, place, origin)} cannot be decoded ({why}): mend it, or take it out") from error
-        if mode not in _EIGHT_BITS:
-            more = f"has values of more than 8 bits (mode {mode}): bring all to 8 bits, by the same rule"
+        if own not in _EIGHT_BITS:
+            more = f"has values of more than 8 bits (mode {own}): bring all to 8 bits, by the same rule"
             raise DataError(f"{_place(split, image, place, origin)} {more}")
         arrays.append(array)
         if array.shape != arrays[0].shape:

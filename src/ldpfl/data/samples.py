@@ -118,6 +118,7 @@ class Dataset:
         vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
         unscaled: columns that are to be measured before training, see :mod:`ldpfl.data.scaling`.
         shares: share of each class among the train samples, as it was measured; of each label, for several labels.
+        classes: what each output stands for, where samples are images and their classes have names.
         unit: of the targets, in their own units.
         notes: what is assumed of the data, for the guarantee to hold.
         encoder: makes inputs of other rows, where samples are rows of a table.
@@ -139,6 +140,7 @@ class Dataset:
     vocabulary: int | Mapping[str, int] | None = None
     unscaled: tuple[Unscaled, ...] = ()
     shares: tuple[float, ...] = ()
+    classes: tuple[str, ...] = ()
     unit: float = 1.0
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from ldpfl.data.encoder import Knots, scaled_by
+from ldpfl.data.encoder import Encoder, Knots, scaled_by
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
@@ -38,9 +38,13 @@ _BINS, _FEWEST = 16, 4
 """Bins of each later histogram, and of one whose noise is large."""
 _FINER = 4
 """Within wide bounds the first histogram has so many bins more on either side of 0, each a sixteenth as wide as the one before."""
-_ROUGH = 0.35
-"""Share of a column's rows in one bin of its last histogram beyond which a noisy one may be much wider than the column's values lie."""
-_FAINT = 12.0
+_NARROW = 0.05
+"""Least variance of a column's deviates, as its histograms show it beyond doubt, below which a note says that they may be too narrow."""
+_DOUBT = 3.0
+"""Standard deviations of noise that are taken off that variance."""
+_MEANS = np.linspace(-3, 3, 61)
+"""Deviates among which the mean of a column is sought."""
+_FAINT = 10.0
 """Standard deviations of noise that the last histogram of a column should hold; with less, its bins may be noise for the most part."""
 _CLEAR = 6.0
 """Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
@@ -144,13 +148,28 @@ def knots_of(histogram: Histogram) -> Knots | None:
     return tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
 
 
-def is_rough(histogram: Histogram) -> bool:
-    """Tell whether the last histogram of a column may tell its scale wrongly.
+def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
+    """Tell whether the ``histograms`` of a column leave open that its deviates, by ``knots``, are much narrower than they should be.
 
-    Its rows are then hardly more than the noise, or one bin holds many of them where noise forbade narrower bins.
+    Its rows are then hardly more than the noise, or nothing shows that they lie apart. Each histogram bounds from below how far they do,
+    and the best of these bounds counts: two values of a 0/1 column lie in different bins of one of them, however wide these bins are.
     """
-    held, noise = np.maximum(histogram.counts, 0.0), histogram.noise
-    return bool(held.sum() < _FAINT * noise or (held.max() > _ROUGH * held.sum() and held.sum() < _CLEAR * _BINS * noise))
+    held, noise = np.maximum(histograms[-1].counts, 0.0).sum(), histograms[-1].noise
+    if noise == 0:
+        return False
+    return bool(held < _FAINT * noise) or max(_least_variance(own, knots) for own in histograms) < _NARROW
+
+
+def _least_variance(histogram: Histogram, knots: Knots) -> float:
+    """Return the variance that a column's deviates have at least, wherever in their bins its rows lie, and whatever the noise did.
+
+    For each mean that they may have, a row counts with the squared distance of the mean from its bin; the least such sum is taken.
+    """
+    held, ends = np.maximum(histogram.counts, 0.0), np.interp(histogram.edges, *knots)
+    means = _MEANS[:, None]
+    squares = np.maximum(np.maximum(ends[:-1] - means, means - ends[1:]), 0.0) ** 2
+    doubt = _DOUBT * histogram.noise * np.sqrt((squares[:, held > 0] ** 2).sum(axis=1))
+    return float(((squares @ held - doubt) / held.sum()).min())
 
 
 def within(bounds: tuple[float, float]) -> Knots:
@@ -272,6 +291,23 @@ def _values(samples: Samples, column: Unscaled) -> Floats:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
     return targets.double().numpy()
+
+
+def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:
+    """Return ``dataset`` scaled as a finished run has ``measured`` it; nothing is measured again.
+
+    Raises:
+        DataError: the run measured other columns.
+    """
+    places = tuple(column.place for column in dataset.unscaled if column.place is not None)
+    if measured.places != places:
+        raise DataError(
+            f"the encoding of the run has {len(measured.places)} columns of numbers, and the data have {len(places)}: expected the same "
+            "columns; give the run's own data, or put its encoding.json back"
+        )
+    is_number = any(column.place is None and not column.classes for column in dataset.unscaled)
+    target = TargetScale(measured.target_center, measured.target_spread, measured.cuts) if is_number else None
+    return scaled(dataset, measured.knots, target, measured.shares)
 
 
 def by_bounds(dataset: Dataset) -> Dataset:

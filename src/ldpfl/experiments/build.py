@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from ldpfl import models, tasks
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
+from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code
 from ldpfl.data.persons import Persons, numbered
-from ldpfl.data.scaling import STAGES, by_bounds
+from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
@@ -43,7 +44,7 @@ from ldpfl.simulation import (
     Federation,
     LocalTask,
 )
-from ldpfl.simulation.measuring import Measuring
+from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
 
@@ -105,6 +106,7 @@ def build(
     given: nn.Module | None = None,
     warn: Warn = _LOG.warning,
     secret: int | None = None,
+    measured: Encoder | None = None,
 ) -> tuple[Federation, Checkpoint]:
     """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
 
@@ -112,6 +114,7 @@ def build(
         given: the model, where a caller hands it over.
         warn: called with what makes a run slow.
         secret: what noise follows from if ``config.secret_noise`` is set. Without the secret, a federation is built that draws no noise.
+        measured: how a table's columns were scaled, of a run that measured them; else they are measured here, which draws noise.
 
     Raises:
         ConfigError, PrivacyError: what is wrong with the config or the model; or noise is needed here, and the secret is not known.
@@ -128,7 +131,7 @@ def build(
     if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
         parts, persons = tuple(persons.rows_of(own)[0] for own in parts), None
     mechanism = mechanism_of(config, ranges, [own.size for own in parts])
-    task, ledger = _scaled(config, task, parts, mechanism, secret, persons)
+    task, ledger = _scaled(config, task, parts, mechanism, secret, persons, measured)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
     if outside := _outside(config, layout, weights, ranges):
@@ -166,6 +169,7 @@ def build(
         measured=len(ledger.events),
         notes=task.notes,
         encoder=task.encoder,
+        threshold=_threshold(config, task),
         evaluation_clients=task.test_clients,
         client_names=task.client_names,
         validation=None if validation is None else validation.to(device),
@@ -175,6 +179,20 @@ def build(
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def _threshold(config: RunConfig, task: Dataset) -> float | None:
+    """Return the further risk from which on test rows count as flagged.
+
+    Raises:
+        ConfigError: there is one, and the task is none of two classes.
+    """
+    threshold = config.task.threshold
+    if threshold == "off":
+        return None
+    if config.task.name != "classification" or task.outputs != 2:
+        raise ConfigError(f"task.threshold = {threshold:g} is for two classes, and this task tells something else: leave it out")
+    return threshold
 
 
 def _division(task: Dataset) -> str:
@@ -307,6 +325,7 @@ def _scaled(
     mechanism: Mechanism,
     secret: int | None,
     persons: Persons | None,
+    measured: Encoder | None,
 ) -> tuple[Dataset, Ledger]:
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
@@ -315,6 +334,8 @@ def _scaled(
         return by_bounds(task), Ledger()
     records = sum(part.size for part in parts) / len(parts)
     counting = measuring_mechanism(config, mechanism, [part.size for part in parts]) if mechanism.record_clip is not None else None
+    if measured is not None:
+        return scaled_as(task, measured), charged(counting, len(parts), config.shuffling.channel)
     seed = known(secret_seed(config, task, secret))
     weighed = [(own, np.ones_like(own)) if persons is None else persons.rows_of(own) for own in parts]
     return Measuring(seed, counting, records, config.shuffling.channel).scaled(task, *zip(*weighed, strict=True))
@@ -348,7 +369,14 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
     training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
     same = config.model_copy(update={"training": training})
     # Not what is no setting of training; and wherever the rows lie.
-    untold: Any = {"name": True, "description": True, "secret_noise": True, "privacy": {"target_epsilon"}, "data": {"path", "test_path"}}
+    untold: Any = {
+        "name": True,
+        "description": True,
+        "secret_noise": True,
+        "privacy": {"target_epsilon"},
+        "data": {"path", "test_path"},
+        "task": {"threshold"},
+    }
     digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
     if config.secret_noise:
         digest.update(f"{secret}".encode())

@@ -47,6 +47,9 @@ class TaskConfig(_Section):
     """``classification``, ``multilabel``, ``regression``, ``poisson`` (counts), ``ordinal`` (ordered classes), ``survival`` (two columns,
     of times and events) or ``language-model``; or ``package.module:function``, which is told the number of outputs and returns an
     ``ldpfl.tasks.Task``."""
+    threshold: Annotated[FiniteFloat, Field(gt=0, lt=1)] | Literal["off"] = "off"
+    """Of two classes, a risk from which on a row counts as flagged: sensitivity, specificity and positive predictive value stand at it,
+    too, beside those at 0.5 and at the base rate. It changes no model."""
 
 
 class ModelConfig(_Section):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -34,6 +34,7 @@ class ModelFile(BaseModel):
         outputs: of the model.
         vocabulary: how many tokens there are, where samples are texts.
         targets: what is told of a sample.
+        classes: what the outputs stand for, where samples are images and their classes have names.
         mean, std: of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
     """
 
@@ -46,11 +47,28 @@ class ModelFile(BaseModel):
     outputs: _Size
     vocabulary: _Size | None = None
     targets: Targets
+    classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    @model_validator(mode="after")
+    def _has_a_class_an_output(self) -> Self:
+        if self.classes and len(self.classes) != self.outputs:
+            raise ValueError("there are as many classes as outputs")
+        if len(self.mean) != len(self.std) or 0.0 in self.std:
+            raise ValueError("each mean has a standard deviation, which is not 0")
+        return self
+
     @classmethod
-    def of(cls, model: ModelConfig, data: Description, targets: Targets, mean: tuple[float, ...], std: tuple[float, ...]) -> ModelFile:
+    def of(
+        cls,
+        model: ModelConfig,
+        data: Description,
+        targets: Targets,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        classes: tuple[str, ...] = (),
+    ) -> ModelFile:
         """Return what is said of the trained ``model`` on such ``data``."""
         module, colon, attribute = model.name.partition(":")
         name = f"{Path(module).name}{colon}{attribute}" if lies_in_file(model.name) else model.name
@@ -62,6 +80,7 @@ class ModelFile(BaseModel):
             outputs=int(data.outputs),  # numbers of a caller's own data set may be NumPy's
             vocabulary=None if data.vocabulary is None else int(data.vocabulary),
             targets=targets,
+            classes=classes,
             mean=tuple(map(float, mean)),
             std=tuple(map(float, std)),
         )

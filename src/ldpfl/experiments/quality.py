@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, isfinite, nan
 from typing import Any
 
@@ -86,7 +87,7 @@ class _Judged:
 
     @property
     def is_of_two_classes(self) -> bool:
-        return self.kind is judging.of_two_classes
+        return isinstance(self.kind, partial) and self.kind.func is judging.of_two_classes
 
     @property
     def is_of_numbers(self) -> bool:
@@ -118,7 +119,8 @@ _Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
 def _classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
-        return judging.of_two_classes, logits[:, 1] - logits[:, 0], classes == 1
+        figures = partial(judging.of_two_classes, threshold=federation.threshold)
+        return figures, logits[:, 1] - logits[:, 0], classes == 1
     return judging.of_several_classes, logits, classes
 
 

@@ -327,6 +327,14 @@ class RunFolder:
             raise DataError(f"{self.encoding_path} is damaged: it keeps {found.width:,} words of a text, more than {_MAX_WORDS:,}")
         return found
 
+    def measured(self) -> Encoder | None:
+        """Return how the run scaled the columns of its table; None before its end, and where the data are no table.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        return self.encoder() if self.encoding_path.exists() else None
+
     @property
     def is_over(self) -> bool:
         """Whether the run has come to its end, or a sweep gave it up: then a sweep that is continued leaves it as it is."""

@@ -12,6 +12,7 @@ import torch
 
 from ldpfl.cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.data import Dataset
+from ldpfl.data.encoder import Encoder
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
 from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
@@ -91,7 +92,9 @@ class Runner:
         """
         task = self._data(config)
         secret = self._secret(config, folder, resume=resume)
-        federation, start = self._build(config, task, secret)
+        # Without its secret a run is finished: then its columns are not measured again, which would draw noise.
+        measured = folder.measured() if config.secret_noise and secret is None else None
+        federation, start = self._build(config, task, secret, measured)
         private = config.mechanism.protects
         wants_baseline = baseline and private
         if not more_rounds:
@@ -206,8 +209,10 @@ class Runner:
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _BASELINE)
         return self._reference(federation, last)
 
-    def _build(self, config: RunConfig, task: Dataset, secret: int | None = None) -> tuple[Federation, Checkpoint]:
-        return build(config, task, self.device, self.given.module, self.observer.warn, secret)
+    def _build(
+        self, config: RunConfig, task: Dataset, secret: int | None = None, measured: Encoder | None = None
+    ) -> tuple[Federation, Checkpoint]:
+        return build(config, task, self.device, self.given.module, self.observer.warn, secret, measured)
 
     def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
         baseline = baseline_of(config, task, partial(self._build, secret=secret))
@@ -264,7 +269,7 @@ class Runner:
 def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> ModelFile:
     """Return what is written beside the weights of a finished run."""
     task = federation.task
-    return ModelFile.of(config.model, Description.of(data), task.task.targets, task.mean, task.std)
+    return ModelFile.of(config.model, Description.of(data), task.task.targets, task.mean, task.std, data.classes)
 
 
 def _clamped(metrics: RoundMetrics) -> str:

@@ -106,6 +106,9 @@ def _use(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
         yield f"The model is code of its owner (`{_text(described.name)}`), which is not in this folder and is never run by its name.\n\n"
     if encoder is None:
         own = ", model=MODULE" if code else ""
+        if described.targets == "class" and described.mean:
+            yield f"```\nldpfl predict FOLDER images{' --model file.py:Class' if code else ''}\n```\n"
+            yield "\nThe rows are a folder of images, or an image, a Parquet file with images or a `.npy` file.\n\n"
         yield f'```python\nimport ldpfl\n\nmodule = ldpfl.load_model("FOLDER"{own})  # a plain PyTorch module\n```\n'
         if described.mean:
             mean, std = ([round(value, 6) for value in own] for own in (described.mean, described.std))

@@ -48,6 +48,7 @@ class Federation:
         once_over: over how many rounds the clients are divided, if each takes part once (then ``fraction`` has no effect).
         epochs, batch_size: of local training.
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
+        threshold: risk from which on test rows count as flagged, beside 0.5 and the base rate; None without.
         measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
         notes: what is to be said of the data beside the guarantee.
         encoder: makes inputs of other rows, where the data are a table.
@@ -76,6 +77,7 @@ class Federation:
     chunk_size: int | None = None
     own_data: bool = False
     measured: int = 0
+    threshold: float | None = None
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
     evaluation_clients: NDArray[np.int64] | None = None

@@ -67,7 +67,7 @@ class Measuring:
         Raises:
             DataError: the target is a number, and noise hides where it lies.
         """
-        columns, values, ledger = dataset.unscaled, scaling.unscaled_values(dataset), Ledger()
+        columns, values = dataset.unscaled, scaling.unscaled_values(dataset)
         sharing = [np.ones_like(own) for own in parts] if sharing is None else sharing
         edges = [scaling.first_edges(column) for column in columns]
         stages: list[list[Histogram | None]] = []
@@ -80,11 +80,7 @@ class Measuring:
                 own if histogram is None or column.classes else scaling.next_edges(histogram)
                 for own, histogram, column in zip(edges, found, columns, strict=True)
             ]
-        if self.mechanism is not None:
-            release = released(self.mechanism, _ranges(1))
-            for stage in range(1, scaling.STAGES + 1):
-                ledger = ledger.charge(histogram_event(stage, release, len(parts), self.channel))
-        return _scaled(dataset, stages), ledger
+        return _scaled(dataset, stages), charged(self.mechanism, len(parts), self.channel)
 
     def _histograms(
         self,
@@ -121,6 +117,16 @@ class Measuring:
         return [Histogram(own, counted, noise) for own, counted in zip(edges, split, strict=True)]
 
 
+def charged(mechanism: Mechanism | None, clients: int, channel: Channel) -> Ledger:
+    """Return the ledger of measuring, by what protects the histograms; nothing is released where ``mechanism`` is None."""
+    ledger = Ledger()
+    if mechanism is not None:
+        release = released(mechanism, _ranges(1))
+        for stage in range(1, scaling.STAGES + 1):
+            ledger = ledger.charge(histogram_event(stage, release, clients, channel))
+    return ledger
+
+
 def _clear(found: Sequence[Histogram], columns: Sequence[Unscaled], *, first: bool) -> list[Histogram | None]:
     """Return the histograms of numbers without the bins that may be empty; None for a first one all of whose bins may be."""
     total = sum(own.counts.size for own in found)
@@ -148,7 +154,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
                 shares += [mean] * (kind == "count")
         else:
             found = None if last is None else scaling.knots_of(last)
-            if last is not None and found is not None and scaling.is_rough(last):
+            if found is not None and scaling.is_rough([own for stage in stages if (own := stage[number]) is not None], found):
                 rough.append(column.name)
             if found is None:
                 (hidden if column.bounds is None else by_bounds).append(column.name)
