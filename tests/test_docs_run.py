@@ -98,6 +98,7 @@ def test_commands_of_a_page_run_from_top_to_bottom(
 ) -> None:
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     patients().to_csv("patients.csv", index=False)
+    patients().assign(patient=np.arange(400) // 2).to_csv("visits.csv", index=False)
     Path("net.py").write_text(NET)
     Path("my-config.toml").write_text(TINY_TOML.replace("count = 8", "count = 12"))
     Path("examples").symlink_to(ROOT / "examples")
