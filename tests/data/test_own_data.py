@@ -434,7 +434,7 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         (["--target", "outcom"], "did you mean 'outcome'"),
         (["--target", "outcome", "--client", "hospitl"], "did you mean 'hospital'"),
         (["--target", "4"], "--target-epsilon 4"),
-        (["--target", "age"], "set task.name to 'regression'"),
+        (["--target", "age"], "set task.name to 'regression' (--task regression)"),
         (["--target", "outcome", "--client", "outcome"], "both name 'outcome'"),
         (["--target", "ward", "--task", "regression"], "in the column 'ward' is no number"),
         (["--target", "outcome", "--model", "gru"], "is for texts"),
@@ -450,6 +450,18 @@ def test_a_mistake_is_one_clear_line(arguments: list[str], said: str, table: Pat
     assert said in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_says_how_its_own_data_are_found_again(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """A file is named in the config; what was handed over is known to its caller alone; neither is looked for on the hub."""
+    for data, said in ((table, "go on with: ldpfl run --resume --out"), (pd.read_csv(table), "go on from Python, with the data")):
+        folder = tmp_path / type(data).__name__
+        api.run(data=data, target="outcome", client="hospital", settings=FEW, folder=folder, progress=False, baseline=False)
+        (folder / "result.json").unlink()
+        out = ldpfl("show", folder).out
+        assert said in out
+        assert "hub" not in out
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_one_line(ldpfl: CommandLine, tmp_path: Path) -> None:
