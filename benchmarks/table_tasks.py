@@ -27,6 +27,7 @@ from statsmodels.duration.hazard_regression import PHReg
 from statsmodels.miscmodels.ordinal_model import OrderedModel
 
 import ldpfl
+from ldpfl.survival_figures import concordance
 
 Floats = NDArray[np.float64]
 
@@ -172,18 +173,10 @@ def figures(case: Case, test: pd.DataFrame, said: pd.DataFrame) -> dict[str, flo
     beyond = np.array([np.interp(_HORIZON, [0, *cuts], [1.0, *row]) for row in said.to_numpy()])
     lasted = (test["whole"] > _HORIZON).to_numpy()
     return {
-        "concordance": concordance(test["whole"].to_numpy(), beyond),
+        "concordance": concordance(test["days"].to_numpy(), test["event"].to_numpy() > 0, beyond),
         f"Brier at {_HORIZON:g}": float(((beyond - lasted) ** 2).mean()),
         "mean / true": beyond.mean() / lasted.mean(),
     }
-
-
-def concordance(times: Floats, lasting: Floats) -> float:
-    """Return the share of pairs of which the one with the shorter time has the lower probability of lasting."""
-    some = np.random.default_rng(0).choice(len(times), 2000, replace=False)
-    shorter = times[some][:, None] < times[some][None]
-    lower, tied = lasting[some][:, None] < lasting[some][None], lasting[some][:, None] == lasting[some][None]
-    return float((shorter * (lower + tied / 2)).sum() / shorter.sum())
 
 
 def main() -> None:

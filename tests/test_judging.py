@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ldpfl import judging
 from ldpfl.judging import Floats
+from ldpfl.survival_figures import concordance
 
 ROWS = 400
 
@@ -147,3 +148,52 @@ def test_ten_thousand_rows_take_less_than_two_seconds() -> None:
     began = time.process_time()
     judging.intervals(judging.of_two_classes(logits, events), 10_000, seed=0)
     assert time.process_time() - began < 2
+
+
+def timed(rows: int = ROWS) -> tuple[Floats, Floats, Floats]:
+    """Return survival beyond three cuts, times of which many are equal with events of two in three, and the cuts."""
+    random = np.random.default_rng(2)
+    ill = random.normal(size=rows)
+    whole, left = 20 * random.exponential(np.exp(-ill)), random.uniform(0, 60, rows)
+    seen = np.stack([np.minimum(whole, left).round(), whole <= left], axis=1)
+    cuts = np.array([5.0, 15.0, 40.0])
+    return np.exp(-np.outer(np.exp(0.6 * ill.round(1)), cuts / 20)), seen, cuts
+
+
+def test_the_integrated_brier_score_is_graf_s_on_the_times_themselves() -> None:
+    from statsmodels.duration.survfunc import SurvfuncRight
+
+    lasting, seen, cuts = timed()
+    times, events = seen[:, 0], seen[:, 1] > 0
+    staying = SurvfuncRight(times + 0.5 * ~events, ~events)  # who had an event at a time is gone before others leave then
+
+    def stays(until: float) -> float:
+        return float(np.concatenate([[1.0], staying.surv_prob])[np.searchsorted(staying.surv_times, until, side="right")])
+
+    by_cut = [0.0]
+    for cut, chance in zip(cuts, lasting.T, strict=True):
+        errors = []
+        for when, event, own in zip(times, events, chance, strict=True):
+            errors.append((1 - own) ** 2 / stays(cut + 0.5) if when > cut else own**2 / stays(when) if event else 0.0)
+        by_cut.append(float(np.mean(errors)))
+    found = judging.point(judging.of_times(lasting, seen, cuts), ROWS)
+    assert found["integrated Brier"] == pytest.approx(np.trapezoid(by_cut, [0.0, *cuts]) / cuts[-1], rel=1e-9)
+
+
+def test_intervals_of_concordance_are_those_of_resamples_drawn_one_by_one() -> None:
+    lasting, seen, cuts = timed()
+    figures, random = judging.of_times(lasting, seen, cuts), np.random.default_rng(3)
+    low, high = judging.intervals(figures, ROWS, seed=1)["concordance"]
+    found = []
+    for _ in range(300):
+        own = random.integers(ROWS, size=ROWS)
+        found.append(concordance(seen[own, 0], seen[own, 1] > 0, lasting[own].sum(axis=1)))
+    assert (low, high) == pytest.approx(tuple(np.quantile(found, (0.025, 0.975))), abs=0.008)
+    assert low < judging.point(figures, ROWS)["concordance"] < high
+
+
+def test_times_that_nobody_stayed_to_see_have_no_brier_score() -> None:
+    seen = np.array([[1.0, 0.0], [2.0, 0.0]])
+    found = judging.point(judging.of_times(np.full((2, 1), 0.5), seen, np.array([3.0])), 2)
+    assert np.isnan(found["integrated Brier"])
+    assert np.isnan(found["concordance"])

@@ -12,7 +12,7 @@ from sklearn import metrics
 from torch import Tensor
 from torch.nn import functional as F
 
-from ldpfl import outcomes, tasks
+from ldpfl import ConfigError, outcomes, tasks
 from ldpfl.models.dense import Parallel
 from ldpfl.tasks import ABSENT
 
@@ -150,41 +150,34 @@ def survivors() -> tuple[Tensor, Tensor]:
     return drawn(300, 3, seed=5) - times[:, None] / 15, outcomes.by_interval(times, events, CUTS)
 
 
-def test_concordance_counts_each_pair_of_which_the_order_is_known() -> None:
-    logits, targets = survivors()
-    lasting = outcomes.survival(logits).sum(dim=1)
+def harrell(times: Tensor, events: Tensor, lasting: Tensor) -> float:
     right, pairs = 0.0, 0
-    for one, place in (targets == 1).nonzero().tolist():
-        later = lasting[targets[:, place] == 0]
+    for time, last in zip(times[events > 0], lasting[events > 0], strict=True):
+        later = lasting[(times > time) | ((times == time) & (events == 0))]
         pairs += len(later)
-        right += float((lasting[one] < later).sum())
+        right += float((last < later).sum()) + float((last == later).sum()) / 2
+    return right / pairs
+
+
+def test_concordance_is_harrell_s_on_the_times_themselves() -> None:
+    """Pairs within an interval count, and so do two rows at one time of which one left without an event; tied survival is a half."""
+    times, events = (25 + 10 * drawn(300)).clamp_min(0).round(), (drawn(300, seed=4) > -0.5).float()
+    logits = (drawn(300, 3, seed=5) - times[:, None] / 15).round(decimals=1)
+    targets = outcomes.with_times(outcomes.by_interval(times, events, CUTS), times, events)
     task = tasks.create("survival", 3)
-    found = task.measured(iter([(logits[:100], targets[:100]), (logits[100:], targets[100:])]), every=False)
-    assert found == {"concordance": pytest.approx(right / pairs, abs=1e-9)}
-    assert found["concordance"] > 0.5
-    ties = task.measured(iter([(torch.zeros(300, 3), targets)]), every=False)
-    assert ties == {"concordance": 0.5}
+    found = task.measured(iter([(logits[:100], targets[:100]), (logits[100:], targets[100:])]), every=True)
+    expected = harrell(times, events, outcomes.survival(logits.double()).sum(dim=1))
+    assert found == {"concordance": pytest.approx(expected, abs=1e-12)}
+    assert 0.5 < expected < 0.95
+    assert task.measured(iter([(torch.zeros(300, 3), targets)]), every=True) == {"concordance": 0.5}
+    with pytest.raises(ConfigError, match="have 3 columns: give 5"):
+        task.measured(iter([(logits, targets[:, :3])]), every=True)
 
 
-def test_brier_is_the_squared_error_where_all_times_are_seen() -> None:
-    logits = drawn(100, 3)
-    targets = outcomes.by_interval(20 + 12 * drawn(100, seed=6), torch.ones(100), CUTS)
-    lasted = (targets == 0).double()
-    found = tasks.create("survival", 3).measured(iter([(logits, targets)]), every=True)
-    assert found["integrated Brier"] == pytest.approx(float((outcomes.survival(logits.double()) - lasted).square().mean()))
-
-
-def test_brier_is_weighted_for_times_that_were_cut_short() -> None:
-    """4,000 times, a half of which is cut short: the error is that of the whole times within 0.015 (five standard errors)."""
-    generator = torch.Generator().manual_seed(8)
-    whole, cut = 40 * torch.rand(4000, generator=generator), 10 * torch.randint(1, 6, (4000,), generator=generator)
-    logits = drawn(4000, 3) - whole[:, None] / 20
-    task = tasks.create("survival", 3)
-    figures = [
-        task.measured(iter([(logits, outcomes.by_interval(torch.minimum(whole, end), (whole <= end).float(), CUTS))]), every=True)
-        for end in (torch.full((4000,), 99.0), cut + 0.01)
-    ]
-    assert figures[1]["integrated Brier"] == pytest.approx(figures[0]["integrated Brier"], abs=0.015)
+def test_times_behind_the_intervals_change_no_loss() -> None:
+    logits, targets = survivors()
+    more = outcomes.with_times(targets, drawn(300), torch.ones(300))
+    assert torch.equal(outcomes.hazard_losses(logits, more), outcomes.hazard_losses(logits, targets))
 
 
 @pytest.mark.parametrize("name", ["poisson", "ordinal", "survival"])
@@ -199,5 +192,5 @@ def test_a_sample_without_an_answer_teaches_nothing(name: str) -> None:
 
 
 def test_no_pair_and_no_count_has_no_figure() -> None:
-    assert math.isnan(tasks.create("survival", 1).measured(iter([(drawn(1, 1), torch.zeros(1, 1))]), every=False)["concordance"])
+    assert math.isnan(tasks.create("survival", 1).measured(iter([(drawn(1, 1), torch.zeros(1, 3))]), every=False)["concordance"])
     assert math.isnan(tasks.create("poisson", 1).measured(iter([(drawn(2, 1), torch.zeros(2))]), every=False)["deviance explained"])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, util
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ldpfl.errors import ConfigError, in_short
+from ldpfl.suggestions import did_you_mean
 
 GIVEN = "given"
 """Name of data, or of a model, that a caller hands over; nothing but its caller can run such a config again."""
@@ -27,21 +29,62 @@ def lies_in_file(name: str) -> bool:
     return name.partition(":")[0].endswith(".py")
 
 
-def called(what: str, path: str, *arguments: Any, **options: Any) -> Any:
+class _NotCalled(Exception):
+    """What is named is not there, or wants arguments that nobody gave."""
+
+
+def called(what: str, path: str, *arguments: Any, offered: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Return what the function or class at ``path`` makes of the arguments; ``what`` is named in errors.
 
+    Args:
+        offered: more arguments, by name: it is given those that it requires, and that are not among ``options``.
+
     Raises:
-        ConfigError: there is none, or it fails.
+        ConfigError: there is none, it requires an argument that is not there, or it fails.
     """
     module_name, _, attribute = path.partition(":")
     try:
         with _found_in(_folder_of(module_name)):
             module = _of_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
-            return getattr(module, attribute)(*arguments, **options)
+            if not hasattr(module, attribute):
+                raise _NotCalled(f"{module_name} has no {attribute!r}{_nearest(attribute, module)}")
+            made_by = getattr(module, attribute)
+            own = options if offered is None else _given(made_by, offered, options)
+            return made_by(*arguments, **own)
+    except _NotCalled as error:
+        raise ConfigError(f"{what} {path!r} cannot be built: {error}") from None
     except Exception as error:  # it is the user's code: anything may come out of it
         # What reads somebody's data may repeat them in what it says went wrong.
         said = in_short(error) if what == "data" else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{what} {path!r} cannot be built: {said}") from error
+
+
+_MOST_LISTED = 20
+"""Names of a module that a message lists."""
+
+
+def _nearest(name: str, module: ModuleType) -> str:
+    """Return a clause that points at what ``module`` has; nothing of a module that has much."""
+    known = [own for own, value in vars(module).items() if not (own.startswith("_") or isinstance(value, ModuleType))]
+    return f": {did_you_mean(name, known)}" if 0 < len(known) <= _MOST_LISTED else ""
+
+
+def _given(made_by: Callable[..., Any], offered: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options``, and what of ``offered`` the function or class ``made_by`` requires beside them."""
+    try:
+        parameters = signature(made_by).parameters.values()
+    except (TypeError, ValueError):  # some that are built into Python say nothing of their arguments
+        return dict(options)
+    by_name = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.default is one.empty]
+    required = [name for name in by_name if name not in options]
+    lacking = [name for name in required if name not in offered]
+    if lacking:
+        those = ", ".join(f"{name}={value}" for name, value in offered.items())
+        raise _NotCalled(
+            f"it requires {', '.join(lacking)}, which nothing gives: add --set model.options.{lacking[0]}=VALUE, or a default; an argument "
+            f"with one of these names is given without that: {those}"
+        )
+    return {**{name: offered[name] for name in required}, **options}
 
 
 def _of_file(path: Path) -> ModuleType:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
+from ldpfl.survival_figures import brier_errors, compared
 from ldpfl.tasks import ACCURACY
 
 Floats = NDArray[np.float64]
@@ -19,6 +20,7 @@ Counted = Callable[[Floats], dict[str, Floats]]
 
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
 PREDICTED, OBSERVED, SLOPE = "mean predicted risk", "observed share", "calibration slope"
+CONCORDANCE, INTEGRATED_BRIER = "concordance", "integrated Brier"
 COMMONEST, MACRO_F1 = "accuracy of the commonest class", "macro F1"
 SENSITIVITY, SPECIFICITY, PPV = "sensitivity", "specificity", "positive predictive value"
 AT_HALF, AT_BASE_RATE = "0.5", "the base rate"
@@ -120,6 +122,24 @@ def of_numbers(found: Floats, targets: Floats) -> Counted:
     def figures(counts: Floats) -> dict[str, Floats]:
         rows, squares, sizes, first, second = (counts @ sums_of).T
         return {"R2": 1 - squares / (second - first**2 / rows), "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
+
+    return figures
+
+
+def of_times(lasting: Floats, seen: Floats, cuts: Floats) -> Counted:
+    """Return the figures of predicted survival ``lasting`` (n, K) beyond each of ``cuts`` (K,), for times and events ``seen`` (n, 2).
+
+    Harrell's C is a ratio of sums over pairs. In a resample each sum is taken by what each row adds to it, which is what it is to first
+    order. The integrated Brier score of a resample has the weights of all rows.
+    """
+    times, events = seen[:, 0], seen[:, 1] > 0
+    pairs, right = compared(times, events, lasting.sum(axis=1))
+    sums_of = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, lasting, cuts)], axis=1)
+    all_pairs, all_right = pairs.sum() / 2, right.sum() / 2
+
+    def figures(counts: Floats) -> dict[str, Floats]:
+        rows, own_pairs, own_right, errors = (counts @ sums_of).T
+        return {CONCORDANCE: (own_right - all_right) / (own_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
     return figures
 

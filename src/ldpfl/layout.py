@@ -137,7 +137,7 @@ def _parameter_problems(module: nn.Module) -> list[str]:
     trainable = [(name, p) for name, p in module.named_parameters(remove_duplicate=True) if p.requires_grad]
     for name, parameter in trainable:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            problems.append(f"parameter {name} is uninitialised: run one forward pass before")
+            problems.append(f"parameter {name} is uninitialised: run one forward pass before, or give its layer a size")
         elif parameter.is_meta:
             problems.append(f"parameter {name} has no values (device meta): make the model on the CPU")
         elif parameter.dtype != torch.float32:

@@ -5,9 +5,14 @@ Each loss has gradients with respect to the outputs that stay bounded, so that a
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+
+from ldpfl.errors import ConfigError
+from ldpfl.survival_figures import concordance
 
 _STEEPEST = 4.0
 """Logarithm of a count, in units of its spread, beyond which the expected count grows as a straight line, not as the exponential."""
@@ -51,7 +56,8 @@ def middle_class(logits: Tensor) -> Tensor:
 
 def hazard_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the negative log-likelihood (B,) of discrete hazards: ``targets`` (B, K) are 1 in the interval of the event, 0 in the
-    intervals before, and NaN in all that were not seen."""
+    intervals before, and NaN in all that were not seen. Columns after these, see :func:`with_times`, are left alone."""
+    targets = targets[..., : logits.shape[-1]]
     by_interval = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
     return torch.where(targets.isnan(), torch.zeros_like(by_interval), by_interval).sum(dim=-1)
 
@@ -74,6 +80,25 @@ def by_interval(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     found[torch.where(events, times > cuts, times >= (starts + cuts) / 2)] = 0.0
     found[events & inside] = 1.0
     return found
+
+
+def with_times(targets: Tensor, times: Tensor, events: Tensor) -> Tensor:
+    """Return ``targets`` (N, K) of :func:`hazard_losses` with time and event behind them (N, K + 2), as rows to measure on have them."""
+    return torch.cat([targets, times[:, None], events[:, None]], dim=1)
+
+
+def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the times (N,) and the events (N,) that :func:`with_times` put behind the targets of so many ``intervals``.
+
+    Raises:
+        ConfigError: they are not there.
+    """
+    if targets.shape[1] != intervals + 2:
+        raise ConfigError(
+            f"targets to measure survival on have {targets.shape[1]} columns: give {intervals + 2}, one for each of the {intervals} "
+            "intervals, then time and event (ldpfl.outcomes.with_times)"
+        )
+    return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
 
 
 class _Kept:
@@ -113,37 +138,9 @@ class MeanClassError(_Kept):
 
 
 class Concordance(_Kept):
-    """Share of the pairs in which the one with the earlier event had the lower expected survival (Harrell's C, over intervals)."""
+    """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
 
     def compute(self) -> float:
         logits, targets = self.kept()
-        lasting = survival(logits).sum(dim=1)
-        right, pairs = 0.0, 0
-        for own in targets.unbind(dim=1):
-            events, others = lasting[own == 1], lasting[own == 0].sort().values
-            lower = torch.searchsorted(others, events, right=True)
-            higher = len(others) - lower
-            tied = lower - torch.searchsorted(others, events)
-            right += float((higher + tied / 2).sum())
-            pairs += len(events) * len(others)
-        return right / pairs if pairs else float("nan")
-
-
-class IntegratedBrier(_Kept):
-    """Mean over intervals of the squared error of survival, weighted by the inverse chance of not being censored (Graf et al. 1999)."""
-
-    def compute(self) -> float:
-        logits, targets = self.kept()
-        lasting = survival(logits)
-        left, weight, errors = torch.ones(len(targets), dtype=torch.bool), 1.0, []
-        of_events = torch.zeros(len(targets), dtype=torch.float64)
-        for place, own in enumerate(targets.unbind(dim=1)):
-            seen = left & ~own.isnan()
-            weight *= float(seen.sum()) / max(int(left.sum()), 1)
-            if not weight:
-                break
-            of_events[own == 1] = 1 / weight
-            left = own == 0
-            chance = lasting[:, place]
-            errors.append(float((of_events * chance.square() + left * (1 - chance).square() / weight).mean()))
-        return sum(errors) / len(errors) if errors else float("nan")
+        times, events = times_in(targets, logits.shape[1])
+        return concordance(times, events, survival(logits).sum(dim=1).numpy())

@@ -4,11 +4,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of ``known`` that ``name`` was probably meant to be; None if none is near."""
+    options = sorted(known)
+    found = [option for option in options if option.rsplit(".", 1)[-1] == name] or get_close_matches(name, options, n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a closing clause that names the nearest of ``known``, or lists them all."""
     options = sorted(known)
-    by_leaf = [option for option in options if option.rsplit(".", 1)[-1] == name]
-    nearest = by_leaf or get_close_matches(name, options, n=1, cutoff=0.5)
-    if nearest:
-        return f"did you mean {nearest[0]!r}?"
-    return f"known: {', '.join(options)}"
+    found = nearest(name, options)
+    return f"known: {', '.join(options)}" if found is None else f"did you mean {found!r}?"

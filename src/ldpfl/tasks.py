@@ -21,7 +21,8 @@ Targets = Literal["class", "classes", "number", "tokens", "count", "ordered", "s
 """What a sample's target is: one class (int64), a 0 or 1 for each class (float32), a number (float32), or a token a place (int64).
 
 A count is a number (float32) in units of its spread; an ordered class is a class (int64), told by one output less than there are classes;
-and survival is a 0, 1 or NaN for each interval of time (float32), see :func:`ldpfl.outcomes.hazard_losses`.
+and survival is a 0, 1 or NaN for each interval of time (float32), see :func:`ldpfl.outcomes.hazard_losses`; where it is measured, the time
+and the event stand behind them.
 """
 
 PARALLEL: tuple[Targets, ...] = ("ordered", "survival")
@@ -301,8 +302,7 @@ def _ordinal(outputs: int, scale: float) -> Task:
 
 
 def _survival(outputs: int, scale: float) -> Task:
-    metrics: Mapping[str, Callable[[], Metric]] = {"concordance": outcomes.Concordance, "integrated Brier": outcomes.IntegratedBrier}
-    return Task("survival", "survival", outcomes.hazard_losses, metrics)
+    return Task("survival", "survival", outcomes.hazard_losses, {"concordance": outcomes.Concordance})
 
 
 _REGISTRY: Mapping[str, Callable[[int, float], Task]] = {

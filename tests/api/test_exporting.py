@@ -146,6 +146,20 @@ def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpf
     assert page([run, run], public=True).count("Left out") == 2
 
 
+def test_a_public_page_has_a_name_of_its_own(run: Path, ldpfl: CommandLine) -> None:
+    """ldpfl run and ldpfl report write the owner's page again, which would turn a public one into it."""
+    own, public = run / "report.html", run / "report-public.html"
+    said = ldpfl("report", run, "--public").out
+    assert f"{public}: " in said
+    assert "a public page, without what the guarantee does not cover" in said
+    before = public.read_text()
+    assert "a page for its owner alone" in ldpfl("report", run).out
+    assert public.read_text() == before != own.read_text()
+    assert "that is the page for the run's owner" in ldpfl.refused("report", run, "--public", "--out", own)
+    assert ldpfl("report", run, run, "--public").code == 0
+    assert Path("report-public.html").is_file()
+
+
 def test_a_public_page_says_where_scores_are_those_of_public_rows(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     for place, settings in enumerate(({}, {"data.evaluate_on": "holdout"})):
         folder = tmp_path / f"{place}"

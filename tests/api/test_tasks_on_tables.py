@@ -11,6 +11,7 @@ import pytest
 
 import ldpfl
 from ldpfl import ConfigError, DataError
+from ldpfl.data import held_out
 
 pytestmark = pytest.mark.slow
 
@@ -56,16 +57,34 @@ def test_ordered_words() -> None:
         run("ordinal", "grade")
 
 
+def harrell(times: pd.Series[float], events: pd.Series[int], risks: pd.Series[float]) -> float:
+    """Share of the comparable pairs of rows in which the one that died first had the higher risk; equal risks count a half."""
+    right = pairs = 0.0
+    for time, risk in zip(times[events == 1], risks[events == 1], strict=True):
+        later = risks[times > time]  # at the end of the year all are left alone, and nobody dies then
+        right, pairs = right + float((risk > later).sum() + (risk == later).sum() / 2), pairs + len(later)
+    return right / pairs
+
+
 @pytest.mark.parametrize("cuts", [[], [50.0, 100.0, 200.0]])
 def test_times_to_an_event(cuts: list[float]) -> None:
-    result = run("survival", ["days", "died"], settings={"data.cut_points": cuts})
+    result = run("survival", ["days", "died"], settings={"data.cut_points": cuts}, baseline=True)
     found = result.predict(ROWS)
     ends = [float(name.removeprefix("probability of days beyond ")) for name in found]
     assert ends == cuts or len(ends) == 8
     expected = np.exp(-np.outer(np.exp([-2, 0, 2]), ends) / 200)
     assert np.abs(found.to_numpy() - expected).max() < 0.2
     assert np.abs(found.to_numpy()[1] - expected[1]).max() < 0.1
-    assert result.score > 0.6
+    assert result.metric == "concordance"
+    held = FRAME[held_out(len(FRAME))]
+    risks = -result.predict(held).sum(axis=1).set_axis(held.index)
+    assert result.score == pytest.approx(harrell(held["days"], held["died"], risks), abs=1e-4)
+    figures = result.to_dict()
+    assert figures["pooled_scores"]["concordance"] == pytest.approx(result.score, abs=0.01)
+    assert 0 < figures["pooled_scores"]["integrated Brier"] <= figures["scores"]["integrated Brier"] + 0.01
+    assert set(figures["intervals"]) == set(figures["scores"]) == set(figures["noise_free_scores"]) == {"concordance", "integrated Brier"}
+    low, high = figures["intervals"]["concordance"]
+    assert low < result.score < high
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,15 @@ from ldpfl.server import RoundMetrics
 from test_files import files_up_to
 
 REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.slow
+def test_what_cannot_be_printed_names_standard_output() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-m", "ldpfl", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("ldpfl: what is printed cannot be written to standard output: No space left on device")
 
 
 def reproduced(folder: Path) -> dict[str, bytes]:

@@ -159,7 +159,7 @@ def test_a_named_class_client_or_category_is_a_value() -> None:
     assert found.train.tensor.argmax(dim=1).tolist() == [0, 1, 0, 1]
     assert found.clients is not None
     assert len(set(found.clients.tolist())) == 3
-    with pytest.raises(DataError, match=r"the target 'ill' has no value .*unless data.classes names them"):
+    with pytest.raises(DataError, match=r"the target 'ill' has no value .*if the word is a class, name all classes, --set 'data.classes="):
         made(frame)
 
 

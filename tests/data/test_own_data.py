@@ -392,6 +392,11 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     assert refused.code == 3
     assert "BatchNorm1d" in refused.out
     assert "--set model.mend=true" in refused.out
+    assert "the data ask for: inputs 2, outputs 2, shape (2,)" in refused.out
+    assert json.loads(ldpfl("check", "nets.py:Net", *arguments, "--json").out)["sizes"] == {"inputs": 2, "outputs": 2, "shape": [2]}
+    narrow = ldpfl("check", "torch.nn:Linear", *arguments, "--set", "model.options={in_features = 3, out_features = 2}")
+    assert narrow.code == 3
+    assert "even so" not in narrow.out  # for nothing was changed
     short = ["--set", "training.rounds=2", "--no-baseline", "--json"]
     assert "batch normalisation" in ldpfl("run", "--model", "nets.py:Net", *arguments, *short).err
     done = ldpfl("run", "--model", "nets:Net", "--set", "model.mend=true", "--set", "model.options.wide=8", *arguments, *short)
@@ -429,7 +434,7 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         (["--target", "outcom"], "did you mean 'outcome'"),
         (["--target", "outcome", "--client", "hospitl"], "did you mean 'hospital'"),
         (["--target", "4"], "--target-epsilon 4"),
-        (["--target", "age"], "set task.name to 'regression'"),
+        (["--target", "age"], "set task.name to 'regression' (--task regression)"),
         (["--target", "outcome", "--client", "outcome"], "both name 'outcome'"),
         (["--target", "ward", "--task", "regression"], "in the column 'ward' is no number"),
         (["--target", "outcome", "--model", "gru"], "is for texts"),
@@ -445,6 +450,18 @@ def test_a_mistake_is_one_clear_line(arguments: list[str], said: str, table: Pat
     assert said in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_says_how_its_own_data_are_found_again(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """A file is named in the config; what was handed over is known to its caller alone; neither is looked for on the hub."""
+    for data, said in ((table, "go on with: ldpfl run --resume --out"), (pd.read_csv(table), "go on from Python, with the data")):
+        folder = tmp_path / type(data).__name__
+        api.run(data=data, target="outcome", client="hospital", settings=FEW, folder=folder, progress=False, baseline=False)
+        (folder / "result.json").unlink()
+        out = ldpfl("show", folder).out
+        assert said in out
+        assert "hub" not in out
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_one_line(ldpfl: CommandLine, tmp_path: Path) -> None:

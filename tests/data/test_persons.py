@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
+from ldpfl.data import held_out_by_person
 from ldpfl.data.from_table import dataset_of
-from ldpfl.data.holding_out import held_out_by_person, with_validation, without_a_tenth
+from ldpfl.data.holding_out import with_validation, without_a_tenth
 from ldpfl.data.partition import partition_by_code
 from ldpfl.data.persons import Persons, numbered
 from ldpfl.data.samples import Dataset
@@ -79,6 +80,13 @@ def test_nobody_has_training_and_test_rows() -> None:
     assert data.encoder.data.columns == ["lab"]  # the name is no input
 
 
+def test_anybody_can_say_which_rows_are_test_rows() -> None:
+    frame = visits()
+    data, held = data_of(frame), held_out_by_person(frame["patient"])
+    assert data.test.tensor[:, 0].tolist() == pytest.approx(frame["lab"][held].tolist())
+    assert data.train.tensor[:, 0].tolist() == pytest.approx(frame["lab"][~held].tolist())
+
+
 def test_who_is_held_out_depends_on_nobody_s_name_or_rows() -> None:
     """Another name and other values, and more rows behind those of the others: the others stay where they were."""
     frame = visits()
@@ -86,7 +94,7 @@ def test_who_is_held_out_depends_on_nobody_s_name_or_rows() -> None:
     changed = frame[frame.patient != first]
     new = pd.DataFrame({"patient": ["Q"] * 9, "lab": 99.0, "outcome": 1})
     changed = pd.concat([new.head(1), changed, new.tail(8)])
-    before, after = (held_out_by_person(numbered(one.patient), 5) for one in (frame, changed))
+    before, after = (held_out_by_person(one.patient) for one in (frame, changed))
     kept = [set(one.patient[~held]) - {first, "Q"} for one, held in ((frame, before), (changed, after))]
     assert kept[0] == kept[1]
 

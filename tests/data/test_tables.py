@@ -125,6 +125,9 @@ def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -
         read_table(tmp_path / "patient.csv")
     with pytest.raises(DataError, match="is no table that can be read"):
         read_table(written(tmp_path, "a\n1\n", "patients.txt"))
+    for spreadsheet in (tmp_path / "not there.xlsx", written(tmp_path, "a\n1\n", "patients.ods")):
+        with pytest.raises(DataError, match=r"is a spreadsheet, which is not read: save its sheet as CSV .*pandas\.read_excel"):
+            read_table(spreadsheet)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="there is no file of a table"):
         read_table(tmp_path / "empty")
@@ -151,6 +154,8 @@ def test_what_is_no_table_or_lacks_what_the_model_takes_is_named() -> None:
         table_of(pd.DataFrame({"age": []}), "the rows")
     with pytest.raises(DataError, match=r"^there is no column 'age', which the model takes: did you mean 'aged'"):
         features_of(table_of(pd.DataFrame({"aged": [1.0]})), DataConfig(columns=["age"]))
+    with pytest.raises(DataError, match=r"^there is no column 'crp', which the model takes: it takes age, crp$"):
+        features_of(table_of(pd.DataFrame({"age": [1.0], "id": [1.0]})), DataConfig(columns=["age", "crp"]))
 
 
 def test_a_parquet_file_without_rows_or_content_is_refused(tmp_path: Path) -> None:

@@ -138,6 +138,17 @@ def test_numbers_have_their_error_in_their_unit_and_tenths_of_what_was_predicted
     assert 30 < figures["calibration"][0]["observed"] < figures["calibration"][-1]["observed"] < 75
 
 
+@pytest.mark.slow
+def test_an_f1_of_0_is_explained_where_no_label_is_likely_enough_to_be_told(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    labels = (random.random((600, 2)) < 0.1).astype(int)
+    frame = pandas.DataFrame({"x": random.normal(size=600), "a": labels[:, 0], "b": labels[:, 1]})
+    how: dict[str, Any] = {"task": "multilabel", "count": 4, "rounds": 2, "seed": 1, "baseline": False, "progress": False}
+    found = ldpfl.run(data=frame, target=["a", "b"], folder=tmp_path / "run", **how)
+    assert found.scores["macro F1"] == 0
+    assert "macro F1 is 0: it counts a label as told from a probability of 0.5 on" in page([tmp_path / "run"])
+
+
 def test_a_result_with_all_that_is_read_again(kept: ldpfl.RunResult) -> None:
     folder = kept.folder or Path()
     assert json.loads((folder / "result.json").read_text())["sites"] == (RunFolder(folder).result() or {})["sites"]

@@ -104,6 +104,77 @@ def test_an_import_path_that_gives_no_model_is_refused_by_name(path: str, option
     assert repr(path) in str(caught.value)
 
 
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self, inputs, width=3, *, outputs):
+        super().__init__(inputs, outputs)
+        self.said = (inputs, outputs, width)
+
+class Texts(nn.Embedding):
+    def __init__(self, vocabulary, shape):
+        super().__init__(vocabulary, *shape)
+
+class Wide(nn.Linear):
+    def __init__(self, inputs, breadth):
+        super().__init__(inputs, breadth)
+
+class Lazy(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+
+class Failing(nn.LazyLinear):
+    def __init__(self):
+        super().__init__(4)
+
+    def forward(self, rows):
+        raise ValueError("not such rows")
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> str:
+    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
+    return str(tmp_path / "nets.py")
+
+
+def test_a_class_of_one_s_own_is_given_the_sizes_that_it_requires(nets: str) -> None:
+    assert models.create(f"{nets}:Net", (7,), 2, seed=0).said == (7, 2, 3)
+    assert models.create(f"{nets}:Net", (7,), 2, seed=0, options={"inputs": 9, "width": 5}).said == (9, 2, 5)
+    texts = models.create(f"{nets}:Texts", (12,), 2, seed=0, vocabulary=50)
+    assert isinstance(texts, nn.Embedding)
+    assert (texts.num_embeddings, texts.embedding_dim) == (50, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "Wide",
+            r"requires breadth, which nothing gives: add --set model\.options\.breadth=VALUE, .*: inputs=7, outputs=2, shape=\(7,\)$",
+        ),
+        ("Texts", r"it requires vocabulary, which nothing gives"),
+        ("Nett", r"cannot be built: .*nets\.py has no 'Nett': did you mean 'Net'\?"),
+    ],
+)
+def test_what_a_class_of_one_s_own_lacks_is_said(nets: str, name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        models.create(f"{nets}:{name}", (7,), 2, seed=0)
+    assert "_ldpfl_" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_lazy_layers_of_a_class_take_their_sizes_from_the_data(nets: str) -> None:
+    module = models.create(f"{nets}:Lazy", (7,), 2, seed=0)
+    assert weights_of(module) == 7 * 4 + 4 + 4 * 2 + 2
+    again = models.create(f"{nets}:Lazy", (7,), 2, seed=0)
+    assert all(torch.equal(first, second) for first, second in zip(module.parameters(), again.parameters(), strict=True))
+    with pytest.raises(ConfigError, match=r"fails on two samples of shape \(7,\) \(ValueError: not such rows\)"):
+        models.create(f"{nets}:Failing", (7,), 2, seed=0)
+
+
 def test_a_module_file_with_a_syntax_error_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_written_model.py").write_text("class Model(:\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

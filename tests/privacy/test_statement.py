@@ -6,14 +6,17 @@ Bounds behind a shuffler take a second or so each, so settings are small, and wh
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from math import exp, pi, sqrt
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import expit, ndtr
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
@@ -668,3 +671,40 @@ def test_nothing_is_attained_where_no_client_is_known_to_have_sent_what_is_charg
     assert (
         account_together([joined, parts]).figures()["shuffled_lower"] is None
     )  # whoever sent most of the one, perhaps sent none of the other
+
+
+def guessed(statement: Statement) -> float:
+    """Return the probability that the sentence says."""
+    found = re.search(r"is right with probability ([0-9.]+) % at most", statement.verdict)
+    assert found is not None, statement.verdict
+    return float(found[1]) / 100
+
+
+def test_a_guess_against_gaussian_noise_is_right_as_often_as_mu_says() -> None:
+    """Phi(mu / 2), which is what the best test attains: not e^epsilon / (1 + e^epsilon), which is far above it."""
+    record = GaussianRelease("dp-sgd", 0.3, unit="record")
+    for channel, mu in (("direct", 0.9), ("secure-sum", 0.09)):
+        statement = account(ledger_of(*[record] * 9, channel=channel))
+        assert 0 <= guessed(statement) - ndtr(mu / 2) <= 1.1e-5
+        assert "by the noise of all releases" in statement.verdict
+    best = account(ledger_of(*[record] * 9, channel="direct")).best
+    assert best is not None
+    assert expit(best.epsilon) > 0.95
+
+
+@pytest.mark.parametrize(("rounds", "epsilon"), [(1, 1.0), (3, 0.5)])
+def test_a_guess_against_pure_reports_is_right_as_often_as_the_likelihood_ratio_s_sign(rounds: int, epsilon: float) -> None:
+    """By enumeration of all answers of binary randomised response, the worst case; one of epsilon 1 is right in e / (1 + e)."""
+    answers = np.array(list(product((0, 1), repeat=rounds)))
+    chances = [np.where(answers == truth, expit(epsilon), expit(-epsilon)).prod(axis=1) for truth in (0, 1)]
+    found = account(ledger_of(*[PureRelease("other", epsilon, 1, "vector")] * rounds, channel="direct"))
+    assert 0 <= guessed(found) - np.maximum(*chances).sum() / 2 <= 1.1e-5
+
+
+def test_a_guess_is_bounded_from_above_where_records_take_part_by_chance_or_kinds_are_mixed() -> None:
+    rate, mu = 0.05, 1.0
+    sampled = guessed(account(ledger_of(GaussianRelease("dp-sgd", mu, unit="record", rate=rate), channel="direct")))
+    attained = (1 + rate * (2 * ndtr(mu / 2) - 1)) / 2  # the record moves a batch that has it, and no other
+    assert attained <= sampled <= (1 + 1.2 * (2 * attained - 1)) / 2
+    mixed = guessed(account(ledger_of(NOISE, NOISE, PureRelease("other", 0.2, 1, "vector"), channel="direct")))
+    assert ndtr(0.3 * sqrt(2) / 2) < mixed < 0.75

@@ -12,6 +12,7 @@ import typer
 from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
 from ldpfl.errors import LdpflError, in_short
+from ldpfl.files import NO_ROOM
 from ldpfl.report.terminal import print_anything
 
 # Typer's own tracebacks print local variables, and with them private data.
@@ -37,8 +38,11 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         _stop(f"{error.format_message()} (see {_named(context)} --help)")
-    except (LdpflError, OSError) as error:
+    except LdpflError as error:
         _stop(str(error))
+    except OSError as error:
+        unprinted = error.filename is None and error.errno in NO_ROOM
+        _stop(f"what is printed cannot be written to standard output: {error.strerror}; make room there" if unprinted else str(error))
     except (KeyboardInterrupt, click.Abort):
         print("ldpfl: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

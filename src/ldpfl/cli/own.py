@@ -141,7 +141,12 @@ def check(
     found = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
     if as_json:
         figures = {"fit": found.is_fit, "problem": found.problem, "changes": [asdict(change) for change in found.changes]}
-        print(to_json({**figures, "still": found.still, "weights": found.weights, "notes": list(found.notes)}, indent=2))
+        print(
+            to_json(
+                {**figures, "still": found.still, "weights": found.weights, "sizes": dict(found.sizes), "notes": list(found.notes)},
+                indent=2,
+            )
+        )
     else:
         _print_check(terminal(), model, found)
     if not found.is_fit:
@@ -156,12 +161,14 @@ def _print_check(console: Console, model: str, found: Any) -> None:
     for change in found.changes:
         place = change.place or "the whole"
         console.print(Text(f"  {place}: {change.before} -> {change.after}"), soft_wrap=True)
-    if found.still:
+    if found.still and found.changes:
         console.print(Text(f"even so: {found.still}", style="red"), soft_wrap=True)
     elif found.changes:
         console.print(
             Text(f"so changed it can be trained, {found.weights:,} weights: add --set model.mend=true to ldpfl run"), soft_wrap=True
         )
+    sizes = ", ".join(f"{name} {value if isinstance(value, tuple) else format(value, ',')}" for name, value in found.sizes.items())
+    console.print(Text(f"the data ask for: {sizes}"), soft_wrap=True)
     for note in found.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 

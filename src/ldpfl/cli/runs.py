@@ -31,6 +31,7 @@ from ldpfl.experiments.sweep_config import MOST_SEEDS, SweepConfig, axis_of, cel
 from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
+from ldpfl.importing import GIVEN
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
@@ -319,7 +320,9 @@ def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkp
     begun_on = last.origin.rpartition(" on ")[2] if last else ""
     device = begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto"
     hint = f"go on with: {_resume_command(folder.path, _flags(None, device))}"
-    if is_bundled(config.data.name) or os.environ.get(DATA_DIR_VARIABLE):
+    if config.data.name == GIVEN and not config.data.path:
+        return "go on from Python, with the data that were handed over: ldpfl.run(data=..., folder=..., resume=True)"
+    if config.data.brought or is_bundled(config.data.name) or os.environ.get(DATA_DIR_VARIABLE):
         return hint
     name = printable(config.data.name)  # of a folder that may be somebody else's
     return f"{hint}\nand with the --data-dir that it was begun with, if one was given: {name} is looked for on the hub without"

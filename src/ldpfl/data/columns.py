@@ -19,7 +19,7 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.suggestions import did_you_mean
+from ldpfl.suggestions import nearest
 from ldpfl.tasks import Targets
 
 BYTES = 257
@@ -168,7 +168,9 @@ def features_of(table: Table, config: DataConfig) -> Features:
     width = 0
     for name in config.columns:
         if name not in table.columns:
-            raise DataError(f"there is no column {name!r}, which the model takes: {did_you_mean(name, table.columns)}")
+            meant = nearest(name, set(table.columns).difference(config.columns))
+            hint = f"it takes {', '.join(config.columns)}" if meant is None else f"did you mean {meant!r}?"
+            raise DataError(f"there is no column {name!r}, which the model takes: {hint}")
         if name in config.words or name in config.categories:
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
         else:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_person
+from ldpfl.data.holding_out import held_out, held_out_by_person
 from ldpfl.data.persons import numbered
 from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
@@ -40,7 +40,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     persons = _persons(tables, config)
     is_test = np.zeros(len(table), dtype=bool)
     if test is None:
-        is_test = held_out(len(table), TEST_SHARE) if persons is None else held_out_by_person(numbered(persons[0]), TEST_SHARE)
+        is_test = held_out(len(table)) if persons is None else held_out_by_person(persons[0])
     if test is None and not is_test.any():
         what = f"{len(table)} rows" if persons is None else f"{len(set(persons[0]))} persons"
         raise DataError(f"{what} are too few to keep a fifth of them to measure on: give data.test_path")

@@ -6,7 +6,9 @@ By places, or by what files are called: nothing that is known of one sample deci
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +27,12 @@ _APART = 1_000_003
 """Of what files are called: by what is left above it others are set aside than by what is below."""
 
 
-def held_out(rows: int, share: int) -> NDArray[np.bool_]:
-    """Return which of ``rows`` places are for measuring: one in ``share``, rounded down.
+def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
+    """Return which of ``rows`` rows are test rows (rows,): one in ``share``, rounded down.
 
-    By the places alone: nothing that is known of one row decides where others go. Not every fifth, for rows may come in turns.
+    These are the rows of a table, in its order, that a run without ``data.test_path`` is measured on. Places alone decide: the places,
+    counted from 0, are put in the order of the SHA-256 of their decimal digits, and the first of them are taken. So nothing that is known
+    of one row decides where others go; and it is not each fifth row, for rows may come in turns.
     """
     order = sorted(range(rows), key=lambda place: hashlib.sha256(b"%d" % place).digest())
     chosen = np.zeros(rows, dtype=bool)
@@ -36,12 +40,14 @@ def held_out(rows: int, share: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def held_out_by_person(persons: NDArray[np.int64], share: int) -> NDArray[np.bool_]:
-    """Return which rows are for measuring: all those of one in ``share`` persons, whose numbers (N,) stand at the rows.
+def held_out_by_person(persons: Sequence[Hashable] | NDArray[Any], share: int = TEST_SHARE) -> NDArray[np.bool_]:
+    """Return which rows are test rows (N,) of a run with ``data.person``: all those of one in ``share`` persons.
 
-    By the places of persons in the order of their first rows: neither a name nor a row of one person decides where another goes.
+    ``persons`` (N,) names the person of each row. The persons are chosen as rows are by :func:`held_out`, by their places in the order of
+    their first rows: neither a name nor a row of one person decides where another goes.
     """
-    return held_out(int(persons.max()) + 1, share)[persons]
+    numbers = numbered(persons)
+    return held_out(int(numbers.max(initial=-1)) + 1, share)[numbers]
 
 
 def held_out_by_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:

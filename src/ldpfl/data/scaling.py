@@ -24,7 +24,7 @@ from ldpfl.data.encoder import Encoder, Knots, scaled_by
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
-from ldpfl.outcomes import by_interval
+from ldpfl.outcomes import by_interval, with_times
 from ldpfl.tasks import Targets
 
 Floats = NDArray[np.float64]
@@ -213,9 +213,14 @@ class TargetScale:
     reach: float = _REACH
 
     def told(self, targets: Tensor, *, exactly: bool) -> Tensor:
-        """Return ``targets`` (N, ...) as a task takes them; ``exactly``, however far they lie from the center."""
+        """Return ``targets`` (N, ...) as a task takes them; ``exactly``, however far they lie from the center.
+
+        Times are told ``exactly`` behind the intervals in which they lie.
+        """
         if self.cuts:
-            return by_interval(targets[:, 0], targets[:, 1], torch.tensor(self.cuts))
+            times, events = targets.unbind(dim=1)
+            found = by_interval(times, events, torch.tensor(self.cuts))
+            return with_times(found, times, events) if exactly else found
         reach = float("inf") if exactly else self.reach
         return ((targets.double() - self.center) / self.spread).clamp(-reach, reach).float()
 

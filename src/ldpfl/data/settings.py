@@ -92,7 +92,8 @@ class DataConfig(BaseModel):
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
     """Places that words of texts are hashed into. A language model knows the 256 bytes instead."""
     test_path: str = ""
-    """Like ``path``, the rows to measure on; without, every fifth row by its place."""
+    """Like ``path``, the rows to measure on; without, a fifth of the rows, chosen by a hash of their places:
+    ``ldpfl.data.held_out`` says which."""
     features: str = "none"
     """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
     feature_options: dict[str, bool | int | float | str] = {}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 _DELIMITERS = ",;\t|"
 
@@ -170,6 +171,11 @@ def _files(path: Path) -> list[Path]:
             raise DataError(f"there is no file of a table in {path}: expected {', '.join(SUFFIXES)}")
         check_one_split((file.relative_to(path) for file in files), path)
         return files
+    if path.suffix.lower() in _SPREADSHEETS:
+        raise DataError(
+            f"{path} is a spreadsheet, which is not read: save its sheet as CSV (UTF-8), or hand over a data frame from Python "
+            "(pandas.read_excel)"
+        )
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
         raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, beside)}" if beside else ""))

@@ -53,7 +53,8 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
         return _survival_to_tell(tables, names, config)
     if targets != "classes" and len(names) > 1:
         raise ConfigError(
-            f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel'"
+            f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel' "
+            "(--task multilabel)"
         )
     if targets == "classes" and len(names) < 2:
         raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")
@@ -133,7 +134,10 @@ _CLASSES_SEEN = (
 def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
     known = sorted(set(words), key=_natural)
     if len(known) > MOST_CLASSES or (len(known) > _MOST_NUMBERS and table.is_numeric(name)):
-        raise DataError(f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression'")
+        raise DataError(
+            f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression' "
+            "(--task regression)"
+        )
     if len(known) == 1:
         raise DataError(f"the target {name!r} is the same in every row: there is nothing to tell apart")
     return known
@@ -150,8 +154,11 @@ def _natural(word: str) -> tuple[int, float, str]:
 def _check_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
     if absent.any():
         where = table.where(int(np.flatnonzero(absent)[0]))
-        none = "NA, None and the like are none, unless data.classes names them"
-        raise DataError(f"{where}: the target {name!r} has no value ({none}); leave such rows out")
+        none = "an empty cell, or a word that stands for none, such as NA or None"
+        raise DataError(
+            f"{where}: the target {name!r} has no value ({none}): leave such rows out; or, if the word is a class, name all classes, "
+            "--set 'data.classes=[\"none\", ...]'"
+        )
 
 
 def _tokens_to_tell(table: Table, config: DataConfig) -> Tensor:

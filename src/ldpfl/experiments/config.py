@@ -56,7 +56,8 @@ class ModelConfig(_Section):
     """The model: a name, or ``package.module:Class`` with its ``options``."""
 
     name: str = "two-layer-cnn"
-    """A built-in model, or ``package.module:Class`` or ``file.py:Class``, which is called with the options alone."""
+    """A built-in model, or ``package.module:Class`` or ``file.py:Class``, which is called with the options, and with those of ``inputs``,
+    ``outputs``, ``shape`` and ``vocabulary`` that it requires: the sizes of the data."""
     options: dict[str, bool | int | float | str] = {}
     """What the model is made with."""
     mend: bool = False

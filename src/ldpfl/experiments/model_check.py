@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -16,6 +18,7 @@ from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
 from ldpfl.experiments.secret_seed import drawn
 from ldpfl.importing import GIVEN
 from ldpfl.models.mending import Change, mended
+from ldpfl.models.registry import offered
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,7 @@ class Checked:
         module: the mended module, with weights where training begins; the model itself where nothing had to be mended.
         weights: how many it has.
         notes: what makes its training slow.
+        sizes: what the data ask of a model, by the names of :func:`ldpfl.models.registry.offered`.
     """
 
     problem: str
@@ -37,6 +41,7 @@ class Checked:
     module: nn.Module
     weights: int
     notes: tuple[str, ...]
+    sizes: Mapping[str, Any]
 
     @property
     def is_fit(self) -> bool:
@@ -52,7 +57,8 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
         LdpflError: the data cannot be read, or the model cannot even be made.
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
-    module = model_of(config, described(config, given), given.module)
+    data = described(config, given)
+    module = model_of(config, data, given.module)
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()
     still = ""
@@ -61,7 +67,7 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
         named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}})})
         still, notes = _problem(named, data_dir, Given(given.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
-    return Checked(problem, changes, still, module, weights, notes)
+    return Checked(problem, changes, still, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
 
 
 def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[str, tuple[str, ...]]:

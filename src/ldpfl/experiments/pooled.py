@@ -5,10 +5,12 @@ Only a simulation can make it, for nobody holds all rows elsewhere. It depends o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax
 from torch import Tensor
 
 from ldpfl.data.samples import Samples
@@ -24,11 +26,12 @@ _STEPS = 300
 def pooled_scores(federation: Federation) -> dict[str, float] | None:
     """Return the figures of the pooled regression on the test rows; None where the data are no table of one target.
 
-    For classes it is logistic regression without a penalty (L-BFGS, at most 300 steps), for a number least squares. It takes the columns
-    as the model of ``federation`` does.
+    For classes it is logistic regression without a penalty (L-BFGS, at most 300 steps), for a number least squares, and for a time to an
+    event logistic regression of the hazard of each interval, with one slope for all of them. It takes the columns as the model of
+    ``federation`` does.
     """
     train, test, task = federation.task.data, federation.evaluation, federation.task.task
-    fitted = {"classification": _logistic, "regression": _linear}.get(task.name)
+    fitted = {"classification": _logistic, "regression": _linear, "survival": _hazards}.get(task.name)
     encoder = federation.encoder
     if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MOST_VALUES:
         return None
@@ -56,9 +59,29 @@ def _logistic(rows: Floats, targets: Tensor, outputs: int) -> Floats:
         slope = rows.T @ (np.exp(chances) - seen)[:, 1:] / len(rows)
         return float(-(chances * seen).sum() / len(rows)), slope.ravel()
 
-    start = np.zeros(rows.shape[1] * (outputs - 1))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "ftol": 1e-12, "gtol": 1e-7})
-    return _whole(found.x, outputs)
+    return _whole(_least(loss, rows.shape[1] * (outputs - 1)), outputs)
+
+
+def _hazards(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return weights (F, outputs), which differ between intervals in the last row, the offsets, alone."""
+    columns, seen = rows[:, :-1], targets.double().numpy()
+    known, events = ~np.isnan(seen), np.nan_to_num(seen)
+
+    def loss(free: Floats) -> tuple[float, Floats]:
+        logits = (columns @ free[:-outputs])[:, None] + free[-outputs:]
+        residuals = known * (expit(logits) - events)
+        slope = np.concatenate([residuals.sum(axis=1) @ columns, residuals.sum(axis=0)])
+        return float((known * (np.logaddexp(0, logits) - events * logits)).sum()) / len(rows), slope / len(rows)
+
+    found = _least(loss, columns.shape[1] + outputs)
+    return np.vstack([np.repeat(found[:-outputs, None], outputs, axis=1), found[-outputs:]])
+
+
+def _least(loss: Callable[[Floats], tuple[float, Floats]], size: int) -> Floats:
+    """Return where ``loss``, which comes with its gradient, is least."""
+    options = {"maxiter": _STEPS, "ftol": 1e-12, "gtol": 1e-7}
+    found: Floats = minimize(loss, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
+    return found
 
 
 def _whole(free: Floats, outputs: int) -> Floats:

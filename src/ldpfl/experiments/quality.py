@@ -17,6 +17,7 @@ from torch import Tensor
 from ldpfl import judging
 from ldpfl.errors import printable
 from ldpfl.judging import Counted, Floats
+from ldpfl.outcomes import survival, times_in
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import evaluated, measured
 from ldpfl.tasks import LOWER_IS_BETTER
@@ -135,10 +136,17 @@ def _numbers(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     return judging.of_numbers, found, seen
 
 
+def _times(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+    cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
+    times, events = times_in(targets, outputs.shape[1])
+    return partial(judging.of_times, cuts=cuts.astype(np.float64)), survival(outputs.double()).numpy(), np.stack([times, events], axis=1)
+
+
 _KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
     "classification": _classes,
     "multilabel": _labels,
     "regression": _numbers,
+    "survival": _times,
 }
 
 

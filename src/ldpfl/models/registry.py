@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import signature
+from math import prod
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from ldpfl.errors import ConfigError, shown
+from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.layout import refuse_lost_in_copies
 from ldpfl.models import dense, images, texts
@@ -61,7 +64,8 @@ def create(
 
     Args:
         name: one of :func:`names`, built for samples of ``shape``, each one tensor, and ``outputs``, with ``options`` of its own; or
-            ``"package.module:Class"`` or ``"file.py:Class"``, called with ``options`` alone; or "given", for a copy of what is ``given``.
+            ``"package.module:Class"`` or ``"file.py:Class"``, called with ``options`` and with what it requires of :func:`offered`; or
+            "given", for a copy of what is ``given``.
         vocabulary: tokens that there are, where samples are texts.
         by_place: whether there are outputs at each place of a text, told from what stands before.
 
@@ -75,7 +79,8 @@ def create(
     own = dict(options or {})
     with SeededDraws(seed):
         if is_code(name):
-            return _module(f"model {name!r}", called("model", name, **own))
+            made = _module(f"model {name!r}", called("model", name, offered=offered(shape, outputs, vocabulary), **own))
+            return _with_sizes(made, name, shape, tokens=vocabulary is not None)
         if shape is None and name in names():
             raise ConfigError(f"model {name!r} takes one tensor, and these samples are several: bring a module with an argument for each")
         if name in _OF_TEXTS:
@@ -88,6 +93,35 @@ def create(
             texts = ", ".join(_OF_TEXTS)
             raise ConfigError(f"model {name!r} is not for texts: take one of {texts}; whole numbers that are no tokens are given as floats")
         return _made(name, _REGISTRY[name], own, shape, outputs)
+
+
+def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> dict[str, Any]:
+    """Return what a class of one's own is given for arguments of these names, if it requires them.
+
+    ``shape`` is that of one sample and ``inputs`` how many values it has, where a sample is one tensor; ``outputs`` is how many outputs the
+    task needs; ``vocabulary`` how many tokens there are, where samples are texts.
+    """
+    known = {"inputs": None if shape is None else prod(shape), "outputs": outputs, "shape": shape, "vocabulary": vocabulary}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, tokens: bool) -> nn.Module:
+    """Return ``module`` once its lazy layers, if it has any, have taken their sizes from samples of zeros.
+
+    Raises:
+        ConfigError: it fails on them.
+    """
+    if shape is None or not any(is_lazy(part) for part in (*module.parameters(), *module.buffers())):
+        return module
+    try:
+        with torch.no_grad():
+            module(torch.zeros(2, *shape, dtype=torch.int64 if tokens else torch.float32))
+    except Exception as error:  # it is the user's class
+        raise ConfigError(
+            f"model {name!r} has layers whose sizes follow from their inputs, and fails on two samples of shape {tuple(shape)} "
+            f"({type(error).__name__}: {first_line(error)}): mend its forward, or give the layers their sizes"
+        ) from error
+    return module
 
 
 def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any], *arguments: Any) -> nn.Module:

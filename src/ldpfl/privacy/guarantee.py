@@ -123,18 +123,21 @@ _RESTS = " That is not proved: it rests on what the author of the mechanism clai
 _WORTH: Mapping[str, str] = {
     "client": (
         "A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
-        "with probability {percent} at most ({trusted}; chance is 50 %)."
+        "with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
     ),
     "record": (
         "One record of a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two records it "
-        "holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
+        "holds, is right with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
     ),
     "person": (
         "A person at a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two persons' records "
-        "it holds, is right with probability {percent} at most ({trusted}; chance is 50 %)."
+        "it holds, is right with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
     ),
 }
 
+
+_DIGITS = 1e-9
+"""Part by which rounding may have made a probability too small."""
 
 _OVER_THE_RUN = ("local", "shuffled_upper_adaptive")
 """Of :meth:`Statement.figures`: what holds for all that is sent in a run, trusting nobody, and if a shuffler or a sum hides the reports."""
@@ -164,12 +167,15 @@ class Statement(Shown):
         rows: the paper's claim first, then what is proved, then estimates.
         notes: why a line is missing.
         warnings: what makes the figures mean less than it seems.
+        distance: upper bound of the total variation distance between all that who is not trusted by :attr:`best` sees of one input and of
+            another; 1 where nothing smaller is known but what follows from epsilon.
     """
 
     delta: float
     rows: tuple[Guarantee, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    distance: float = 1.0
 
     def __repr__(self) -> str:
         """Return the table of the lines, so that a console shows it."""
@@ -214,10 +220,12 @@ class Statement(Shown):
         if worth_of(best.epsilon) == "bad":
             return _WORTHLESS_IS[self.protected].format(trusted=trusted)
         rests = "" if self.status == "proved" else _RESTS
-        right = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
         kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
+        by_epsilon, by_noise = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon)), (1 + self.distance) / 2
+        source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
+        right = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
         percent = f"{ceil(100_000 * right) / 1000:g} %"
-        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted) + rests
+        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted, source=source) + rests
 
     def figures(self) -> dict[str, float | str | None]:
         """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""

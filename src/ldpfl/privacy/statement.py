@@ -30,6 +30,7 @@ from ldpfl.privacy.guarantee import (
     Statement,
     TrustModel,
     least_protected,
+    worth_of,
 )
 from ldpfl.privacy.ledger import Ledger
 
@@ -116,7 +117,20 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     warnings += _of_others(groups)
     if _of_others(groups):
         rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
-    return Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+    found = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+    best = found.best
+    if best is None or worth_of(best.epsilon) == "bad":  # the sentence then says no probability
+        return found
+    return replace(found, distance=_distance(groups, None if best.trust_model == "local" else behind_shuffler(groups)))
+
+
+def _distance(groups: Sequence[RoundGroup], hidden: ShuffledAccountant | None) -> float:
+    """Return an upper bound of the total variation distance between all that is seen of one input and of another; 1 where none is known."""
+    try:
+        found = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
+    except Exception:  # the sentence then says what follows from epsilon
+        return 1.0
+    return found if 0 <= found <= 1 else 1.0
 
 
 def _of_others(groups: Sequence[RoundGroup]) -> list[str]:

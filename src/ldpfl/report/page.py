@@ -34,6 +34,7 @@ from ldpfl.report.scores import (
     shown,
     site_columns,
     site_rows,
+    untold_labels,
     with_interval,
 )
 from ldpfl.report.unfinished import figures_so_far, progress_of
@@ -214,7 +215,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
     return {
         "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
         "quality_columns": figure_columns(result),
-        "event": event_of(result),
+        "event": event_of(result) or untold_labels(result),
         "pooled": POOLED if result.get("pooled_scores") else "",
         "sites": site_rows(result),
         "site_columns": site_columns(result),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from ldpfl.judging import COMMONEST, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
+from ldpfl.judging import COMMONEST, MACRO_F1, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
 from ldpfl.tasks import ACCURACY
 
 _SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
@@ -56,6 +56,14 @@ def event_of(result: Mapping[str, Any]) -> str:
         return ""
     share = shown(OBSERVED, result["scores"].get(OBSERVED))
     return f"The event is {result['event']!r}, the second class: {share} of {result['test_rows']:,} test rows."
+
+
+def untold_labels(result: Mapping[str, Any]) -> str:
+    """Return why F1 is 0 where a model of several labels tells none of them; nothing elsewhere."""
+    scores = result.get("scores", {})
+    if "exact match" not in scores or scores.get(MACRO_F1) != 0:
+        return ""
+    return f"{MACRO_F1} is 0: it counts a label as told from a probability of 0.5 on, and no row that has a label reached that for it."
 
 
 def figure_columns(result: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import exp, log
+from math import exp, log, tanh
 
 from scipy.optimize import brentq
 
 _SMALLEST_DELTA = 1e-300
+_DELTAS = tuple(0.8**power for power in range(1, 60))
 
 
 class Accountant(ABC):
@@ -27,3 +28,17 @@ class Accountant(ABC):
             return 1.0
         found = exp(brentq(lambda level: self.epsilon(exp(level)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
         return min(1.0, found * (1 + 1e-9))
+
+    def distance(self) -> float:
+        """Return an upper bound of the total variation distance between all that is seen of one input and of another: delta at epsilon 0.
+
+        1, which always holds, where nothing smaller is known, or would take long.
+        """
+        return 1.0
+
+    def _distance_by_deltas(self) -> float:
+        """Return the smallest distance that follows from epsilon at some deltas, for accountants that compute it at once.
+
+        (epsilon, delta) in both directions bound the distance by (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+        """
+        return min(tanh(self.epsilon(delta) / 2) * (1 - delta) + delta for delta in _DELTAS)

@@ -56,6 +56,9 @@ class ShuffledAccountant(Accountant):
     def epsilon(self, delta: float) -> float:
         return self.bounds(delta).adaptive
 
+    def distance(self) -> float:
+        return self.local.distance()
+
     @property
     def joined(self) -> bool:
         """Whether there is a client that sent all that is charged, in rounds that others can know: else a data set attains less."""
@@ -93,13 +96,22 @@ class SummedNoise(ShuffledAccountant):
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
         return all(group.channel == "secure-sum" and _adds_up(group.release) for group in groups)
 
-    def bounds(self, delta: float) -> Bounds:
+    def distance(self) -> float:
+        return min(1.0, self._summed().distance() * (1 + _ROUNDED))
+
+    def _summed(self) -> GaussianAccountant:
         summed = Counter[Release]()
         for group in self.groups:
             summed[_of_a_sum(group)] += group.rounds
-        # Rounded Gaussians add up to one but for so little that it is never more than this, see decision 0023.
-        found = GaussianAccountant(summed).epsilon(delta * (1 - 1e-9))
+        return GaussianAccountant(summed)
+
+    def bounds(self, delta: float) -> Bounds:
+        found = self._summed().epsilon(delta * (1 - _ROUNDED))
         return Bounds(found, found, found if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
+
+
+_ROUNDED = 1e-9
+"""Part of delta that is charged for rounding: rounded Gaussians add up to one but for much less, see decision 0023."""
 
 
 def _adds_up(release: Release) -> bool:

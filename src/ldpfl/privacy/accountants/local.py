@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from ldpfl.privacy.accountants.base import Accountant
-from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.binomial import TAIL, Array
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 from ldpfl.privacy.accountants.randomized_response import composed_delta, log_moment, sum_of_reports_epsilon
@@ -77,6 +77,12 @@ class PureAccountant(LocalAccountant):
             return composed_delta(alike.pop(), number, epsilon)
         return super().delta(epsilon)
 
+    def distance(self) -> float:
+        alike, number = {each for each, _ in self.pure}, sum(number for _, number in self.pure)
+        if len(alike) != 1 or number > MOST_REPORTS:
+            return self._distance_by_deltas()
+        return min(1.0, composed_delta(alike.pop(), number, 0.0) + TAIL)
+
     def divergence(self, order: Array) -> Array:
         return _of_reports(self.pure, order)
 
@@ -95,6 +101,14 @@ class GaussianAccountant(LocalAccountant):
 
     def delta(self, epsilon: float) -> float:
         return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
+
+    def distance(self) -> float:
+        whole = gaussian_delta(self.mu, 0.0)
+        if not self._is_sampled:
+            return whole
+        from ldpfl.privacy.accountants.poisson import sampled_distance  # as in epsilon
+
+        return min(whole, sampled_distance(self.rounds))
 
     def divergence(self, order: Array) -> Array:
         return _of_noise(self.mu, order)  # which is more than that of records that take part by chance
@@ -125,6 +139,9 @@ class RenyiAccountant(LocalAccountant):
             return np.asarray(pure + order * (order + 1) * mu**2 / 2)
 
         return epsilon_from_log_moment(total, delta)
+
+    def distance(self) -> float:
+        return self._distance_by_deltas()
 
     def divergence(self, order: Array) -> Array:
         return _of_reports(self.pure, order) + _of_noise(self.mu, order)

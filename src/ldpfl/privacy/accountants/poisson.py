@@ -62,6 +62,11 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     return min(whole, composed_curves(curves, delta), two)
 
 
+def sampled_distance(rounds: Sequence[Sampled]) -> float:
+    """Return an upper bound of the total variation distance when one record is replaced: twice that of adding or removing it."""
+    return 1.0 if _takes_long(rounds) else min(1.0, 2 * float(_added_or_removed(tuple(rounds)).get_delta(0.0)))
+
+
 _LARGEST_SUM = 50.0
 """Epsilon beyond which two steps are not looked at: what is left of delta is lost to rounding."""
 
