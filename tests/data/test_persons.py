@@ -183,6 +183,24 @@ def test_a_row_without_a_name_is_refused_with_its_place() -> None:
         data_of(visits(), person="nobody")
 
 
+def test_one_name_in_two_unicode_forms_is_one_person_and_so_is_one_number() -> None:
+    forms = ["M\u00fcller", "Mu\u0308ller"]
+    for names in (forms, [0.0, -0.0]):
+        frame = pd.DataFrame({"patient": [*names, *range(1, 31)], "lab": 1.0, "outcome": [0, 1] * 16})
+        data = data_of(frame)
+        assert data.persons is not None
+        assert data.test_persons is not None
+        assert len({*data.persons, *data.test_persons}) == 31
+
+
+def test_a_number_beyond_float32_is_read_without_a_word() -> None:
+    """A warning in a log would tell of one row; tests turn warnings into errors."""
+    frame = visits()
+    frame.loc[3, "lab"] = 1e308
+    data = data_of(frame)
+    assert torch.isinf(torch.cat([data.train.tensor, data.test.tensor])).sum() == 1
+
+
 def test_what_names_persons_is_neither_target_nor_client_nor_input() -> None:
     for settings in ({"person": "outcome"}, {"client": "patient"}):
         with pytest.raises(ConfigError, match="is the client, the target or the text"):
