@@ -98,7 +98,7 @@ def load_dataset(
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
     data = config.data
-    _check_persons_named(data)
+    check_persons_named(data)
     targets = targets_of(config)
     if data.at_nodes:
         found = described_at_nodes(data, targets) if table is None else read_at_node(data, targets, table)
@@ -111,8 +111,10 @@ def load_dataset(
     return extracted(found, data.features, data.feature_options, warn, progress, keep=not (data.brought or data.at_nodes))
 
 
-def _check_persons_named(data: DataConfig) -> None:
+def check_persons_named(data: DataConfig) -> None:
     """Return if ``data`` may have a column that names persons, or none is asked for.
+
+    For simulations alone: nodes with an app of their own read other data than these, and say themselves whose their records are.
 
     Raises:
         ConfigError: they are built-in, so that a mechanism would state what it does for persons, and protect single records.
@@ -145,7 +147,6 @@ def described(config: RunConfig, given: Given = NOTHING) -> Description:
         LdpflError: as :func:`load_dataset`.
     """
     data = config.data
-    _check_persons_named(data)
     if data.brought or data.at_nodes:
         return Description.of(load_dataset(config, None, given=given))
     shape, outputs = image_shape(data.name)
