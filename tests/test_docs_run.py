@@ -77,6 +77,11 @@ def patients() -> pd.DataFrame:
     return pd.DataFrame({"age": age, "marker": marker, "stay": random.integers(1, 9, 400), "hospital": hospitals, "outcome": outcome})
 
 
+def visits() -> pd.DataFrame:
+    """The table that pages call ``visits.csv``: patients with two rows each, of a hospital."""
+    return patients().assign(patient=[f"P{place % 200}" for place in range(400)])
+
+
 def of_all(table: dict[str, str], command: str) -> str | None:
     found = [value for pattern, value in table.items() if re.fullmatch(pattern, command)]
     assert len(found) < 2, f"{command}: {found}"
@@ -99,7 +104,7 @@ def test_commands_of_a_page_run_from_top_to_bottom(
 ) -> None:
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     patients().to_csv("patients.csv", index=False)
-    patients().assign(patient=np.arange(400) // 2).to_csv("visits.csv", index=False)
+    visits().to_csv("visits.csv", index=False)
     Path("net.py").write_text(NET)
     Path("my-config.toml").write_text(TINY_TOML.replace("count = 8", "count = 12"))
     Path("examples").symlink_to(ROOT / "examples")

@@ -12,8 +12,8 @@ import torch
 from ldpfl.data import held_out_by_person
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import with_validation, without_a_tenth
-from ldpfl.data.partition import partition_by_code
-from ldpfl.data.persons import Persons, numbered
+from ldpfl.data.partition import partition_by_code, partition_by_name
+from ldpfl.data.persons import Persons, numbered, uniform_by_name
 from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_of
@@ -74,7 +74,7 @@ def test_nobody_has_training_and_test_rows() -> None:
     data = data_of(frame)
     train, test = (set(part.tensor[:, 0].tolist()) for part in (data.train, data.test))
     assert len(train & test) == 0
-    assert (len(train), len(test)) == (16, 4)
+    assert len(train | test) == 20
     assert len(data.train) + len(data.test) == len(frame)  # no row is lost
     assert data.encoder is not None
     assert data.encoder.data.columns == ["lab"]  # the name is no input
@@ -87,29 +87,87 @@ def test_anybody_can_say_which_rows_are_test_rows() -> None:
     assert data.train.tensor[:, 0].tolist() == pytest.approx(frame["lab"][~held].tolist())
 
 
-def test_who_is_held_out_depends_on_nobody_s_name_or_rows() -> None:
-    """Another name and other values, and more rows behind those of the others: the others stay where they were."""
-    frame = visits()
+def parts_of(frame: pd.DataFrame) -> dict[str, set[str]]:
+    """Return who is in which part."""
+    data = data_of(frame)
+    left, validation = with_validation(data, 0.5)
+    tenth = without_a_tenth(data, seed=3)
+    assert validation is not None
+    assert data.persons is not None
+    assert data.test_persons is not None
+    assert left.test_persons is not None
+    assert tenth.test_persons is not None
+    of_all = {"train": data.persons, "test": data.test_persons, "scored": left.test_persons, "tenth": tenth.test_persons}
+    return {part: set(names) for part, names in of_all.items()}
+
+
+def test_who_is_held_out_depends_on_nobody_else_s_name_or_rows() -> None:
+    """Whoever is there, and wherever their rows lie: a person's own name says in which part it is."""
+    frame = visits(60)
     first = frame.patient.iloc[0]
-    changed = frame[frame.patient != first]
     new = pd.DataFrame({"patient": ["Q"] * 9, "lab": 99.0, "outcome": 1})
-    changed = pd.concat([new.head(1), changed, new.tail(8)])
-    before, after = (held_out_by_person(one.patient) for one in (frame, changed))
-    kept = [set(one.patient[~held]) - {first, "Q"} for one, held in ((frame, before), (changed, after))]
-    assert kept[0] == kept[1]
+    before = parts_of(frame)
+    for changed in (
+        frame[frame.patient != first],
+        pd.concat([new, frame[frame.patient != first]]),
+        pd.concat([frame[frame.patient != first], frame[frame.patient == first], new]),
+        frame.sample(frac=1, random_state=1),
+    ):
+        after = parts_of(changed.reset_index(drop=True))
+        for part, names in before.items():
+            assert names - {first} == after[part] - {first, "Q"}
+
+
+def test_names_are_spread_evenly_and_apart_for_each_purpose() -> None:
+    """Of 20,000 names: shares within five standard deviations, and no dependence of two purposes."""
+    names = [f"P{number}" for number in range(20_000)]
+    test, tenth = uniform_by_name(names, "test") < 0.2, uniform_by_name(names, "holdout") < 0.1
+    for found, share in ((test, 0.2), (tenth, 0.1), (test & tenth, 0.02)):
+        assert abs(found.mean() - share) < 5 * (share * (1 - share) / len(names)) ** 0.5
+    known = 0.26515164  # the rule is public, and stays what it is
+    assert uniform_by_name(["a", "b", "a"], "test")[[0, 2]] == pytest.approx([known, known], abs=1e-7)
+
+
+@pytest.mark.parametrize("scheme", ["iid", "quantity"])
+def test_persons_are_dealt_out_each_by_its_own_name(scheme: str) -> None:
+    names = np.array([f"P{number}" for number in range(3000)], dtype=object)
+
+    def owners(some: np.ndarray, seed: int = 5) -> dict[str, int]:
+        parts = partition_by_name(some, 4, seed, np.random.default_rng(1), scheme=scheme, alpha=5.0)
+        return {str(some[place]): client for client, part in enumerate(parts) for place in part}
+
+    before = owners(names)
+    assert before.keys() == set(names)
+    assert owners(names[::-1]) == before
+    after = owners(np.concatenate([["Q"], names[1:]]).astype(object))
+    assert {name: client for name, client in after.items() if name != "Q"} == {name: before[name] for name in names[1:]}
+    assert owners(names, seed=6) != before
+    counts = np.bincount(list(before.values())) / len(names)
+    expected = np.random.default_rng(1).dirichlet([5.0] * 4) if scheme == "quantity" else np.full(4, 0.25)
+    assert (abs(counts - expected) < 5 * (expected * (1 - expected) / len(names)) ** 0.5).all()
+
+
+def test_a_client_without_a_person_is_refused() -> None:
+    names = np.array(["a", "b", "c"], dtype=object)
+    with pytest.raises(ConfigError, match=r"3 persons .* to 50 clients by their names, and 4[789] of the clients have no person"):
+        partition_by_name(names, 50, 0, np.random.default_rng(0))
+    with pytest.raises(ConfigError, match=r"larger data\.alpha"):
+        partition_by_name(names, 50, 0, np.random.default_rng(0), scheme="quantity")
 
 
 def test_the_tenth_that_chooses_hyper_parameters_and_the_rows_that_say_when_to_stop_have_persons_of_their_own() -> None:
     data = data_of(visits(60))
     without = without_a_tenth(data, seed=3)
     train, held = (set(part.tensor[:, 0].tolist()) for part in (without.train, without.test))
-    assert (len(train & held), len(held)) == (0, 4)
+    assert len(train & held) == 0
+    assert 1 <= len(held) <= 12
     assert without.persons is not None
     assert len(without.persons) == len(without.train)
     left, validation = with_validation(data, 0.5)
     assert validation is not None
     said, scored = (set(part.tensor[:, 0].tolist()) for part in (validation, left.test))
-    assert (len(said & scored), len(said), len(scored)) == (0, 6, 6)
+    assert len(said & scored) == 0
+    assert 0 < len(said) < len(said | scored) == len(set(data.test_persons if data.test_persons is not None else ()))
     assert left.test_persons is not None
     assert len(left.test_persons) == len(left.test)
 
@@ -133,6 +191,24 @@ def test_a_row_without_a_name_is_refused_with_its_place() -> None:
         data_of(visits(), person="nobody")
 
 
+def test_one_name_in_two_unicode_forms_is_one_person_and_so_is_one_number() -> None:
+    forms = ["M\u00fcller", "Mu\u0308ller"]
+    for names in (forms, [0.0, -0.0]):
+        frame = pd.DataFrame({"patient": [*names, *range(1, 31)], "lab": 1.0, "outcome": [0, 1] * 16})
+        data = data_of(frame)
+        assert data.persons is not None
+        assert data.test_persons is not None
+        assert len({*data.persons, *data.test_persons}) == 31
+
+
+def test_a_number_beyond_float32_is_read_without_a_word() -> None:
+    """A warning in a log would tell of one row; tests turn warnings into errors."""
+    frame = visits()
+    frame.loc[3, "lab"] = 1e308
+    data = data_of(frame)
+    assert torch.isinf(torch.cat([data.train.tensor, data.test.tensor])).sum() == 1
+
+
 def test_what_names_persons_is_neither_target_nor_client_nor_input() -> None:
     for settings in ({"person": "outcome"}, {"client": "patient"}):
         with pytest.raises(ConfigError, match="is the client, the target or the text"):
@@ -142,8 +218,11 @@ def test_what_names_persons_is_neither_target_nor_client_nor_input() -> None:
 
 
 def test_too_few_persons_for_test_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="4 persons are too few"):
-        data_of(visits(4))
+    for name, said in (("P5", "none"), ("P0", "each")):
+        with pytest.raises(DataError, match=rf"of 1 persons that is {said}: give data\.test_path"):
+            data_of(pd.DataFrame({"patient": [name] * 4, "lab": 1.0, "outcome": [0, 1, 0, 1]}))
+    with pytest.raises(ConfigError, match=r"about a tenth of the persons aside, by their names, and here none of them"):
+        without_a_tenth(data_of(visits(7)), seed=0)
 
 
 # --- a partition of one's own -----------------------------------------------------------------------------------------

@@ -132,6 +132,20 @@ def test_the_policy_of_an_app_that_protects_persons_says_so(tmp_path: Path) -> N
     assert (policy.protects, policy.person) == ("person", "patient")
 
 
+def test_an_app_of_one_s_own_for_persons_has_a_policy_that_fits(tmp_path: Path) -> None:
+    """Its nodes read what no config names, and say themselves whose their records are."""
+    changes = [
+        "data.person=patient",
+        "mechanism.name=dp-sgd",
+        "mechanism.perturbed=gradient",
+        "mechanism.records=3",
+        "shuffling.channel=direct",
+    ]
+    (tmp_path / "config.toml").write_text(parse_config("", [*changes, "privacy.target_epsilon=4.0"], origin="test").to_toml())
+    offer = offer_of(str(tmp_path / "config.toml"))
+    assert fitting_policy(offer, ranges_for(offer.config, [12, 3])).protects == "person"
+
+
 # --- an app of one's own ----------------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,12 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.planning.regimes import Regime
 from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
+from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, set_limit
 from ldpfl.privacy.certified_lines import certified
-from ldpfl.privacy.events import OURS
+from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account, account_together
@@ -61,7 +62,11 @@ def test_what_protects_less_decides() -> None:
     row = both.find("local", "run")
     assert row is not None
     assert both.protected == "record"
-    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * sqrt(18), 1e-5), rel=1e-9)
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * sqrt(9 + 4 * 9), 1e-5), rel=1e-9)  # a person's counts at twice its mu
+    assert any("rounds that protect persons count at twice their mu for one record" in note for note in both.notes)
+    one_round = both.find("local", "round")
+    assert one_round is not None
+    assert one_round.epsilon == pytest.approx(gaussian_epsilon(0.4, 1e-5), rel=1e-9)
     assert account_together([ledger(PERSON), ledger(CLIENT)]).protected == "person"
 
 
@@ -83,7 +88,7 @@ def request(release: GaussianRelease, number: int = 1) -> Request:
 
 @pytest.mark.parametrize(
     ("protects", "taken", "declined"),
-    [("record", [RECORD, PERSON, CLIENT], []), ("person", [PERSON, CLIENT], [RECORD]), ("client", [CLIENT], [RECORD, PERSON])],
+    [("record", [RECORD, CLIENT], [PERSON]), ("person", [PERSON, CLIENT], [RECORD]), ("client", [CLIENT], [RECORD, PERSON])],
 )
 def test_a_policy_takes_what_protects_no_less(protects: str, taken: list[GaussianRelease], declined: list[GaussianRelease]) -> None:
     for release in taken:
@@ -100,7 +105,17 @@ def test_releases_that_protected_less_leave_no_budget_for_more(tmp_path: Path) -
     assert read_books(file).protected == "person"
     with pytest.raises(Exhausted, match="one person at a time: what they revealed of the whole client"):
         Budget(file, policy()).charge(request(CLIENT, 2))
+    spent = read_books(file).spent(1e-5)
     Budget(file, policy(protects="record")).charge(request(RECORD, 3))
+    books = read_books(file)
+    for_a_record = {for_one_record(PERSON): 1, RECORD: 1}
+    assert for_one_record(PERSON) == replace(RECORD, mu=0.4)
+    assert (
+        books.spent(1e-5)
+        == filtered_epsilon(for_a_record.items(), books.order, 1e-5)
+        > filtered_epsilon({PERSON: 2}.items(), books.order, 1e-5)
+    )
+    assert books.spent(1e-5) > spent
     with pytest.raises(Exhausted, match="one record at a time: what they revealed of all records of a person"):
         Budget(file, policy(protects="person")).charge(request(PERSON, 4))
 
@@ -113,6 +128,42 @@ def test_a_certificate_of_persons_is_confirmed_and_none_of_clients() -> None:
     for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
         lines = [line.model_copy(update=change) for line in made.statement.guarantees if line.delta > 0]
         assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+
+
+def test_a_sum_over_clients_counts_persons_twice_for_a_record() -> None:
+    """Also where they take part by chance, since two persons have a coin each."""
+    rounds = ledger(RECORD, "secure-sum", 2).events + tuple(
+        replace(event, round=3, joined=3) for event in ledger(PERSON, "secure-sum", 1).events
+    )
+    row = account(Ledger(rounds)).find("summed", "run")
+    assert row is not None
+    assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * sqrt(2 + 4) / 10, 1e-5), rel=1e-6)
+    assert row.lower is None
+    assert for_one_record(replace(PERSON, rate=0.1)) == replace(RECORD, mu=0.4)
+
+
+def test_a_policy_for_records_says_how_to_take_rounds_for_persons() -> None:
+    with pytest.raises(Declined, match=r"changes what two persons add.*set protects to 'person' and person to the column"):
+        policy(protects="record").check(request(PERSON))
+
+
+def test_a_certificate_of_both_is_of_a_record_at_twice_a_person_s_mu() -> None:
+    text = Ledger(
+        (*ledger(RECORD, rounds=1).events, *(replace(event, round=2, joined=2) for event in ledger(PERSON, rounds=1).events))
+    ).to_json()
+    made = certified(text, "run", 1e-5, {}, (), origin="test")
+    assert {line.protects for line in made.guarantees} == {"record"}
+    assert verify(Certificate(statement=made)).holds
+    too_little = gaussian_epsilon(0.2 * sqrt(2), 1e-5)
+    lines = [line.model_copy(update={"epsilon": too_little}) for line in made.guarantees if line.delta > 0]
+    assert verify(Certificate(statement=made.model_copy(update={"guarantees": lines}))).contradicted
+
+
+def test_a_person_s_certificate_is_none_of_a_record() -> None:
+    made = certified(ledger(PERSON).to_json(), "run", 1e-5, {}, (), origin="test")
+    record = {"protects": "record", "adjacency": "replace one record of one client"}
+    lines = [line.model_copy(update=record) for line in made.guarantees if line.delta > 0]
+    assert verify(Certificate(statement=made.model_copy(update={"guarantees": lines}))).contradicted
 
 
 def test_a_record_s_certificate_is_none_of_its_person() -> None:

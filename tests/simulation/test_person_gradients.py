@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -52,6 +53,26 @@ def summed(model: str, inputs: Sequence[torch.Tensor], targets: Sequence[torch.T
     task, persons, weights = setting(model, inputs, targets)
     trainer = RecordGradientTrainer(task, RecordClip(NORM), persons=persons)
     return trainer.train(weights, full_batch([np.arange(len(persons))], len(persons)), number)[0]
+
+
+class Watched(Persons):
+    """Persons that tell how many rows are asked for at once."""
+
+    asked: ClassVar[list[int]] = []
+
+    def turn(self, persons: torch.Tensor, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index, mask = super().turn(persons, round_number)
+        self.asked.append(index.numel())
+        return index, mask
+
+
+def test_how_many_rows_are_held_at_once_does_not_grow_with_a_server_s_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, persons, weights = setting("linear", *rows_of([2] * 8))
+    monkeypatch.setattr(Watched, "asked", [])
+    for most in (1, 8, 4096):
+        watched = Watched(persons.rows, persons.first, persons.counts, most)
+        RecordGradientTrainer(task, RecordClip(NORM), persons=watched).train(weights, full_batch([np.arange(8)], 8))
+    assert max(Watched.asked) <= 2 * 4096
 
 
 @pytest.mark.parametrize("norm", [0.02, 0.5, 100.0])

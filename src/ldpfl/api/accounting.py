@@ -13,6 +13,7 @@ from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import check_persons_named
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
@@ -119,6 +120,7 @@ def _released(what: Ledger | RunResult | RunConfig | str | Path, settings: Setti
     is_file = path is not None and (path.suffix == ".json" or (path.is_file() and path.suffix != ".toml"))
     if path is None or not (path.is_dir() or is_file):
         config = configured(what, listed(settings))
+        check_persons_named(config.data)
         return planned_ledger(settled(config)), config.privacy.delta
     if settings:
         raise ConfigError("settings change a recipe, not a run that was made")

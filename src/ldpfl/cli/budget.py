@@ -23,7 +23,7 @@ from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.budget_move import move as move_budget
-from ldpfl.privacy.events import OURS
+from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.report.terminal import terminal
 
@@ -178,7 +178,8 @@ def _by_run(charges: Sequence[Charged], books: Books) -> Table:
     for charge in charges:
         runs.setdefault(charge.run, []).append(charge)
     for run, of_run in runs.items():
-        counts = Counter(charge.release for charge in of_run)
+        by_record = books.protected == "record"
+        counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in of_run)
         names = ", ".join(dict.fromkeys(release.mechanism for release in counts))
         rounds = len({charge.round for charge in of_run})
         figures = [number(filtered_epsilon(counts.items(), books.order, level)) for level in (delta, 0.0)]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -121,7 +122,8 @@ def words_of(table: Table, name: str, *, numeric: bool = False, values: Collecti
 def persons_in(table: Table, config: DataConfig) -> list[str]:
     """Return the name of the person of each row, "" where nobody is named.
 
-    What stands for no name is fixed: if settings could say so, whoever chooses them would choose who is left out.
+    Names are brought to one Unicode form (NFC): the same letter may come as one character or as two. What stands for no name is fixed: if
+    settings could say so, whoever chooses them would choose who is left out.
 
     Raises:
         ConfigError: the column has another part already.
@@ -132,7 +134,7 @@ def persons_in(table: Table, config: DataConfig) -> list[str]:
             f"data.person names {config.person!r}, which is the client, the target or the text: name the column that tells persons apart"
         )
     table.column(config.person, "data.person")
-    return words_of(replace(table, missing=MISSING_WORDS), config.person)
+    return [normalize("NFC", name) for name in words_of(replace(table, missing=MISSING_WORDS), config.person)]
 
 
 def same_word(word: str) -> str:
@@ -201,7 +203,8 @@ def _number_columns(table: Table, name: str, config: DataConfig) -> NDArray[np.f
     if config.missing == "refuse" and absent.any():
         raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the column {name!r} has no value, and data.missing is 'refuse'")
     columns = [values, absent.astype(np.float64)] if config.missing == "indicator" else [values]
-    return np.stack(columns, axis=1).astype(np.float32)
+    with np.errstate(over="ignore"):  # one cell beyond all float32 becomes infinity, and no log is to tell of it
+        return np.stack(columns, axis=1).astype(np.float32)
 
 
 def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:

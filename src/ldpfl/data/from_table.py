@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, said_of_all, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
-from ldpfl.data.persons import numbered
+from ldpfl.data.persons import Names
 from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -29,7 +29,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     Which column is one of numbers and which one of words is taken from what most of its cells are, or from the settings. Words
     are hashed, or numbered by ``categories``; numbers stay as they are, to be scaled by what is measured of them, or by ``bounds``. Rows of
     ``test`` go through the same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content
-    decides about another; or all rows of a fifth of the persons, where ``config`` names persons.
+    decides about another; or all rows of about a fifth of the persons, by their names, where ``config`` names persons.
 
     Raises:
         ConfigError: settings that do not fit each other.
@@ -41,9 +41,13 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     is_test = np.zeros(len(table), dtype=bool)
     if test is None:
         is_test = held_out(len(table)) if persons is None else held_out_by_person(persons[0])
+    if test is None and persons is not None and (is_test.all() or not is_test.any()):
+        raise DataError(
+            f"about a fifth of the persons are test persons, by their names, and of {len(set(persons[0]))} persons that is "
+            f"{'each' if is_test.any() else 'none'}: give data.test_path, or a table of more persons"
+        )
     if test is None and not is_test.any():
-        what = f"{len(table)} rows" if persons is None else f"{len(set(persons[0]))} persons"
-        raise DataError(f"{what} are too few to keep a fifth of them to measure on: give data.test_path")
+        raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
     learnt, outputs, notes, classes = targets_of(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
     said = config
@@ -114,18 +118,16 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
     )
 
 
-def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Sequence[str]] | None) -> Owners:
+def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None) -> Owners:
     """Return whose each row is; a table of test rows need not say so."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners
-    train = [name for name, held in zip(persons[0], is_test, strict=True) if not held]
-    test = persons[1] if len(persons) > 1 else [name for name, held in zip(persons[0], is_test, strict=True) if held]
-    together = numbered([*train, *test])
-    return owners._replace(persons=together[: len(train)], test_persons=together[len(train) :] if test else None)
+    test = persons[1] if len(persons) > 1 else persons[0][is_test]
+    return owners._replace(persons=persons[0][~is_test], test_persons=test if test.size else None)
 
 
-def _persons(tables: Sequence[Table], config: DataConfig) -> list[list[str]] | None:
+def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     """Return the name of the person of each row, table by table; None where ``config`` names no persons.
 
     A table of test rows need not say so; then its names are none.
@@ -137,7 +139,7 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[list[str]] | N
     if "" in names:
         raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
     known = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
-    return [names, *([] if "" in own else own for own in known)]
+    return [np.array(own, dtype=object) for own in (names, *([] if "" in own else own for own in known))]
 
 
 def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:

@@ -1,21 +1,23 @@
 """Which samples are not trained on: to measure on, to choose hyper-parameters by, or to say when to stop.
 
-By places, or by what files are called: nothing that is known of one sample decides where others go. Samples of one person stay together.
+By places, or by what files or persons are called: nothing that is known of one sample decides where others go. Samples of one person stay
+together, at all clients: a person is in one part everywhere, which follows from its own name and a public label.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
-from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.persons import numbered
+from ldpfl.data.persons import uniform_by_name
 from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.tables import as_text
 from ldpfl.errors import ConfigError
 from ldpfl.randomness import Purpose, stream
 
@@ -40,14 +42,12 @@ def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
     return chosen
 
 
-def held_out_by_person(persons: Sequence[Hashable] | NDArray[Any], share: int = TEST_SHARE) -> NDArray[np.bool_]:
-    """Return which rows are test rows (N,) of a run with ``data.person``: all those of one in ``share`` persons.
+def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
+    """Return which rows are test rows (N,) of a run with ``data.person``: all those of about one in :data:`TEST_SHARE` persons.
 
-    ``persons`` (N,) names the person of each row. The persons are chosen as rows are by :func:`held_out`, by their places in the order of
-    their first rows: neither a name nor a row of one person decides where another goes.
+    ``persons`` (N,) names the person of each row, and its own name alone decides.
     """
-    numbers = numbered(persons)
-    return held_out(int(numbers.max(initial=-1)) + 1, share)[numbers]
+    return uniform_by_name((normalize("NFC", as_text(name)) for name in persons), "test") < 1 / TEST_SHARE
 
 
 def held_out_by_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -56,17 +56,23 @@ def held_out_by_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def without_a_tenth(task: Dataset, seed: int) -> Dataset:
-    """Return ``task`` with a tenth of its training samples in the place of its test samples, to choose hyper-parameters by."""
+    """Return ``task`` with a tenth of its training samples in the place of its test samples, to choose hyper-parameters by.
+
+    Of files and of persons it is about a tenth.
+
+    Raises:
+        ConfigError: none of the files or persons, or each of them, is set aside.
+    """
     order = torch.from_numpy(stream(seed, Purpose.HOLDOUT).permutation(len(task.train)).astype(np.int64))
     count = int(len(task.train) * _HOLDOUT)
     kept, held = order[count:], order[:count]
-    if task.persons is not None:
-        drawn = stream(seed, Purpose.HOLDOUT).permutation(int(task.persons.max()) + 1)
-        chosen = torch.from_numpy(np.isin(task.persons, drawn[: int(len(drawn) * _HOLDOUT)]))
-        kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
-    if task.identities is not None:
-        chosen = torch.from_numpy(task.identities // np.uint64(_APART) % np.uint64(round(1 / _HOLDOUT)) == 0)
-        kept, held = torch.arange(len(task.train))[~chosen], torch.arange(len(task.train))[chosen]
+    if (chosen := _tenth_by_name(task)) is not None:
+        if not chosen.any() or chosen.all():
+            raise ConfigError(
+                f"data.evaluate_on = 'holdout' sets about a tenth of the {'files' if task.persons is None else 'persons'} aside, by their "
+                f"names, and here {'each' if chosen.any() else 'none'} of them: use more of them, or set it to 'test'"
+            )
+        kept, held = torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
     own = kept.numpy()
     clients, identities, persons = (None if of is None else of[own] for of in (task.clients, task.identities, task.persons))
     held_clients, held_persons = (None if of is None else of[held.numpy()] for of in (task.clients, task.persons))
@@ -83,6 +89,15 @@ def without_a_tenth(task: Dataset, seed: int) -> Dataset:
     )
 
 
+def _tenth_by_name(task: Dataset) -> NDArray[np.bool_] | None:
+    """Return which training samples are set aside by what their persons or files are called; None where these have no names."""
+    if task.persons is not None:
+        return uniform_by_name(task.persons, "holdout") < _HOLDOUT
+    if task.identities is not None:
+        return np.asarray(task.identities // np.uint64(_APART) % np.uint64(round(1 / _HOLDOUT)) == 0)
+    return None
+
+
 def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | None]:
     """Return ``task`` without the ``share`` of its test samples that say when to stop, and those; none for 0.
 
@@ -91,9 +106,11 @@ def with_validation(task: Dataset, share: float) -> tuple[Dataset, Samples | Non
     """
     if share == 0:
         return task, None
-    persons = np.arange(len(task.test)) if task.test_persons is None else numbered(task.test_persons.tolist())
-    place = torch.arange(int(persons.max()) + 2, dtype=torch.float64)
-    chosen = ((place * share).floor().diff() > 0)[torch.from_numpy(persons)]  # at even distances: test rows may be sorted
+    if task.test_persons is None:
+        place = torch.arange(len(task.test) + 1, dtype=torch.float64)
+        chosen = (place * share).floor().diff() > 0  # at even distances: test rows may be sorted
+    else:
+        chosen = torch.from_numpy(uniform_by_name(task.test_persons, "validation") < share)
     if not chosen.any() or chosen.all():
         raise ConfigError(f"data.validation takes {int(chosen.sum())} of {len(task.test)} test rows: both parts need some")
     clients, persons_left = (None if of is None else of[~chosen.numpy()] for of in (task.test_clients, task.test_persons))

@@ -12,6 +12,7 @@ from typing import Any, Literal, assert_never, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.errors import ConfigError
 from ldpfl.importing import called
 
@@ -109,6 +110,37 @@ def partition(
         case _:
             assert_never(scheme)
     return _fill_empty([share.astype(np.int64) for share in shares])
+
+
+def partition_by_name(
+    names: Names, clients: int, seed: int, generator: np.random.Generator, *, scheme: str = "iid", alpha: float = 0.5
+) -> tuple[Indices, ...]:
+    """Return the places of each client's persons among the ``names`` (N,), a name for each person.
+
+    A person's own name and the public ``seed`` decide about it alone, so that another person in the place of one moves nobody else.
+    ``iid``: each client is as likely as any other. ``quantity``: in proportions drawn from Dirichlet(``alpha``) by ``generator``.
+
+    Raises:
+        ConfigError: another scheme, or a client without any person.
+    """
+    if scheme not in LABEL_BLIND:
+        raise ConfigError(
+            f"persons are dealt out whole, by their names, and data.partition is {scheme!r}: set it to {' or '.join(sorted(LABEL_BLIND))}, "
+            "or name the column of the client by data.client"
+        )
+    if scheme == "quantity":
+        _check_alpha("alpha", alpha)
+    shares = _dirichlet(generator, alpha, clients) if scheme == "quantity" else np.full(clients, 1 / clients)
+    ends = np.cumsum(shares / shares.sum())
+    owners = np.searchsorted(ends[:-1], uniform_by_name(names, f"client {seed}"), side="right")
+    parts = tuple(np.flatnonzero(owners == client) for client in range(clients))
+    if empty := sum(not part.size for part in parts):
+        advice = "fewer clients, or a larger data.alpha" if scheme == "quantity" else "fewer clients"
+        raise ConfigError(
+            f"{len(names):,} persons are dealt out to {clients} clients by their names, and {empty} of the clients have no person: take "
+            f"{advice}, or name the column of the client by data.client"
+        )
+    return parts
 
 
 def partition_by_code(path: str, samples: int, clients: int, seed: int) -> tuple[Indices, ...]:

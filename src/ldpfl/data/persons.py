@@ -1,12 +1,16 @@
 """Persons who have several rows: which rows are whose, and which of them count in a round.
 
-A person is one with a row of a name in one client's data. Nothing here looks at what stands in a row, and what becomes of one person
-follows from that person's own number of rows and from its place among the persons, in the order of their first rows. So replacing all
-rows of one person by others, more or fewer, changes nothing for any other person.
+A person is all rows of one name in one client's data. Nothing here looks at what else stands in a row. Whether a person is trained on,
+and at which client, follows from its own name by a public rule. Which of its rows count in a round follows from its own rows. So
+replacing all rows of one person by those of another who is trained on at the same client changes no other person's vector.
+
+One thing is taken as given, as the places of rows are where rows are protected: the order of a client's persons, by their first rows.
+It decides their places in the computation, and how a gradient is rounded depends on its place.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -18,6 +22,8 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 
 Numbers = NDArray[np.int64]
+Names = NDArray[np.object_]
+"""The name of a person for each row."""
 
 DEFAULT_ROWS = 8
 """Rows of a person that count in a round, at most, where no setting says another number."""
@@ -27,6 +33,22 @@ def numbered(names: Iterable[Hashable]) -> Numbers:
     """Return a number for each of ``names``, the same for equal ones, from 0 in the order in which they first occur."""
     places: dict[Hashable, int] = {}
     return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+
+
+def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each of ``names``, which follows from that name and the public ``label`` alone.
+
+    It has 53 bits of a SHA-256. Numbers of one name by different labels tell nothing of each other.
+    """
+    known: dict[str, float] = {}
+
+    def number(name: str) -> float:
+        if name not in known:
+            digest = hashlib.sha256(f"{label}\0{name}".encode(errors="surrogatepass")).digest()
+            known[name] = (int.from_bytes(digest[:8]) >> 11) * 2.0**-53
+        return known[name]
+
+    return np.array([number(name) for name in names], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)

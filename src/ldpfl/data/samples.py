@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.persons import Names
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, printable
 
@@ -80,13 +81,13 @@ class Samples:
 
 
 class Owners(NamedTuple):
-    """The client, and the person, of each train sample and of each test sample, as numbers, as :class:`Dataset` has them."""
+    """The client and the person of each train sample and of each test sample, as :class:`Dataset` has them."""
 
     clients: NDArray[np.int64] | None = None
     test_clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
-    persons: NDArray[np.int64] | None = None
-    test_persons: NDArray[np.int64] | None = None
+    persons: Names | None = None
+    test_persons: Names | None = None
 
 
 def owners_of(train: Sequence[str], test: Sequence[str] | None) -> Owners:
@@ -111,8 +112,8 @@ class Dataset:
         test_clients: for each test sample the client that it belongs to, numbered likewise; None where the data do not say. A client that
             has test samples alone comes after those that train.
         client_names: what each of these clients is called.
-        persons: for each train sample a number, the same where the name of its person is the same; None where no person is named.
-        test_persons: for each test sample such a number; None where the data do not say.
+        persons: for each train sample the name of its person; None where no person is named.
+        test_persons: for each test sample such a name; None where the data do not say.
         identities: (N,) of each train sample a number that nothing but the name of its own file decides, where its place would tell
             what is in others: samples are then divided by these.
         vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
@@ -134,8 +135,8 @@ class Dataset:
     clients: NDArray[np.int64] | None = None
     test_clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
-    persons: NDArray[np.int64] | None = None
-    test_persons: NDArray[np.int64] | None = None
+    persons: Names | None = None
+    test_persons: Names | None = None
     identities: NDArray[np.uint64] | None = None
     vocabulary: int | Mapping[str, int] | None = None
     unscaled: tuple[Unscaled, ...] = ()

@@ -51,8 +51,9 @@ class DataConfig(BaseModel):
     client: str = ""
     """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
     person: str = ""
-    """The column that names the person whose record a row is, where persons may have several. Mechanisms that protect records then protect
-    all records of one person at a client, persons are dealt out to clients whole, and none has both training and test rows."""
+    """The column of a table that names the person whose record a row is, where persons may have several. Mechanisms that protect records
+    then protect all records of one person at a client. Persons are dealt out to clients whole, and none has both training and test rows:
+    both follow from each person's own name."""
     person_rows: Annotated[int, Field(ge=1, le=4096)] = DEFAULT_ROWS
     """Rows of a person that count in one round, at most: the person's mean gradient over them is clipped as one. Who has more has them take
     turns from round to round. More rows take more time, for each person, and make for no more noise."""
@@ -92,16 +93,17 @@ class DataConfig(BaseModel):
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
     """Places that words of texts are hashed into. A language model knows the 256 bytes instead."""
     test_path: str = ""
-    """Like ``path``, the rows to measure on; without, a fifth of the rows, chosen by a hash of their places:
-    ``ldpfl.data.held_out`` says which."""
+    """Like ``path``, the rows to measure on; without, a fifth of the rows, by a hash of their places (``ldpfl.data.held_out`` says which),
+    or all rows of about a fifth of the persons, by a hash of their names (``ldpfl.data.held_out_by_person``)."""
     features: str = "none"
     """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
     feature_options: dict[str, bool | int | float | str] = {}
     """What the features are made with."""
     partition: Scheme | Annotated[str, AfterValidator(_is_code)] = "iid"
     """How samples are dealt out to clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares. Or your own
-    ``file.py:function`` or ``package.module:function``, which is called with the number of samples (or of persons), the number of clients
-    and the seed, and returns the client of each, from 0, or -1 to leave it out. It is shown no row and no label."""
+    ``file.py:function`` or ``package.module:function``, which is called with the number of samples, the number of clients and the seed,
+    and returns the client of each, from 0, or -1 to leave it out. It is shown no row and no label. Persons (``person``) are dealt out by
+    their names, by ``iid`` or ``quantity`` alone."""
     alpha: Positive = 0.5
     """Concentration of ``dirichlet`` and ``quantity``: the smaller, the less alike clients are."""
     labels_per_client: Count = 2
@@ -111,8 +113,8 @@ class DataConfig(BaseModel):
     private_alpha: Positive = 0.5
     """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
     validation: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Share of the test rows, at even distances, that say when to stop (``training.patience``) and are left out of the scores. Like all
-    test rows they are not protected."""
+    """Share of the test rows, at even distances, or of the test persons that say when to stop (``training.patience``) and are left out of
+    the scores. Like all test rows they are not protected."""
     evaluate_on: Literal["test", "holdout"] = "test"
     """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
 

@@ -337,7 +337,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        return repr(float(value)).removesuffix(".0")
+        return repr(float(value) + 0.0).removesuffix(".0")  # the sum makes 0 of -0, which is the same number
     except OverflowError:  # a whole number beyond all floats
         return str(value)
 

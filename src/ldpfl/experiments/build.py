@@ -20,8 +20,8 @@ from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
-from ldpfl.data.partition import LABEL_BLIND, partition_by_code
-from ldpfl.data.persons import Persons, numbered
+from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
+from ldpfl.data.persons import Names, Persons, numbered
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
@@ -259,11 +259,20 @@ def size_of(config: RunConfig, data: Description) -> int:
 
 
 def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
-    """Return who has which train samples of ``task``, a person for each client that has some of a name's; None if none are named."""
-    if not config.data.person or task.persons is None:
+    """Return who has which train samples of ``task``, a person for each client that has some of a name's; None if none are named.
+
+    Raises:
+        ConfigError: ``config`` names persons, for which mechanisms are then built, and ``task`` does not say whose its samples are.
+    """
+    if not config.data.person:
         return None
-    clients = np.zeros_like(task.persons) if task.clients is None else task.clients
-    numbers = numbered(zip(clients.tolist(), task.persons.tolist(), strict=True))
+    if task.persons is None:
+        raise ConfigError(
+            f"data.person is {config.data.person!r}, and the data do not say whose their rows are: give a table that has this column, or "
+            "leave data.person out"
+        )
+    clients = np.zeros(len(task.persons), dtype=np.int64) if task.clients is None else task.clients
+    numbers = numbered(zip(clients.tolist(), task.persons, strict=True))
     return Persons.of(numbers, config.data.person_rows, ~without_answer(task.train.targets).numpy())
 
 
@@ -289,11 +298,11 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
         return parts
     if task.identities is not None:
         return _by_identity(own, task.identities, config.clients.count)
+    if persons is not None and task.persons is not None:
+        return _by_person(config, task.persons[persons.rows[persons.first]])
     if is_code(own.partition):
         return partition_by_code(own.partition, count, config.clients.count, config.seed)
-    if own.by_label and persons is not None:
-        raise ConfigError("data.person has persons dealt out whole, whatever the labels of their rows: take data.partition iid or quantity")
-    classes = persons is None and task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
+    classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
     if own.by_label and not classes:
         raise ConfigError(f"data.partition = {own.partition!r} divides by classes, and these targets are none: take iid or quantity")
     return partition(
@@ -305,6 +314,14 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
         labels_per_client=own.labels_per_client,
         isolated=own.isolated,
     )
+
+
+def _by_person(config: RunConfig, names: Names) -> tuple[NDArray[np.int64], ...]:
+    """Deal persons out by the name of each of them, so that none decides where another goes."""
+    own, generator = config.data, stream(config.seed, Purpose.PARTITION)
+    if own.private_label != "none":
+        raise ConfigError("persons are dealt out whole, whatever the labels of their rows: leave data.private_label out")
+    return partition_by_name(names, config.clients.count, config.seed, generator, scheme=own.partition, alpha=own.alpha)
 
 
 def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], ...]:
@@ -383,7 +400,7 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
     for content in task.train.content():
         digest.update(content)
     if task.persons is not None:
-        digest.update(task.persons.tobytes())
+        digest.update("\0".join(task.persons).encode(errors="surrogatepass"))
     return int.from_bytes(digest.digest())
 
 

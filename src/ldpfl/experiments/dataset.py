@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor, nn
 
 from ldpfl import tasks
@@ -18,7 +17,7 @@ from ldpfl.data.nodes import described_at_nodes, read_at_node
 from ldpfl.data.own_data import load_brought
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
-from ldpfl.errors import DataError
+from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
 from ldpfl.features.extraction import Progress, quietly
@@ -91,8 +90,8 @@ def _units(data: Dataset) -> int:
     """Return how many samples are trained on, or how many persons: these are counted at each client, for each of these counts is public."""
     if data.persons is None:
         return len(data.train)
-    clients = np.zeros_like(data.persons) if data.clients is None else data.clients
-    return len(np.unique(np.stack([clients, data.persons]), axis=1).T)
+    clients = [0] * len(data.persons) if data.clients is None else data.clients.tolist()
+    return len(set(zip(clients, data.persons.tolist(), strict=True)))
 
 
 def load_dataset(
@@ -109,6 +108,7 @@ def load_dataset(
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
     data = config.data
+    check_persons_named(data)
     targets = targets_of(config)
     if data.at_nodes:
         found = described_at_nodes(data, targets) if table is None else read_at_node(data, targets, table)
@@ -121,13 +121,27 @@ def load_dataset(
     return extracted(found, data.features, data.feature_options, warn, progress, keep=not (data.brought or data.at_nodes))
 
 
+def check_persons_named(data: DataConfig) -> None:
+    """Return if ``data`` may have a column that names persons, or none is asked for.
+
+    For simulations alone: nodes with an app of their own read other data than these, and say themselves whose their records are.
+
+    Raises:
+        ConfigError: they are built-in, so that a mechanism would state what it does for persons, and protect single records.
+    """
+    if data.person and not (data.brought or data.at_nodes):
+        raise ConfigError(
+            f"data.person names the column {data.person!r}, and {data.name!r} is no table: leave data.person out, or give a table by --data"
+        )
+
+
 def _check_persons_apart(data: Dataset) -> None:
     """Return if nobody has both training and test rows: scores would be of rows that the model half knows.
 
     Raises:
         DataError: somebody has.
     """
-    if data.persons is not None and data.test_persons is not None and np.isin(data.test_persons, data.persons).any():
+    if data.persons is not None and data.test_persons is not None and not set(data.persons).isdisjoint(data.test_persons):
         raise DataError("data.test_path has rows of persons who have training rows too: leave these out of one of the two files")
 
 

@@ -9,7 +9,7 @@ from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Given, described
+from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
@@ -70,6 +70,7 @@ def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
     Raises:
         ConfigError, PrivacyError: they do not.
     """
+    check_persons_named(config.data)
     self_sampling_of(config)
     _, ranges = start_of(config, given)
     mechanism_of(config, ranges).payload_bits(ranges)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, inf, isfinite
 from typing import ClassVar, Literal, NamedTuple
 
@@ -237,6 +237,18 @@ _LARGEST = 10**12
 _PARTS: tuple[Unit, ...] = ("record", "person")
 
 Release = BinaryRelease | PureRelease | GaussianRelease | UnprotectedRelease
+
+
+def for_one_record(release: Release) -> Release:
+    """Return what ``release`` costs one record, where the numbers of a client's records and persons stay what they are.
+
+    Where persons are protected, a row in the place of another person's row changes the vectors of both persons, and each of them moves the
+    sum by up to mu standard deviations: together by twice mu. Each has a coin of its own where persons take part by chance. Whatever the
+    coins show, twice mu bounds the distance, so that it holds without a look at them.
+    """
+    if isinstance(release, GaussianRelease) and release.unit == "person":
+        return replace(release, mu=2 * release.mu, unit="record", rate=1.0)
+    return release
 
 
 @dataclass(frozen=True)

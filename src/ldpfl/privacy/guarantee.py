@@ -19,12 +19,19 @@ REPLACE_RECORD = "replace one record of one client"
 """Adjacency of what is protected record by record: the number of a client's records is public."""
 
 REPLACE_PERSON = "replace all records of one person at one client"
-"""Adjacency of what is protected person by person: by any number of records from one on; the number of a client's persons is public."""
+"""Adjacency of what is protected person by person: the records of another person there who is trained on too take their place.
+
+There may be more or fewer of them. The number of a client's persons is public, and who is trained on follows from names by a public rule.
+"""
 
 Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "person", "client"]
 Protected = Literal["record", "person", "client"]
 PROTECTED: tuple[Protected, ...] = ("record", "person", "client")
-"""Units that a line over all that a client sends may be about: what protects one of them protects those before it as well."""
+"""Units that a line over all that a client sends may be about, the least first.
+
+What protects a client protects a record and a person as well. What protects a person protects a record only at twice the mu: see
+:func:`ldpfl.privacy.events.for_one_record`.
+"""
 Scope = Literal["round", "run"]
 TrustModel = Literal["local", "shuffled", "summed", "central"]
 Status = Literal["proved", "author's claim", "claimed", "estimate"]

@@ -22,7 +22,7 @@ from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, released
 from ldpfl.privacy.built_in import is_built_in
 from ldpfl.privacy.events import OURS, BinaryRelease, Release, RoundEvent
-from ldpfl.privacy.guarantee import PROTECTED, Protected
+from ldpfl.privacy.guarantee import Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
@@ -164,7 +164,8 @@ class Policy(BaseModel):
     then rests on what that package claims of itself, and nothing of it is proved. ``ldpfl audit NAME`` tests it."""
     protects: Protected = "client"
     """What every epsilon here is of: all that this client holds; ``person``, all records of any one person in its table; or ``record``,
-    any one of its records, which is much less to ask."""
+    any one of its records, which is much less to ask. Rounds that protect persons are declined under ``record``: one row in the place of
+    another person's changes what two persons add."""
     person: str = ""
     """The column of this client's table that names the person whose record a row is. Rounds that group rows by any other column, or by
     any at all where none is named, are declined: the server must not choose what a person is."""
@@ -267,12 +268,19 @@ class Policy(BaseModel):
             return
         unit = request.release.unit
         if unit == "record" or unit == "person":
-            enough = PROTECTED.index(unit) >= PROTECTED.index(self.protects)
-            yield enough, f"{request.mechanism} protects one {unit} at a time, and the policy protects the {self.protects}"
+            twice = unit == "person" and self.protects == "record"
+            why = f"{request.mechanism} protects one {unit} at a time, and the policy protects the {self.protects}"
+            yield unit == self.protects, f"{why}; {_TWO_PERSONS}" if twice else why
         separate = unit_epsilon(request.release, self.delta)
         yield separate <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", separate, self.epsilon_per_unit)
         whole = epsilon_of([(request.release, 1)], self.delta)
         yield whole <= self.epsilon_per_round, _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
+
+
+_TWO_PERSONS = (
+    "a row in the place of another person's row changes what two persons add, which the round's figures do not count: to take such rounds, "
+    "set protects to 'person' and person to the column that names persons"
+)
 
 
 def read_policy(path: Path) -> Policy:

@@ -18,7 +18,7 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
-from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release
+from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release, for_one_record
 from ldpfl.privacy.guarantee import (
     AUTHORS_CLAIM,
     REPLACE_ONE,
@@ -88,7 +88,7 @@ def _known(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], del
 
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
-    groups = charged(ledger)
+    groups = _for_what_is_protected(charged(ledger))
     return inf if _unprotected(groups) else least_epsilon(groups, delta)
 
 
@@ -96,6 +96,8 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
     check_delta(delta)
     whole = _whole(groups)
+    persons_too = whole is _RECORD and any(group.release.unit == "person" for group in groups)
+    groups = _for_what_is_protected(groups)
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
     costliest = _costliest(groups)
@@ -110,7 +112,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     if whole is not _CLIENT:
         by_chance = any(group.batch_rate < 1 for group in groups)
         notes.append((_MANY_BY_CHANCE if by_chance else _MANY).format(unit=whole.unit))
-        notes += [_AT_SEVERAL_CLIENTS] * (whole is _PERSON)
+        notes += [_AT_SEVERAL_CLIENTS] * (whole is _PERSON) + [_PERSONS_FOR_RECORDS] * persons_too
         notes += _added_or_removed(groups, delta, whole.unit)
     if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
@@ -172,7 +174,13 @@ _MANY_BY_CHANCE = (
 )
 _AT_SEVERAL_CLIENTS = (
     "a person is known to a client by a name, and protected at each client apart: who has records at k clients counts as k persons, and "
-    "at each of them all records of one name count as one person's"
+    "at each of them all records of one name count as one person's; who is trained on is public, and test persons are not protected"
+)
+
+
+_PERSONS_FOR_RECORDS = (
+    "rounds that protect persons count at twice their mu for one record: a row in the place of another person's changes what two persons "
+    "add; how many records and persons a client has is public"
 )
 
 
@@ -191,6 +199,17 @@ def _whole(groups: Sequence[RoundGroup]) -> _Whole:
     """Return what is protected in all rounds: one record, as soon as some round protects no more; what protects a client protects it."""
     least = least_protected(group.release.unit for group in groups)
     return next(whole for whole in (_RECORD, _PERSON, _CLIENT) if whole.unit == least)
+
+
+def _for_what_is_protected(groups: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
+    """Return ``groups`` as they count for one record, if some round protects no more; else as they are.
+
+    No data set is known to attain what a round then counts at.
+    """
+    if _whole(groups) is not _RECORD:
+        return groups
+    counted = [replace(group, release=for_one_record(group.release)) for group in groups]
+    return [replace(new, known=new.known and new.release == old.release) for new, old in zip(counted, groups, strict=True)]
 
 
 def check_delta(delta: float) -> None:

@@ -23,7 +23,8 @@ _UNITS = {
     ),
     "person": (
         "The unit of protection is one person at one client: two data sets are adjacent if one becomes the other by replacing all records "
-        "of one person at one client by the records of another person, more or fewer, so that the number of a client's persons is public."
+        "of one person at one client by the records, more or fewer, of another person there who is trained on too, so that the number of a "
+        "client's persons is public. Records of test persons are not protected."
     ),
     "client": (
         "The unit of protection is one client: two data sets are adjacent if one becomes the other by replacing all data of one client."

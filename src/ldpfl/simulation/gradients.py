@@ -28,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
 
+_ROWS_AT_ONCE = 1 << 13
+"""Rows of persons held at once, whatever number of rows a person has: a server may choose that number for a node."""
+
 
 @dataclass(frozen=True)
 class GradientTrainer:
@@ -75,7 +78,10 @@ class RecordGradientTrainer:
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
-        at_once = max(2, _AT_ONCE // weights.numel())
+        at_once = _AT_ONCE // weights.numel()
+        if self.persons is not None:
+            at_once = min(at_once, _ROWS_AT_ONCE // self.persons.most)
+        at_once = max(2, at_once)
         together = min(at_once, ALIGNED)
         at_once -= at_once % together
         places, counts = _apart(mask, together)

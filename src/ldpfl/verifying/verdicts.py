@@ -160,6 +160,8 @@ def _opinion(line: Line, charged: Sequence[Charged], stated: float) -> Opinion:
         return inf, f"what protects one {'record' if 'record' in units else 'person'} bounds nothing for its client"
     if line.protects == "person" and "record" in units:
         return inf, "what protects one record bounds nothing for a person with several"
+    if line.protects == "record":
+        charged = [_for_one_record(one) for one in charged]
     if line.adjacency != _REPLACED[line.protects]:
         return inf, "what is protected and what may be replaced are not the same"
     if line.trusted == "local":
@@ -175,6 +177,16 @@ def _opinion(line: Line, charged: Sequence[Charged], stated: float) -> Opinion:
     if local is not None and (hidden is None or local < hidden) and local <= stated * (1 + TOLERANCE):
         return local, "as without the shuffler"
     return hidden, how
+
+
+def _for_one_record(one: Charged) -> Charged:
+    """Return ``one`` as it counts for a record: that of a person in the place of another's changes two persons' vectors, by mu each."""
+    if one.release.unit != "person" or one.release.parameter is None:
+        return one
+    # Whatever coins the two persons have, the distance between the sums is 2 mu at most: so the rate does not count.
+    return one.model_copy(
+        update={"release": one.release.model_copy(update={"unit": "record", "parameter": 2 * one.release.parameter, "rate": 1.0})}
+    )
 
 
 def _local(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:

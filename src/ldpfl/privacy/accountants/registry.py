@@ -23,7 +23,7 @@ from ldpfl.privacy.accountants.behind_shuffler import (
 )
 from ldpfl.privacy.accountants.local import GaussianAccountant, LocalAccountant, NoAccountant, PureAccountant, RenyiAccountant
 from ldpfl.privacy.charged_rounds import RoundGroup
-from ldpfl.privacy.events import Release
+from ldpfl.privacy.events import Release, for_one_record
 
 LOCAL: tuple[type[LocalAccountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
 """Against one who sees and keeps all that a client sends; in the order in which they are asked whether they support it."""
@@ -43,12 +43,16 @@ HIDDEN: tuple[type[ShuffledAccountant], ...] = (
 def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
     """Return what composes ``releases``, each with its number of times.
 
+    If one of them protects a record only, all is counted for one record, see :func:`ldpfl.privacy.events.for_one_record`.
+
     Raises:
         PrivacyError: kinds of release that no accountant composes.
     """
     counts: Counter[Release] = Counter()
-    for release, times in releases:
-        counts[release] += times
+    made = list(releases)
+    by_record = any(release.unit == "record" for release, _ in made)
+    for release, times in made:
+        counts[for_one_record(release) if by_record else release] += times
     kinds = {type(release) for release in counts}
     for kind in LOCAL:
         if kind.supports(kinds):
