@@ -12,6 +12,10 @@ import torch
 from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays, start_vector
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server.superlink.linkstate.utils import (
+    create_message_error_unavailable_ins_message,
+    create_message_error_unavailable_res_message,
+)
 
 from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
@@ -117,6 +121,35 @@ def test_what_is_left_out_is_logged_with_its_number_and_without_payload(
     run(ChangedGrid(lambda replies: [replaced(r, report=b"private bytes") for r in replies[:3]] + replies[3:]))
     assert "round 1: left out 3: a report has 13 bytes, expected 60" in caplog.text
     assert "private bytes" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        lambda told: create_message_error_unavailable_ins_message(told.message_id, 1),
+        lambda told: create_message_error_unavailable_res_message(told, "msg_unavail"),
+        lambda told: create_message_error_unavailable_res_message(told, "node_unavail"),
+        lambda told: None,
+    ],
+)
+def test_a_node_that_is_killed_while_it_trains_is_said_to_be_late_and_not_to_be_a_stranger(
+    absent: Callable[[Any], Message | None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink answers in its place, under a number of its own, or not before the server stops waiting."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    class Killing(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+            first, *others = messages
+            if first.metadata.message_type == MessageType.TRAIN:
+                replies = [reply for reply in [absent(first.metadata)] if reply]
+                assert {reply.metadata.src_node_id for reply in replies} <= {1}
+                return iter([*replies, *super().send_and_receive(others, timeout=timeout)])
+            return super().send_and_receive([first, *others], timeout=timeout)
+
+    assert moved(run(Killing(app_of(), CLIENTS))) == mean_of(range(1, CLIENTS))
+    assert "round 1: left out 1: a node did not reply in time" in caplog.text
+    assert "not asked" not in caplog.text
 
 
 def test_a_node_that_was_not_asked_is_not_counted() -> None:

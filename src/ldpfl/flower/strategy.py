@@ -203,7 +203,7 @@ class LdpStrategy(Strategy):
             self._take_back(course)
             raise all_declined(server_round, sorted_.said)
         received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers)
-        self._close(course, replace(received, refused=(*sorted_.refused, *received.refused)))
+        self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
             raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
