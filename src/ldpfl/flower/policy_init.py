@@ -92,8 +92,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         if config is not None:  # of a ServerApp that may have settings of its own
             offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
         else:
-            known = RunSettings.read(settings)
-            offer = _offer(load_recipe(known.recipe, known.change_list), known)
+            offer = offer_of_settings(RunSettings.read(settings))
         given = gives(project.parent)
         _check_gives(offer.config, given)
         own = given in ("weights", "gradients") or (given == "unknown" and config is not None)
@@ -101,6 +100,15 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
     return _offer(recipe_or_file(path), RunSettings())
+
+
+def offer_of_settings(settings: RunSettings) -> Offer:
+    """Return what ldpfl's own ServerApp asks with these settings.
+
+    Raises:
+        ConfigError: they do not fit together, or not nodes.
+    """
+    return _offer(load_recipe(settings.recipe, settings.change_list), settings)
 
 
 def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
