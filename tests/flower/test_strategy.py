@@ -442,6 +442,36 @@ def test_an_app_without_the_mod_gets_no_round() -> None:
     assert not trained
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda wrong: LdpStrategy(QUIET, reply_s=wrong), "reply_s"),
+        (lambda wrong: started(num_rounds=wrong), "num_rounds"),
+        (lambda wrong: started(timeout=wrong), "timeout"),
+        (lambda wrong: Waiting(nodes=wrong), "node"),
+        (lambda wrong: Waiting(seconds=wrong), "s"),
+        (lambda wrong: Waiting(answer_s=wrong), "answer_s"),
+    ],
+)
+def test_a_setting_that_is_no_such_number_is_named(make: Callable[[Any], object], name: str) -> None:
+    """The run config of an app may hold a text where a number is meant."""
+    for wrong in ("5", -1, True):
+        with pytest.raises(ConfigError, match=name) as raised:
+            make(wrong)
+        assert repr(wrong) in str(raised.value)
+
+
+def started(**settings: Any) -> None:
+    LdpStrategy(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(), 2), start_arrays(), **settings)
+
+
+def test_an_app_that_leaves_out_the_run_config_is_told_so() -> None:
+    grid = InProcessGrid(app_of(), 2, run_config={"lr": 0.1})
+    with pytest.raises(AllDeclined, match=r"set LdpStrategy\(run_config=context\.run_config\)"):
+        LdpStrategy(QUIET, waiting=Waiting(1, 0.0)).start(grid, start_arrays(), 1)
+    LdpStrategy(QUIET, waiting=Waiting(1, 0.0), run_config={"lr": 0.1}).start(grid, start_arrays(), 1)
+
+
 def test_a_round_that_is_over_before_clients_reply_is_refused() -> None:
     with pytest.raises(ConfigError, match="make timeout longer"):
         LdpStrategy(config_of(), reply_s=60.0).start(InProcessGrid(app_of(), 3), start_arrays(), 1, timeout=60.0)

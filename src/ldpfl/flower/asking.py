@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ldpfl.errors import AllDeclined, ConfigError, LdpflError, TooFewTakePart
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, TooFewTakePart, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.collecting import Collector, OpenRound
 from ldpfl.flower.course import Course
 from ldpfl.flower.question import QUESTION, question_of
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
 from ldpfl.flower.terms import RoundTerms, agreement_of
+from ldpfl.quantities import is_number
 from ldpfl.server import reserves, round_cohort
 
 LOGGER = logging.getLogger("flwr.ldpfl")
@@ -43,6 +44,10 @@ class Waiting:
     answer_s: float = 60.0
 
     def __post_init__(self) -> None:
+        whole = ("nodes", "agreeing")
+        for name, value in vars(self).items():
+            if not is_number(value, whole=name in whole):
+                raise ConfigError(f"{name} must be a {'whole number' if name in whole else 'number of seconds'}, got {shown(value)}")
         if self.nodes < 1 or not self.seconds >= 0:
             raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
         if self.agreeing < 1 or not self.answer_s > 0:
