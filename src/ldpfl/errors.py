@@ -14,6 +14,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   │   ├── NotSetUp
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
+    │   │   ├── OtherRunConfig
     │   │   └── Exhausted       (a BudgetExhausted, too)
     │   ├── TooFewTakePart      fewer nodes than a round needs
     │   │   └── AllDeclined     every node that was asked declined
@@ -151,6 +152,12 @@ class GivesGradients(Declined):
     """The node's app gives gradients where the terms ask for trained weights. Which app a node has is no secret."""
 
     public: ClassVar[str] = "declined: it gives gradients; set mechanism.perturbed to 'gradient'"
+
+
+class OtherRunConfig(Declined):
+    """The node's run config is not the one that the terms name. The server has given both."""
+
+    public: ClassVar[str] = "declined: other run config; set LdpStrategy(run_config=context.run_config)"
 
 
 class Exhausted(Declined, BudgetExhausted):

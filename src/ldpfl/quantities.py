@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from numbers import Integral, Real
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat
@@ -21,3 +22,8 @@ def cohort_size(fraction: float, clients: int) -> int:
     0.07 x 100 is 7, whatever the last digits of the product are.
     """
     return min(clients, max(1, ceil(fraction * clients - 1e-9)))
+
+
+def is_number(value: object, *, whole: bool = False) -> bool:
+    """Return whether ``value`` is a number, and where asked for a ``whole`` one, of Python's or NumPy's."""
+    return isinstance(value, Integral if whole else Real) and not isinstance(value, bool)

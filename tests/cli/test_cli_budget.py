@@ -61,6 +61,7 @@ def test_a_new_budget_is_set_and_shown(ldpfl: CommandLine) -> None:
     cells = shown(ldpfl)
     assert ["spent", "epsilon 0 at delta 1e-06 (0 pure)"] in cells
     assert ["reports charged", "0"] in cells
+    assert "all its data" not in ldpfl("budget", "show", "--file", FILE).out  # it may come to protect single records alone
 
 
 def test_what_was_spent_and_is_left_is_shown_by_run(spent: CommandLine) -> None:
@@ -192,6 +193,7 @@ def test_a_program_that_watches_over_a_node_reads_the_same_as_json(spent: Comman
     set_limit(Path("fresh.sqlite"), 1.0)
     fresh = json.loads(spent("budget", "show", "--file", "fresh.sqlite", "--json").out)
     assert (fresh["spent"], fresh["last_charge"], fresh["rounds_left"], fresh["last_refusal"]) == (0, None, None, None)
+    assert fresh["protected"] is None
 
 
 def test_a_budget_is_moved_by_a_command(spent: CommandLine) -> None:

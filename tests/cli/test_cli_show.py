@@ -26,6 +26,7 @@ from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.events import OURS
 from ldpfl.report.plots import draw_score_curve
+from ldpfl.report.unfinished import figures_so_far
 from ldpfl.server import Checkpoint, RoundMetrics, initial_checkpoint
 
 OWN_SETTINGS = """
@@ -126,6 +127,12 @@ def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: 
         folder.open(folder.config(), resume=True, kind=Kind.READY_APP)
     assert content(folder.path) == before
     assert folder.kind() is Kind.SIMULATION
+
+
+def test_what_an_own_app_measures_is_a_score_and_may_be_anything(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "own", Kind.OWN_APP, score=0.25)
+    assert "1 rounds done (2 in its config); its data and model are known to the app alone, score 0.25\n" in ldpfl("show", folder.path).out
+    assert figures_so_far(folder, folder.config())["metric"] == "score"
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of before"])

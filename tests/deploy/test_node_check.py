@@ -175,6 +175,13 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     assert any("is 0, so nothing leaves (this budget was moved to" in one.said for one in found(node))
 
 
+def test_a_budget_at_another_delta_than_the_policy_s_is_looked_at(node: NodeSetUp) -> None:
+    assert node.budget
+    set_limit(node.budget, 1000.0, 1e-7)
+    both = "look: is kept at delta 1e-07, and the policy at delta 1e-05"
+    assert said(node, "budget").startswith(both)
+
+
 def test_a_node_without_the_app_s_folder_sees_that_its_table_can_be_read(node: NodeSetUp) -> None:
     (line,) = [one.said for one in found(replace(node, app=None)) if one.what == "data"]
     assert "3 rows and 2 columns" in line

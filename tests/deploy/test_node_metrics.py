@@ -16,11 +16,14 @@ from ldpfl.privacy.policy import Policy, Request
 
 FILE = Path("budget.sqlite")
 LOG = """\
+\x1b[92mINFO \x1b[0m:      would take part: the server asked about round 1; nothing was charged
 \x1b[92mINFO \x1b[0m:      Receiving: train message (ID: dbe97)
 \x1b[92mINFO \x1b[0m:      sent: the report of round 1
 \x1b[91mERROR \x1b[0m:     replaced: round 2 is reported as no change, because training gave nothing to report: ValueError
 \x1b[92mINFO \x1b[0m:      sent: the report of round 2
 \x1b[93mWARNING \x1b[0m:   declined: run secret-run, round 3: a cohort of 1 is below min_clients = 2; nothing was sent
+\x1b[93mWARNING \x1b[0m:   would decline: run secret-run, round 4: a cohort of 1 is below min_clients = 2; nothing was sent
+\x1b[93mWARNING \x1b[0m:   would decline: no policy
 \x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 0.30 seconds
 a patient's note: failed: everything
 2026-01-01 INFO :      sent: the report of round 4
@@ -54,6 +57,9 @@ def test_figures_of_budget_and_log_are_counted_and_nothing_names_a_run_or_a_reas
         'ldpfl_node_outcomes_total{outcome="replaced"}': "1",
         'ldpfl_node_outcomes_total{outcome="declined"}': "1",
         'ldpfl_node_outcomes_total{outcome="failed"}': "0",
+        'ldpfl_node_questions_total{answer="yes"}': "1",
+        'ldpfl_node_questions_total{answer="no"}': "2",
+        'ldpfl_node_questions_total{answer="failed"}': "0",
     }
     assert "secret-run" not in text
     assert "cannot be read" in ldpfl.refused("deploy", "node-metrics", "--budget", FILE, "--log", "missing.log")

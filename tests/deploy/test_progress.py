@@ -59,11 +59,13 @@ def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
     node.log.write_text(
         "\x1b[92mINFO \x1b[0m:      Start `flwr-clientapp` process\n"
         "\x1b[93mWARNING \x1b[0m:   declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent\n"
+        "\x1b[93mWARNING \x1b[0m:   would decline: run r, round 2: no budget is left\n"
         "\x1b[91mERROR \x1b[0m:     failed: ValueError at train.py:7\n"
         "they declined: to say\n",
         encoding="utf-8",
     )
     assert list(refusals(node)) == [
         "declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent",
+        "would decline: run r, round 2: no budget is left",
         "failed: ValueError at train.py:7",
     ]

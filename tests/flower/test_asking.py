@@ -12,6 +12,7 @@ import pytest
 import torch
 from flower_parts import OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
+from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 from flwr.serverapp import Grid
 from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
 
@@ -300,28 +301,40 @@ def test_a_server_app_that_calls_the_steps_itself_asks_as_well() -> None:
 
 
 class Remote(Grid):
-    """A grid as Flower's are: replies are pulled when they are there. Some nodes never reply to a type of message."""
+    """A grid as Flower's are: replies are pulled when they are there. Some nodes never reply to a type of message.
 
-    def __init__(self, app: LdpClientApp, silent: dict[str, set[int]]) -> None:
-        self._inner, self._silent, self._sent = InProcessGrid(app, 3), silent, dict[str, Message]()
+    Nodes in ``slow`` reply so many seconds after a message was sent. Those in ``away`` are not connected; the SuperLink replies for them.
+    """
+
+    def __init__(self, app: LdpClientApp, silent: dict[str, set[int]], slow: dict[int, float] | None = None) -> None:
+        self._inner, self._silent, self.slow, self.away = InProcessGrid(app, 3), silent, slow or {}, set[int]()
+        self.sent = list[tuple[str, int]]()
+        self._since = dict[str, float]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
-        return list(self._inner.push_messages(sent))
+        names = list(self._inner.push_messages(sent))
+        self.sent += [(message.metadata.message_type, message.metadata.dst_node_id - 2) for message in sent]
+        self._since |= dict.fromkeys(names, time.monotonic())
+        return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         pulled: list[Message] = []
         for message in [self._inner._pushed[name] for name in sorted(message_ids) if name in self._inner._pushed]:
-            node = int(message.metadata.dst_node_id) - 2
-            if node not in self._silent.get(message.metadata.message_type, ()):
-                pulled += self._inner.pull_messages([message.metadata.message_id])
+            node, name = int(message.metadata.dst_node_id) - 2, message.metadata.message_id
+            if node in self.away:
+                pulled.append(create_message_error_unavailable_res_message(message.metadata, "node_unavail"))
+            elif time.monotonic() < self._since[name] + self.slow.get(node, 0.0):
+                continue
+            elif node not in self._silent.get(message.metadata.message_type, ()):
+                pulled += self._inner.pull_messages([name])
         return pulled
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise AssertionError("this would wait for those that never reply")
 
     def get_node_ids(self) -> Iterable[int]:
-        return self._inner.get_node_ids()
+        return [node for node in self._inner.get_node_ids() if node - 2 not in self.away]
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError
@@ -342,6 +355,55 @@ def test_a_node_that_does_not_answer_is_left_out_after_a_short_time() -> None:
     assert time.monotonic() - began < 30
     assert told == {0: 2, 2: 2}
     assert [metrics.clients for metrics in strategy.checkpoint.history] == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_slow_node_gets_in_by_its_late_answer_and_nobody_is_asked_twice() -> None:
+    """It needs several times as long as others are waited for, each time that it is asked."""
+    app, _, told = recorded([])
+    strategy, grid = LdpStrategy(config_of(), waiting=Waiting(1, 5.0, agreeing=3, answer_s=0.1)), Remote(app, {}, {1: 0.5})
+    strategy.start(grid, start_arrays(), 1, timeout=300.0)
+    assert told == {0: 3, 1: 3, 2: 3}
+    assert grid.sent == [(kind, node) for kind in (QUESTION, "train") for node in range(3)]
+
+
+@pytest.mark.slow
+def test_a_node_that_was_away_is_asked_again() -> None:
+    """The message that it had got before is lost to it."""
+
+    class Restarting(Remote):
+        def get_node_ids(self) -> Iterable[int]:
+            if self.away:  # and so back
+                self.slow = {}
+            self.away = {1} if self.slow and self.sent else set()
+            return super().get_node_ids()
+
+    app, _, told = recorded([])
+    grid = Restarting(app, {}, {1: 60.0})
+    strategy = LdpStrategy(config_of(), waiting=Waiting(3, 5.0, agreeing=3, answer_s=0.1))
+    strategy.start(grid, start_arrays(), 1, timeout=300.0)
+    assert told == {0: 3, 1: 3, 2: 3}
+    assert [grid.sent.count((QUESTION, node)) for node in range(3)] == [1, 2, 1]
+
+
+@pytest.mark.slow
+def test_where_nodes_are_silent_the_error_says_what_to_raise_and_nothing_of_declining() -> None:
+    def error(refusing: Iterable[int]) -> str:
+        app, _, _ = recorded(refusing)
+        strategy = LdpStrategy(config_of(), waiting=Waiting(1, 0.2, agreeing=3, answer_s=0.05))
+        with pytest.raises(TooFewTakePart) as raised:
+            strategy.start(Remote(app, {QUESTION: {1}}), start_arrays(), 1, timeout=300.0)
+        return str(raised.value)
+
+    silent = error([])
+    assert "took longer than 0.05 s" in silent
+    assert "raise answer_s (ldpfl.answer-s)" in silent
+    assert "more than 0.2 s in all" in silent
+    assert "declined" not in silent
+    assert "policy init" not in silent
+    both = error([0])
+    assert "raise answer_s" in both
+    assert "policy init" in both
 
 
 @pytest.mark.slow

@@ -68,6 +68,45 @@ def test_a_node_set_up_by_it_takes_part_in_the_whole_run_and_in_no_more(app: Pat
             LdpStrategy(other).start(grid, start_arrays(), 1)
 
 
+OWN = {
+    'from ldpfl.flower import LdpClientApp\n\napp = LdpClientApp("mine.training:app")\n': True,
+    "app = made()\n": True,
+    "from ldpfl.flower.apps import client_app as app\n": False,
+}
+
+
+@pytest.mark.parametrize("client", OWN)
+def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ldpfl: CommandLine) -> None:
+    """The epsilon of all rounds grows with the number of values: that of ldpfl's default model is of another model."""
+    (app / "mine").mkdir()
+    (app / "mine" / "client.py").write_text(client, encoding="utf-8")
+    (app / "pyproject.toml").write_text(APP.replace("ldpfl.flower.apps:client_app", "mine.client:app"), encoding="utf-8")
+    Path("config.toml").write_text(config_of("clients.count=2").to_toml(), encoding="utf-8")
+    asked = ("policy", "init", app, "--config", "config.toml")
+    checked = ("deploy", "check-node", "--app", app, "--config", "config.toml")
+    if OWN[client]:
+        assert "'duchi' releases depends on its size: give the number of values" in ldpfl.refused(*asked)
+        assert not Path("policy.toml").exists()
+    else:
+        ldpfl(*asked, "--out", "ready.toml")
+        assert read_policy(Path("ready.toml")).epsilon_per_round > 1000
+    ldpfl(*asked, "--layers", "12,3")
+    assert read_policy(Path("policy.toml")).epsilon_per_round == 30
+    set_up = {"LDPFL_POLICY": "policy.toml", "LDPFL_BUDGET": "budget.sqlite"}
+    with mock.patch.dict(os.environ, set_up):
+        assert ("depends on its size" in ldpfl(*checked).out) == OWN[client]
+        assert ldpfl(*checked, "--layers", "12,3").code == 0
+
+
+def test_the_size_of_an_own_model_is_not_asked_for_where_nothing_depends_on_it(app: Path, ldpfl: CommandLine) -> None:
+    """Noise on sums of clipped gradients is the same for a large model as for a small one."""
+    (app / "mine.py").write_text('app = LdpClientApp(records="mine.training:records")\n', encoding="utf-8")
+    (app / "pyproject.toml").write_text(APP.replace("ldpfl.flower.apps:client_app", "mine:app"), encoding="utf-8")
+    Path("config.toml").write_text('[mechanism]\nname = "dp-sgd"\nrecords = 40\n', encoding="utf-8")
+    ldpfl("policy", "init", app, "--config", "config.toml")
+    assert read_policy(Path("policy.toml")).protects == "record"
+
+
 def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: CommandLine) -> None:
     key = public_text(generate_key())
     settings = 'set = "training.rounds=7; mechanism.epsilon=0.5"\ntransport = "relay"\nlinked = 4\nmin-clients = 30\nreply-s = 60\n'
@@ -100,13 +139,15 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
         (("none.toml",), "protects nothing"),
         (("bad",), "is no Flower app"),
         (("without",), "for a ServerApp of its own give the config that it uses, with --config"),
+        (("unnamed",), "names no recipe in [tool.flwr.app.config.ldpfl]"),
         (("quickstart", "--key", "abc"), "a public key must be 32 bytes"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(arguments: tuple[str, ...], named: str, app: Path, ldpfl: CommandLine) -> None:
     Path("there.toml").write_text("mine", encoding="utf-8")
     Path("none.toml").write_text(config_of("mechanism.name=none").to_toml(), encoding="utf-8")
-    for name, text in (("bad", "[project]\n"), ("without", "[tool.flwr.app]\npublisher = 'x'\n")):
+    texts = {"bad": "[project]\n", "without": "[tool.flwr.app]\npublisher = 'x'\n", "unnamed": APP.replace("recipe", "out")}
+    for name, text in texts.items():
         Path(name).mkdir()
         (Path(name) / "pyproject.toml").write_text(text, encoding="utf-8")
     before = sorted(Path().iterdir())

@@ -110,12 +110,23 @@ def test_what_a_table_is_called_by_writes_no_setting(name: str, tmp_path: Path, 
     assert (config.model.name, config.seed) == (load_recipe("own", []).model.name, load_recipe("own", []).seed)
 
 
+@pytest.mark.slow
+def test_an_app_for_which_there_is_no_policy_is_not_begun(tmp_path: Path, ldpfl: CommandLine) -> None:
+    new = ("init", "--flower", tmp_path / "app", "--recipe", "sound/records-mnist")
+    assert "--set mechanism.records=600" in ldpfl.refused(*new)
+    assert not (tmp_path / "app").exists()
+    assert "policy.toml holds the policy" in ldpfl(*new, "--set", "mechanism.records=600").out
+    shown = ldpfl("init", "--flower", tmp_path / "code", "--set", "model.name=my_package.models:Net")
+    assert f"ldpfl policy init {tmp_path / 'code'} --layers" in shown.out
+    assert shown.code == 0
+
+
 def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
-    changes = ("--set", "clients.self_sampling=plain", "--set", "training.patience=3")
-    shown = ldpfl("init", "--flower", tmp_path / "ready", "--recipe", "quickstart", *changes).out
+    new = ("init", "--flower", tmp_path / "ready", "--recipe", "quickstart", "--set", "clients.self_sampling=plain")
+    assert "training.patience stops simulations" in ldpfl.refused(*new, "--set", "training.patience=3")
+    shown = ldpfl(*new).out
     for words in (
         "clients.self_sampling = plain: refused",
-        "training.patience = 3: refused",
         "clients.count = 100: the data are dealt into",
     ):
         assert words in shown

@@ -353,7 +353,7 @@ def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for
         own = tmp_path / f"{name}.toml"
         own.write_text(f'[mechanism]\nname = "{name}"\n' + ("records = 40\n" if name == "dp-sgd" else ""), encoding="utf-8")
         if given in ("unknown", asked):
-            policy = fitting_policy(offer := offer_of(str(app), own), ranges_for(offer.config, (12, 3)))
+            policy = fitting_policy(offer := offer_of(str(app), own), ranges_for(offer, (12, 3)))
             assert policy.protects == ("record" if name == "dp-sgd" else "client")
         else:
             with pytest.raises(ConfigError, match="each node would decline"):

@@ -128,7 +128,7 @@ def test_a_partition_that_is_code_is_not_run_for_a_server(tmp_path: Path) -> Non
 def test_the_policy_of_an_app_that_protects_persons_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(config_of().to_toml())
     offer = offer_of(str(tmp_path / "config.toml"))
-    policy = fitting_policy(offer, ranges_for(offer.config, ()))
+    policy = fitting_policy(offer, ranges_for(offer, ()))
     assert (policy.protects, policy.person) == ("person", "patient")
 
 

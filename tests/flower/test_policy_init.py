@@ -32,8 +32,8 @@ def test_features_that_are_code_are_named_and_not_run(tmp_path: Path) -> None:
     path = app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}"')
     offer = offer_of(path)
     with pytest.raises(ConfigError, match="'os:mkdir' is code, which is not run for this"):
-        ranges_for(offer.config, ())
-    policy = fitting_policy(offer, ranges_for(offer.config, (20, 5)))
+        ranges_for(offer, ())
+    policy = fitting_policy(offer, ranges_for(offer, (20, 5)))
     assert policy.models == ("os:mkdir",)
     assert not told.exists()
 
@@ -54,7 +54,7 @@ def test_data_and_tasks_that_an_app_names_are_neither_run_nor_opened(
     monkeypatch.setattr("datasets.load_dataset", lambda *asked, **more: pytest.fail("the hub was asked"))
     for layers in ((), (20, 5)):
         with pytest.raises(ConfigError, match=r"the round names data by path, hub or code|'told:make' is code"):
-            ranges_for(offer_of(path).config, layers)
+            ranges_for(offer_of(path), layers)
     assert "told" not in sys.modules
 
 
@@ -86,6 +86,6 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
 
 def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:
     offer = offer_of(app(tmp_path, "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=40;model.name=linear"))
-    policy = fitting_policy(offer, ranges_for(offer.config, ()))
+    policy = fitting_policy(offer, ranges_for(offer, ()))
     assert policy.protects == "record"
     assert policy.mechanisms == ("dp-sgd",)

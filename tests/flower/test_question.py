@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from flower_parts import OpenNode, app_of, ask, config_of, shift, terms_of
+from flower_parts import OpenNode, app_of, ask, config_of, instruction, shift, terms_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
-from ldpfl.errors import GivesWeights, NotSetUp
+from ldpfl.errors import Declined, GivesWeights, NotSetUp, OtherRunConfig
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.question import QUESTION, question_of
@@ -66,6 +67,31 @@ def test_the_answer_is_run_and_round_and_nothing_else() -> None:
     assert list(reply.content) == ["ldpfl"]
     assert dict(reply.content.config_records["ldpfl"]) == {"version": VERSION, "run": "run", "round": 1}
     assert (node.steps, node.questions) == ([], [3])
+
+
+@pytest.mark.parametrize(
+    ("error", "would", "does"),
+    [
+        (None, "would take part: the server asked about round 1; nothing was charged", "sent: the report of round 1"),
+        (Declined("no budget"), "would decline: no budget", "declined: no budget"),
+        (ValueError("4711"), "not answered: ValueError", "failed: ValueError"),
+    ],
+)
+def test_the_operator_can_tell_a_question_from_a_report(
+    error: Exception | None, would: str, does: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts what was sent, or waits for a report to have left, must not take the question for it."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+
+    def said(message: Message, step: str) -> str:
+        caplog.clear()
+        ask(app_of(node=OpenNode(step, error) if error else OpenNode()), message)
+        (line,) = caplog.messages
+        return line
+
+    assert said(question(), "question").startswith(would)
+    assert said(instruction(), "admit").startswith(does)
 
 
 def test_what_policy_or_budget_do_not_allow_is_declined_and_nothing_is_written(folder: Path) -> None:
@@ -182,5 +208,6 @@ MALFORMED: dict[str, Callable[[RecordDict], None]] = {
 def test_a_malformed_question_gets_no_answer_and_asks_the_node_nothing(case: str) -> None:
     node, message = OpenNode(), question()
     MALFORMED[case](message.content)
-    assert refused(ask(app_of(untouched, node), message), FAILED)
+    told = OtherRunConfig.public if case == "another run config" else FAILED  # of which the server's author is told what to set
+    assert refused(ask(app_of(untouched, node), message), told)
     assert (node.steps, node.questions) == ([], [])

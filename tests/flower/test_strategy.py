@@ -12,6 +12,10 @@ import torch
 from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays, start_vector
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server.superlink.linkstate.utils import (
+    create_message_error_unavailable_ins_message,
+    create_message_error_unavailable_res_message,
+)
 
 from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
@@ -117,6 +121,35 @@ def test_what_is_left_out_is_logged_with_its_number_and_without_payload(
     run(ChangedGrid(lambda replies: [replaced(r, report=b"private bytes") for r in replies[:3]] + replies[3:]))
     assert "round 1: left out 3: a report has 13 bytes, expected 60" in caplog.text
     assert "private bytes" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        lambda told: create_message_error_unavailable_ins_message(told.message_id, 1),
+        lambda told: create_message_error_unavailable_res_message(told, "msg_unavail"),
+        lambda told: create_message_error_unavailable_res_message(told, "node_unavail"),
+        lambda told: None,
+    ],
+)
+def test_a_node_that_is_killed_while_it_trains_is_said_to_be_late_and_not_to_be_a_stranger(
+    absent: Callable[[Any], Message | None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink answers in its place, under a number of its own, or not before the server stops waiting."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    class Killing(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+            first, *others = messages
+            if first.metadata.message_type == MessageType.TRAIN:
+                replies = [reply for reply in [absent(first.metadata)] if reply]
+                assert {reply.metadata.src_node_id for reply in replies} <= {1}
+                return iter([*replies, *super().send_and_receive(others, timeout=timeout)])
+            return super().send_and_receive([first, *others], timeout=timeout)
+
+    assert moved(run(Killing(app_of(), CLIENTS))) == mean_of(range(1, CLIENTS))
+    assert "round 1: left out 1: a node did not reply in time" in caplog.text
+    assert "not asked" not in caplog.text
 
 
 def test_a_node_that_was_not_asked_is_not_counted() -> None:
@@ -407,6 +440,36 @@ def test_an_app_without_the_mod_gets_no_round() -> None:
     with pytest.raises(TooFewTakePart, match=r"round 1 was not begun, and nothing was charged: 0 of 2 nodes would take part"):
         run(InProcessGrid(app, 2))
     assert not trained
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda wrong: LdpStrategy(QUIET, reply_s=wrong), "reply_s"),
+        (lambda wrong: started(num_rounds=wrong), "num_rounds"),
+        (lambda wrong: started(timeout=wrong), "timeout"),
+        (lambda wrong: Waiting(nodes=wrong), "node"),
+        (lambda wrong: Waiting(seconds=wrong), "s"),
+        (lambda wrong: Waiting(answer_s=wrong), "answer_s"),
+    ],
+)
+def test_a_setting_that_is_no_such_number_is_named(make: Callable[[Any], object], name: str) -> None:
+    """The run config of an app may hold a text where a number is meant."""
+    for wrong in ("5", -1, True):
+        with pytest.raises(ConfigError, match=name) as raised:
+            make(wrong)
+        assert repr(wrong) in str(raised.value)
+
+
+def started(**settings: Any) -> None:
+    LdpStrategy(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(), 2), start_arrays(), **settings)
+
+
+def test_an_app_that_leaves_out_the_run_config_is_told_so() -> None:
+    grid = InProcessGrid(app_of(), 2, run_config={"lr": 0.1})
+    with pytest.raises(AllDeclined, match=r"set LdpStrategy\(run_config=context\.run_config\)"):
+        LdpStrategy(QUIET, waiting=Waiting(1, 0.0)).start(grid, start_arrays(), 1)
+    LdpStrategy(QUIET, waiting=Waiting(1, 0.0), run_config={"lr": 0.1}).start(grid, start_arrays(), 1)
 
 
 def test_a_round_that_is_over_before_clients_reply_is_refused() -> None:

@@ -124,7 +124,7 @@ def _standing(books: Books, charges: Sequence[Charged]) -> dict[str, Any]:
     limit, last = books.limit, charges[-1] if charges else None
     refused = books.refusals
     return {
-        "protected": books.protected,
+        "protected": books.protected if charges else None,
         "delta": limit.delta,
         "budget": limit.epsilon,
         "spent": json_number(books.spent(limit.delta)),
@@ -154,7 +154,8 @@ def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
     if claims:
         said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(claims)}"
         table.add_row("author's claim", Text(printable(said), style="yellow"))
-    table.caption = f"for whoever keeps all that this client ever sent, replacing {_REPLACED[books.protected]}; the policy may allow less"
+    protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
+    table.caption = f"for whoever keeps all that this client ever sent, {protected}; the policy may allow less"
     table.caption_justify = "left"
     return table
 

@@ -247,7 +247,9 @@ def _init_app(
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
     from ldpfl.cli.policy import init as init_policy
     from ldpfl.flower.left_out import left_out, needed_by_nodes
+    from ldpfl.flower.named_by_server import code_of
     from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
+    from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
     from ldpfl.flower.run_settings import RunSettings, joined
 
     public: dict[str, Any] = {}
@@ -258,8 +260,12 @@ def _init_app(
         public = public_settings(Path(data), target, client, person, config.data.bounds, classes=config.task.name == "classification")
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
-    write_app(folder, RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0))
+    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0)
     left = [name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN]
+    sized = not left and not code_of((offer := offer_of_settings(settings)).config)
+    if sized:
+        fitting_policy(offer, ranges_for(offer, ()))  # so that nothing is written for which there is no policy
+    write_app(folder, settings)
     console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
     at_nodes = bool(public) or config.data.at_nodes
@@ -275,6 +281,10 @@ def _init_app(
     if left:
         said_left = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them; then"
         console.print(Text(f"{said_left}: ldpfl policy init {folder}"), soft_wrap=True)
+        return
+    if not sized:
+        said_sizes = "the model is code, which is not run for this: give the sizes of its arrays for policy and budget"
+        console.print(Text(f"{said_sizes}: ldpfl policy init {folder} --layers SIZES"), soft_wrap=True)
         return
     init_policy(str(folder), out=folder / "policy.toml", budget=folder / "budget.sqlite")
 

@@ -80,7 +80,7 @@ def init(
         raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
     if out.exists():
         raise ConfigError(f"{out} exists and is left as it is: give another --out")
-    policy = fitting_policy(offer, ranges_for(offer.config, sizes_of(layers)), key or ())
+    policy = fitting_policy(offer, ranges_for(offer, sizes_of(layers)), key or ())
     fitting = None if data is None else fitting_rows(offer.config, data)
     code = list(run_at_import(Path(of))) if (Path(of) / "pyproject.toml").is_file() else []
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))

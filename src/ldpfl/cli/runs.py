@@ -293,7 +293,7 @@ def show(
         figures = {"name": config.name, "kind": str(kind), "finished": finished, "rounds_done": done, "rounds": rounds}
         print(to_json(figures | ({"stopped": stopped} if stopped is not None else {}), indent=2))
         return
-    print(f"{config.name}: {_how_far(kind, done, rounds)}{_reached(config, last)}")
+    print(f"{config.name}: {_how_far(kind, done, rounds)}{_reached(config, kind, last)}")
     print(f"given up: {stopped}" if stopped is not None else _how_to_go_on(run_folder, config, kind, last))
 
 
@@ -303,11 +303,12 @@ def _how_far(kind: Kind, done: int, rounds: int) -> str:
     return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {rounds} rounds done"
 
 
-def _reached(config: RunConfig, last: Checkpoint | None) -> str:
+def _reached(config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
     measured = last is not None and last.history and isfinite(last.history[-1].score)
     if last is None or not measured:
         return ""
-    return f", {metric_before_data(config)} {shown(metric_before_data(config), last.history[-1].score)}"
+    metric = metric_before_data(config, kind)
+    return f", {metric} {shown(metric, last.history[-1].score)}"
 
 
 def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:

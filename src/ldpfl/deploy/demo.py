@@ -295,5 +295,5 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
-_REFUSED = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed): .*)")
+_REFUSED = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed|would decline|not answered): .*)")
 _REPLACED = re.compile(r"ERROR\s*:\s*replaced: (.*)")

@@ -153,6 +153,11 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         new = ": for a new client. One that took part before brings its old file (ldpfl budget move)" if not books.charges else ""
         said = f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {books.charges:,} reports charged{new}"
         yield Finding("budget", Standing.FINE, said)
+    if policy and policy.delta != limit.delta:
+        said = (
+            f"is kept at delta {limit.delta:g}, and the policy at delta {policy.delta:g}: each bounds what leaves, so set both to the same"
+        )
+        yield Finding("budget", Standing.LOOK, f"{said} (ldpfl budget set --delta {policy.delta:g})")
     if policy and books.charges >= policy.rounds > 0:
         said = f"{books.charges:,} reports were charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
         yield Finding("budget", Standing.WRONG, said)
@@ -248,7 +253,7 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
         policy.check_reply(offer.reply_s)
-        releases = Counter(releases_of(offer, ranges_for(offer.config, node.layers)))
+        releases = Counter(releases_of(offer, ranges_for(offer, node.layers)))
         for release in releases:
             policy.check(Request("check", 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))
     except Declined as refusal:

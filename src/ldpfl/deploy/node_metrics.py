@@ -22,12 +22,18 @@ OUTCOMES = {
 }
 """By the word that its line in the log of ``flwr.ldpfl`` begins with, what became of a report."""
 
+QUESTIONS = {"would take part": "yes", "would decline": "no", "not answered": "failed"}
+"""By the words that its line in that log begins with, what the node answered to the question before a round: no report was asked for."""
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join(OUTCOMES)}): ")
+_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*OUTCOMES, *QUESTIONS))}): ")
 
 
 def outcomes_in(lines: Iterable[str]) -> Counter[str]:
-    """Return how often a SuperNode's log says each of :data:`OUTCOMES`; a report that was replaced has left, and counts as sent, too."""
+    """Return how often a SuperNode's log says each of :data:`OUTCOMES` and :data:`QUESTIONS`.
+
+    A report that was replaced has left, and counts as sent, too.
+    """
     found = (_LINE.search(_COLOUR.sub("", line)) for line in lines)
     return Counter(match[1] for match in found if match)
 
@@ -56,6 +62,11 @@ def metrics_text(budget: Path, log: Path | None = None) -> str:
             raise ConfigError(f"the SuperNode's log {log} cannot be read: {error.strerror}") from None
         lines += ["# HELP ldpfl_node_outcomes_total By the log: what became of reports.", "# TYPE ldpfl_node_outcomes_total counter"]
         lines += [f'ldpfl_node_outcomes_total{{outcome="{name}"}} {counts[name]}' for name in OUTCOMES]
+        lines += [
+            "# HELP ldpfl_node_questions_total By the log: whether the node would take part.",
+            "# TYPE ldpfl_node_questions_total counter",
+        ]
+        lines += [f'ldpfl_node_questions_total{{answer="{answer}"}} {counts[name]}' for name, answer in QUESTIONS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ from ldpfl.data import Dataset
 from ldpfl.errors import in_short
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
+from ldpfl.experiments.run_folder import Kind
 from ldpfl.files import finite
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -81,12 +82,12 @@ def summarise(
     return strict
 
 
-def metric_before_data(config: RunConfig) -> str:
+def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     """Return what the figure that judges a model is called, as far as that is known before the data are read; else "score".
 
-    Of own data it depends on the number of classes.
+    Of own data it depends on the number of classes, and an own app's ServerApp measures what it likes.
     """
-    if config.task.name != RunConfig().task.name or (config.data.brought and not config.data.classes):
+    if kind is Kind.OWN_APP or config.task.name != RunConfig().task.name or (config.data.brought and not config.data.classes):
         return "score"
     return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from flwr.app import RecordDict
 
-from ldpfl.errors import ProtocolError
+from ldpfl.errors import OtherRunConfig, ProtocolError
 from ldpfl.flower.arrays import layout_of, only_arrays, to_vector
 from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
 from ldpfl.layout import ParameterLayout
@@ -96,14 +96,15 @@ def read_terms(content: RecordDict, run_config: str) -> RoundTerms:
     """Read the terms in a message; ``run_config`` is the digest of the node's own.
 
     Raises:
-        ProtocolError: the message holds none, they cannot be read, or they name another run config than the node's.
+        ProtocolError: the message holds none, or they cannot be read.
+        OtherRunConfig: they name another run config than the node's.
     """
     records = content.config_records
     if RECORD not in records:
         raise ProtocolError(f"the server's message holds no record {RECORD!r}: its strategy must be LdpStrategy")
     terms = RoundTerms.from_record(records[RECORD])
     if terms.run_config != run_config:
-        raise ProtocolError(
+        raise OtherRunConfig(
             "the run config on this node is not the one that the server asks all clients for: "
             "its strategy needs LdpStrategy(..., run_config=context.run_config)"
         )

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ldpfl.errors import AllDeclined, ConfigError, LdpflError, TooFewTakePart
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, TooFewTakePart, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.collecting import Collector, OpenRound
 from ldpfl.flower.course import Course
 from ldpfl.flower.question import QUESTION, question_of
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
-from ldpfl.flower.terms import RoundTerms
+from ldpfl.flower.terms import RoundTerms, agreement_of
+from ldpfl.quantities import is_number
 from ldpfl.server import reserves, round_cohort
 
 LOGGER = logging.getLogger("flwr.ldpfl")
@@ -43,6 +44,10 @@ class Waiting:
     answer_s: float = 60.0
 
     def __post_init__(self) -> None:
+        whole = ("nodes", "agreeing")
+        for name, value in vars(self).items():
+            if not is_number(value, whole=name in whole):
+                raise ConfigError(f"{name} must be a {'whole number' if name in whole else 'number of seconds'}, got {shown(value)}")
         if self.nodes < 1 or not self.seconds >= 0:
             raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
         if self.agreeing < 1 or not self.answer_s > 0:
@@ -50,20 +55,24 @@ class Waiting:
             raise ConfigError(f"at least one node has to agree to a round, in more than 0 s, got {got}")
 
 
-def wait_for_nodes(grid: Grid, waiting: Waiting, end: float) -> list[int]:
+def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None]) -> list[int]:
     """Return the connected nodes in ascending order; waits until ``end`` by the monotonic clock.
+
+    ``seen`` is called with the nodes that are connected whenever they are looked up.
 
     Raises:
         ConfigError: too few came in time.
     """
-    while len(nodes := sorted(grid.get_node_ids())) < waiting.nodes:
+    while True:
+        seen(nodes := sorted(grid.get_node_ids()))
+        if len(nodes) >= waiting.nodes:
+            return nodes
         if time.monotonic() >= end:
             raise ConfigError(
                 f"{len(nodes)} of the {waiting.nodes} nodes that a round needs are connected after {waiting.seconds:g} s: "
                 "start SuperNodes, or ask for fewer"
             )
         time.sleep(min(_POLL_S, waiting.seconds))
-    return nodes
 
 
 @dataclass(frozen=True)
@@ -93,28 +102,57 @@ class Answers:
         return Answers(agreed, self.said + later.said, self.declined + later.declined, self.silent + later.silent)
 
 
-def ask_nodes(grid: Grid, nodes: Sequence[int], content: RecordDict, round_: OpenRound, answer_s: float) -> Answers:
-    """Ask ``nodes`` whether they would take part in the round; all are asked the same."""
-    patience = Patience(round_.timeout)
-    patience.renew(answer_s)
-    messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in nodes]
-    agreed, waiting, said, declined = list[int](), set(nodes), Counter[str](), 0
-    with closing(replies_as_they_come(grid, messages, patience)) as replies:
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if node not in waiting:
-                continue  # a second answer, or one of a node that was not asked
-            if is_absent(reply):
-                continue
-            waiting.discard(node)
-            patience.renew(answer_s)
-            try:
-                answer_in(reply, round_)
-                agreed.append(node)
-            except LdpflError:
-                said[said_in(reply)] += 1
-                declined += is_refusal(reply)
-    return Answers(tuple(agreed), said, declined, len(waiting))
+@dataclass(eq=False)
+class _Question:
+    """What is known of one question, asked of more and more nodes.
+
+    Attributes:
+        agreed: nodes that have agreed, which holds as long as the question is the same: they decide from public facts alone.
+        awaited: by the name of each message that was not answered, the node that it went to.
+    """
+
+    agreed: set[int] = field(default_factory=set)
+    awaited: dict[str, int] = field(default_factory=dict)
+
+
+class Questions:
+    """The questions of one round. A node that takes long is not asked the same again: its answer counts whenever it comes."""
+
+    def __init__(self, grid: Grid, answer_s: float) -> None:
+        self._grid, self._answer_s, self._known = grid, answer_s, dict[str, _Question]()
+
+    def keep(self, connected: Collection[int]) -> None:
+        """Forget the nodes that are not ``connected``: one that comes back may know nothing of what it was asked."""
+        for known in self._known.values():
+            known.agreed.intersection_update(connected)
+            known.awaited = {name: node for name, node in known.awaited.items() if node in connected}
+
+    def ask(self, nodes: Sequence[int], content: RecordDict, round_: OpenRound) -> Answers:
+        """Return what ``nodes`` say of whether they would take part in the round; all are asked the same."""
+        known, asked = self._known.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
+        awaited = set(known.awaited.values())
+        fresh = [node for node in nodes if node not in known.agreed | awaited]
+        messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in fresh]
+        waiting, said, declined = (asked | awaited) - known.agreed, Counter[str](), 0
+        patience = Patience(round_.timeout)
+        patience.renew(self._answer_s)
+        with closing(replies_as_they_come(self._grid, messages, patience, known.awaited)) as replies:
+            for reply in replies if waiting & asked else ():
+                node = reply.metadata.src_node_id
+                if node not in waiting or is_absent(reply):
+                    continue  # a second answer, or one of a node that was not asked, or of the SuperLink in a node's place
+                waiting.discard(node)
+                patience.renew(self._answer_s)
+                try:
+                    answer_in(reply, round_)
+                    known.agreed.add(node)
+                except LdpflError:
+                    if node in asked:
+                        said[said_in(reply)] += 1
+                        declined += is_refusal(reply)
+                if known.awaited and not waiting & asked:
+                    break  # others that were asked before are not waited for
+        return Answers(tuple(node for node in nodes if node in known.agreed), said, declined, len(waiting & asked))
 
 
 def agreement(
@@ -162,27 +200,29 @@ class Asking:
     def agreed(self, number: int) -> tuple[list[int], list[int]]:
         """Return the nodes that agree to round ``number``, which is ready to be opened for them, and all that are connected.
 
-        Nodes that do not answer may come back: where they are missing, they are asked again as long as the round waits for nodes.
+        Nodes that do not answer may be slow, or come back: where they are missing, the round waits for them as for nodes.
 
         Raises:
             ConfigError: too few nodes are connected, or the round does not fit the relay.
             TooFewTakePart: too few nodes agree.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
+        questions = Questions(self.grid, self.waiting.answer_s)
         while True:
-            connected = wait_for_nodes(self.grid, self.waiting, end)
-            answers = self._answers(number, connected, needed)
+            connected = wait_for_nodes(self.grid, self.waiting, end, questions.keep)
+            answers = self._answers(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
             if len(answers.agreed) + answers.silent < needed or time.monotonic() >= end:
-                raise too_few_agree(number, answers, needed)
+                raise too_few_agree(number, answers, needed, self.waiting)
             time.sleep(_POLL_S)
         if answers.said or answers.silent:
-            LOGGER.warning("round %d: left out %d nodes%s", number, answers.said.total() + answers.silent, _because(answers))
+            left_out = answers.said.total() + answers.silent
+            LOGGER.warning("round %d: left out %d nodes%s%s", number, left_out, _because(answers), _patience(answers, self.waiting))
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
-    def _answers(self, number: int, connected: Sequence[int], needed: int) -> Answers:
+    def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
         """Return what the cohort of a round answers, and those that are asked in the place of others."""
         places = round_cohort(self.config.seed, number, len(connected), self.config.clients.fraction, None)
         spare = reserves(self.config.seed, number, len(connected), places)
@@ -191,7 +231,7 @@ class Asking:
 
         def ask(nodes: Sequence[int], asked: int) -> Answers:
             content = question_of(replace(terms, asked=asked), self.course.layout.sizes, self.collector.min_clients)
-            return ask_nodes(self.grid, nodes, content, self.course.round, self.waiting.answer_s)
+            return questions.ask(nodes, content, self.course.round)
 
         cohort, others = ([connected[place] for place in chosen] for chosen in (places, spare))
         return agreement(ask, cohort, others, needed, exact=terms.transport == "direct")
@@ -209,13 +249,14 @@ def all_declined(number: int, said: Counter[str]) -> AllDeclined:
     )
 
 
-def too_few_agree(number: int, answers: Answers, needed: int) -> TooFewTakePart:
+def too_few_agree(number: int, answers: Answers, needed: int, waiting: Waiting) -> TooFewTakePart:
     """Return the error for round ``number``, which was not begun."""
     if answers.declined == answers.asked > 0:
         return all_declined(number, answers.said)
+    remedy = f". {_REMEDY}" if answers.said or not answers.silent else ""
     return TooFewTakePart(
         f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {answers.asked} nodes would take part, and it "
-        f"needs {needed}{_because(answers)}. {_REMEDY}"
+        f"needs {needed}{_because(answers)}{_patience(answers, waiting)}{remedy}"
     )
 
 
@@ -237,6 +278,16 @@ def _because(answers: Answers) -> str:
     silent = [f"{answers.silent} did not answer in time"] if answers.silent else []
     parts = [*([_counted(answers.said)] if answers.said else []), *silent]
     return f": {'; '.join(parts)}" if parts else ""
+
+
+def _patience(answers: Answers, waiting: Waiting) -> str:
+    """Return how long nodes were waited for, and what to set where they need longer; empty if all answered."""
+    if not answers.silent:
+        return ""
+    return (
+        f". Nodes that did not answer took longer than {waiting.answer_s:g} s after the last answer: see that they run, or raise answer_s "
+        f"(ldpfl.answer-s), and if they need more than {waiting.seconds:g} s in all, Waiting's seconds (ldpfl.wait-s)"
+    )
 
 
 def _counted(said: Counter[str]) -> str:

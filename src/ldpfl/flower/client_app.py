@@ -100,15 +100,17 @@ class LdpClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer ``message`` with a report, or with an error that does not depend on data."""
+        question = message.metadata.message_type == QUESTION  # the operator reads of it in words of its own: nothing leaves or is charged
         try:
             answer = self._answer(message, context)
         except Declined as refusal:
-            LOGGER.warning("declined: %s", refusal)
+            LOGGER.warning("%s: %s", "would decline" if question else "declined", refusal)
             return Message(Error(REFUSED, refusal.public), reply_to=message)
         except (Exception, SystemExit) as error:
-            LOGGER.error("failed: %s", apart.place_of(error))
+            LOGGER.error("%s: %s", "not answered" if question else "failed", apart.place_of(error))
             return Message(Error(APP_RAISED, FAILED), reply_to=message)
-        LOGGER.info("sent: the report of round %d", answer.round)
+        said = "would take part: the server asked about round %d; nothing was charged" if question else "sent: the report of round %d"
+        LOGGER.info(said, answer.round)
         return Message(RecordDict({RECORD: answer.to_record()}), reply_to=message)
 
     def train(self, *_: object, **__: object) -> NoReturn:

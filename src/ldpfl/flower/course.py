@@ -67,7 +67,8 @@ class Replies:
 
     def __init__(self, course: Course) -> None:
         self._course, self._answers = course, dict[int, Answer]()
-        self._failed, self._declined = set[int](), set[int]()
+        self._heard, self._failed, self._declined = set[int](), set[int](), set[int]()
+        self._absent = False
         self.refused = list[str]()
         """Why replies were left out, a line each."""
         self.said = Counter[str]()
@@ -75,13 +76,17 @@ class Replies:
 
     def add(self, reply: Message) -> None:
         """Sort one reply."""
+        if is_absent(reply):  # from the SuperLink, as whose own it is numbered: no node has replied
+            self._absent = True
+            return
         node = reply.metadata.src_node_id
         try:
             if node not in self._course.asked:
                 raise ProtocolError("a reply of a node that was not asked")
+            self._heard.add(node)
             if node in self._answers or node in self._failed:
                 raise ProtocolError("a second reply of one node")
-            if reply.has_error() and not is_absent(reply):
+            if reply.has_error():
                 self._failed.add(node)
                 self.said[said_in(reply)] += 1
             if is_refusal(reply):
@@ -89,6 +94,11 @@ class Replies:
             self._answers[node] = answer_in(reply, self._course.round)
         except LdpflError as error:
             self.refused.append(str(error))
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why nodes are left out once nothing more is waited for, a line each: :attr:`refused`, and one for each node without a reply."""
+        return [*self.refused, *["a node did not reply in time"] * len(self._course.asked - self._heard)]
 
     @property
     def answers(self) -> list[Answer]:
@@ -103,7 +113,7 @@ class Replies:
     @property
     def only_declined(self) -> bool:
         """Whether each reply so far says that the node's operator does not allow a report."""
-        return len(self._declined) == len(self.refused) and not self._answers
+        return len(self._declined) == len(self.refused) and not self._answers and not self._absent
 
     @property
     def all_declined(self) -> bool:

@@ -23,6 +23,7 @@ _QUIET = ("__future__", "ldpfl", "flwr", "typing")
 """Packages that touch no data when they are imported."""
 
 _PLAIN = ("__all__", "__author__", "__license__", "__version__")
+_READY = "ldpfl.flower.apps"
 _WRAPPER = "LdpClientApp"
 _PATHS = ("app", "records")
 """Arguments of it that are import paths."""
@@ -56,13 +57,21 @@ def run_at_import(app: Path) -> Iterator[str]:
             yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file, own_names))
 
 
-def gives(app: Path) -> Literal["weights", "gradients", "unknown"]:
-    """Return what clients of the app in this folder give, by the call of ``LdpClientApp`` in its client module; nothing is run."""
+def gives(app: Path) -> Literal["weights", "gradients", "ready", "unknown"]:
+    """Return what clients of the app in this folder give, by the call of ``LdpClientApp`` in its client module; nothing is run.
+
+    That is ``ready`` where the client is ldpfl's own, which trains the model that a config names. Weights and gradients are those of a
+    model of the app's own.
+    """
     try:
-        spec = list(_imported(app.resolve(), _client_module(app)))[-1][1]
+        if (module := _client_module(app)) == _READY:
+            return "ready"
+        spec = list(_imported(app.resolve(), module))[-1][1]
         body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
     except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return "unknown"
+    if any(isinstance(node, ast.ImportFrom) and node.module == _READY for node in body):
+        return "ready"
     for call in (node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
         if _calls_wrapper(call):
             named = {keyword.arg for keyword in call.keywords}

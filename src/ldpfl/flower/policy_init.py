@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ from ldpfl.tasks import without_answer
 _ASKED_BY = ("transport", "linked", "min-clients", "reply-s")
 """Settings of an app by which it is known what its clients are asked for, whatever its ServerApp is."""
 
+_ASKS = {"recipe", "set"}
+"""Settings by which it is known what the ready ServerApp asks for; without one of them a ServerApp may be another."""
+
 _DIGITS = 3
 _LARGEST = 10**9
 """Weights of a model that is made to see what it asks for."""
@@ -54,6 +57,7 @@ class Offer:
         cohort: fewest clients among which a report is mixed; over no relay, those that are asked.
         linked: units that stay together in the relay.
         reply_s: seconds after which clients reply; 0 is as soon as they can.
+        own_model: whether clients train a model of the app's own, and not the one that ``config`` names.
     """
 
     config: RunConfig
@@ -61,6 +65,7 @@ class Offer:
     cohort: int
     linked: int = 1
     reply_s: float = 0.0
+    own_model: bool = False
 
 
 def offer_of(path: str, config: Path | None = None) -> Offer:
@@ -79,16 +84,31 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 f"{project} has no [tool.flwr.app.config.ldpfl], by which the recipes' apps are set: for a ServerApp of its own give "
                 "the config that it uses, with --config"
             )
+        if config is None and not settings.keys() & _ASKS:
+            raise ConfigError(
+                f"{project} names no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: for a ServerApp of its "
+                "own give the config that it uses, with --config; for ldpfl's own, name its recipe there"
+            )
         if config is not None:  # of a ServerApp that may have settings of its own
             offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
         else:
-            known = RunSettings.read(settings)
-            offer = _offer(load_recipe(known.recipe, known.change_list), known)
-        _check_gives(offer.config, project.parent)
-        return offer
+            offer = offer_of_settings(RunSettings.read(settings))
+        given = gives(project.parent)
+        _check_gives(offer.config, given)
+        own = given in ("weights", "gradients") or (given == "unknown" and config is not None)
+        return replace(offer, own_model=own)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
     return _offer(recipe_or_file(path), RunSettings())
+
+
+def offer_of_settings(settings: RunSettings) -> Offer:
+    """Return what ldpfl's own ServerApp asks with these settings.
+
+    Raises:
+        ConfigError: they do not fit together, or not nodes.
+    """
+    return _offer(load_recipe(settings.recipe, settings.change_list), settings)
 
 
 def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
@@ -162,17 +182,29 @@ def policy_text(policy: Policy, title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ranges_for(config: RunConfig, layers: Sequence[int]) -> LayerRanges:
-    """Return ranges of the model of ``config``, or for arrays of ``layers`` values each, where the app has a model of its own.
+def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
+    """Return ranges of the model that clients train, or for arrays of ``layers`` values each, where the app has a model of its own.
 
     Raises:
-        ConfigError: the model is code, which is not run for this, and ``layers`` is empty; or it does not fit the data.
+        ConfigError: ``layers`` is empty, and what is released depends on the size of a model that is code, which is not run for this, or
+            the app's own; or the model does not fit the data.
     """
     if layers:
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
-    for name in code_of(config):
+    for name in code_of(offer.config):
         raise ConfigError(f"{name!r} is code, which is not run for this: give the sizes of the model's arrays, with --layers")
-    return start_of(config)[1]
+    ranges = start_of(offer.config)[1]
+    if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _larger(ranges)):
+        raise ConfigError(
+            f"the app's clients train a model of its own, and what mechanism {offer.config.mechanism.name!r} releases depends on its size: "
+            "give the number of values in each of the model's arrays, with --layers, as in --layers 500,10"
+        )
+    return ranges
+
+
+def _larger(ranges: LayerRanges) -> LayerRanges:
+    """Return ranges of a model with as many values again, in one more array."""
+    return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (*ranges.sizes, ranges.dimension))
 
 
 def _check_size(config: RunConfig) -> None:
@@ -182,13 +214,13 @@ def _check_size(config: RunConfig) -> None:
         raise ConfigError(f"the app's model has {size:,} weights, more than {_LARGEST:,}: decline, or give the sizes of its arrays")
 
 
-def _check_gives(config: RunConfig, app: Path) -> None:
-    """Return if the app's clients give what ``config`` asks for, as far as its client module tells.
+def _check_gives(config: RunConfig, given: str) -> None:
+    """Return if the app's clients give what ``config`` asks for, as far as its client module tells (:func:`ldpfl.flower.imports.gives`).
 
     Raises:
         ConfigError: they would decline each round.
     """
-    asked, given = config.mechanism.perturbed, gives(app)
+    asked = config.mechanism.perturbed
     if asked == "gradient" and given == "weights":
         raise ConfigError(
             f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "

@@ -40,15 +40,24 @@ class Patience:
         return max(0.0, self._last - time.monotonic())
 
 
-def replies_as_they_come(grid: Grid, messages: Sequence[Message], patience: Patience) -> Generator[Message, None, None]:
-    """Send ``messages`` and yield each reply when it is there; Flower's own grids return all of them at the end."""
+def replies_as_they_come(
+    grid: Grid, messages: Sequence[Message], patience: Patience, awaited: dict[str, int] | None = None
+) -> Generator[Message, None, None]:
+    """Send ``messages`` and yield each reply when it is there; Flower's own grids return all of them at the end.
+
+    Args:
+        awaited: by the name of each message that was sent before and not replied to, the node that it went to. Their replies are
+            yielded, too. Afterwards it holds all messages that can still be replied to.
+    """
     if isinstance(grid, InProcessGrid):  # it runs one client after another, so that none is ever silent
         yield from grid.send_and_receive(messages, timeout=patience.most)
         return
-    waiting = {name for name in grid.push_messages(messages) if name}
+    waiting = {} if awaited is None else awaited
+    nodes = [message.metadata.dst_node_id for message in messages]
+    waiting |= {name: node for name, node in zip(grid.push_messages(messages), nodes, strict=True) if name}
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
-            waiting.discard(reply.metadata.reply_to_message_id)
+            waiting.pop(reply.metadata.reply_to_message_id, None)
             yield reply
         if not waiting or patience.left <= 0:
             return

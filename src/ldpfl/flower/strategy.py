@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError
+from ldpfl.errors import ConfigError, DataError, LdpflError, shown
 from ldpfl.experiments.build import initial_ranges, measured_weights
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -28,6 +28,7 @@ from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
+from ldpfl.quantities import is_number
 from ldpfl.ranges import range_rule
 from ldpfl.server import (
     Checkpoint,
@@ -95,8 +96,8 @@ class LdpStrategy(Strategy):
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
         if config.clients.once:
             raise ConfigError("clients.once keeps no order secret on Flower, which shows who answers: leave it out")
-        if not (isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
-            raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {reply_s:g}")
+        if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
+            raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
@@ -127,6 +128,12 @@ class LdpStrategy(Strategy):
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
+        if num_rounds is not None and not (is_number(num_rounds, whole=True) and num_rounds >= 0):
+            raise ConfigError(
+                f"num_rounds must be a whole number from 0 on, or left out for as many as the config says, got {shown(num_rounds)}"
+            )
+        if not (is_number(timeout) and timeout > 0):
+            raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
         if self._reply_s >= timeout:
             raise ConfigError(f"clients reply after {self._reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
@@ -203,7 +210,7 @@ class LdpStrategy(Strategy):
             self._take_back(course)
             raise all_declined(server_round, sorted_.said)
         received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers)
-        self._close(course, replace(received, refused=(*sorted_.refused, *received.refused)))
+        self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
             raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
         return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])

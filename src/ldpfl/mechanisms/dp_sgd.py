@@ -204,7 +204,8 @@ class DpSgdSettings(MechanismSettings):
     def unsaid(self) -> str:
         if self.records:
             return ""
-        return "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower: set it"
+        what = "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower"
+        return f"{what}: set it, as by --set mechanism.records=600"
 
     @property
     def nearly_noise_free(self) -> DpSgdSettings:

@@ -27,7 +27,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "seed": config.seed,
         "seed_is_secret": config.hides_seed,
         "own_data": config.data.brought,
-        "metric": metric_before_data(config),
+        "metric": metric_before_data(config, folder.kind()),
         "score": last.history[-1].score,
         "scores": {},
         "score_per_round": [metrics.score for metrics in last.history],
