@@ -4,7 +4,8 @@ A column goes through :data:`STAGES` histograms. The first one of a column witho
 it finds the column's magnitude whatever its unit; that of a column with bounds has equal bins within them, finer ones near 0 and wide
 ones beyond, so that bounds say where to look closely and hide nothing. Each later one has bins that
 hold about as many rows each, by the histogram before it. The last one gives the quantiles, and a value becomes the standard normal
-deviate of its quantile: skewed columns and columns in any unit end on one scale, and no value lies far from 0.
+deviate of its quantile: skewed columns and columns in any unit end on one scale, and no value lies far from 0. A column that is not skewed
+is scaled by a straight line instead, through two of the quantiles.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ _CLEAR = 6.0
 """Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
 _TAIL = 0.01
 """Quantiles nearer to 0 or 1 are not told apart: an outlier becomes about the deviate of this one, 2.3."""
+_SHOULDER, _FARTHEST = 1.28, 3.0
+"""Deviates of the quantiles 0.1 and 0.9, which say where a column that is not skewed lies, and the farthest of its deviates."""
+_SKEWED = 0.4
+"""Distance of the median from the middle between these quantiles, as a share of half of theirs, from which on a column is skewed."""
 _FALSE_ALARM = 0.005
 """Probability that, in a whole table, some empty bin of the first histograms looks as if it held rows."""
 _REACH = 6.0
@@ -135,7 +140,8 @@ def knots_of(histogram: Histogram) -> Knots | None:
     """Return the points between which a column's values become deviates of mean 0, or None where the histogram shows no rows.
 
     They are the middles of the bins, each with the deviate of its middle quantile, so that many rows of one value get the deviate of the
-    middle one of them; and the outer edges, as far beyond the last middle as half of the way to the one before.
+    middle one of them; and the outer edges, as far beyond the last middle as half of the way to the one before. Of a column that is not
+    skewed they are the two ends of a straight line.
     """
     below = histogram.cumulative()
     if below is None:
@@ -145,7 +151,20 @@ def knots_of(histogram: Histogram) -> Knots | None:
     deviates -= shares @ deviates
     low, high = (deviates[0] - (deviates[1] - deviates[0]) / 2, deviates[-1] + (deviates[-1] - deviates[-2]) / 2)
     values = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
-    return tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
+    found = tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
+    return _straight(found) or found
+
+
+def _straight(knots: Knots) -> Knots | None:
+    """Return a straight line in the place of ``knots`` of a column that is not skewed; None for one that is.
+
+    Noise has little to bend there: two quantiles decide in the place of many, and equal steps of a column stay equal.
+    """
+    low, middle, high = np.interp(np.array([-_SHOULDER, 0.0, _SHOULDER]), knots[1], knots[0])
+    center, reach = (high + low) / 2, (high - low) / 2 * _FARTHEST / _SHOULDER
+    if not (isfinite(reach) and abs(center - middle) < _SKEWED * (high - low) / 2):
+        return None
+    return (float(center - reach), float(center + reach)), (-_FARTHEST, _FARTHEST)
 
 
 def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
