@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ldpfl.errors import ConfigError
-from ldpfl.relay.errors import StoreFull, StoreUnavailable, UnfitStore
+from ldpfl.relay.errors import Refusal, StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import create_private
 from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
 from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_place, check_schema
@@ -158,11 +158,14 @@ def store_errors() -> Iterator[None]:
     """Turn what a database or a disk says into a refusal; its own text, which may hold data, goes no further.
 
     Raises:
+        Refusal: a value of the request is not one that the database can hold, so trying again would not help.
         StoreFull: there is no room on the disk.
         StoreUnavailable: any other trouble that the database reports as its own.
     """
     try:
         yield
+    except DataError:
+        raise Refusal("the request holds a number or text that the relay's store cannot hold; nothing was stored") from None
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull("the relay's disk is full; nothing was stored") from None
