@@ -236,23 +236,66 @@ HOSTILE = {
         "CREATE FUNCTION public.hook() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
         "CREATE EVENT TRIGGER hook ON ddl_command_end EXECUTE FUNCTION public.hook()",
     ],
-    "default privileges.* is in its schema": ["ALTER DEFAULT PRIVILEGES IN SCHEMA ldpfl_relay GRANT SELECT ON TABLES TO mallory"],
-    "function .* is in its schema": ["CREATE FUNCTION length(uuid) RETURNS int LANGUAGE sql AS 'SELECT 1'"],
+    "default privileges.* depends on schema ldpfl_relay": [
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA ldpfl_relay GRANT SELECT ON TABLES TO mallory"
+    ],
+    "function .* depends on schema ldpfl_relay": ["CREATE FUNCTION length(uuid) RETURNS int LANGUAGE sql AS 'SELECT 1'"],
     "the column .*others": ["CREATE TABLE others (client text)"],
-    "view names is in its schema": ["CREATE VIEW names AS SELECT 1"],
+    "view .*names depends on schema ldpfl_relay": ["CREATE VIEW names AS SELECT 1"],
     "relay_parts is no plain table": ["ALTER TABLE relay_parts SET UNLOGGED"],
     "row security": ["ALTER TABLE relay_uploads ENABLE ROW LEVEL SECURITY"],
-    "has row security": ["CREATE POLICY few ON relay_uploads USING (false)"],
-    "child inherits from": ["CREATE TABLE public.child () INHERITS (relay_uploads)"],
-    "the trigger names is on a table": [
+    "policy few .* depends on table": ["CREATE POLICY few ON relay_uploads USING (false)"],
+    "table public.child depends on": ["CREATE TABLE public.child () INHERITS (relay_uploads)"],
+    "trigger names on table .* depends on table .*relay_uploads": [
         "CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
         "CREATE TRIGGER names BEFORE INSERT ON relay_uploads EXECUTE FUNCTION public.keep()",
     ],
     "is switched off": ["ALTER TABLE relay_uploads DISABLE TRIGGER ALL"],
-    "rule names on table .* uses a table": ["CREATE RULE names AS ON INSERT TO relay_uploads DO ALSO SELECT 1"],
-    "rule .* on view public.names uses a table": ["CREATE VIEW public.names AS SELECT client FROM relay_uploads"],
-    "keep samples": ["CREATE STATISTICS public.samples ON client, upload_id FROM relay_uploads"],
+    "rule names on table .* depends on table .*relay_uploads": ["CREATE RULE names AS ON INSERT TO relay_uploads DO ALSO SELECT 1"],
+    "rule .* on view public.names depends on column client of table": ["CREATE VIEW public.names AS SELECT client FROM relay_uploads"],
+    "statistics object public.samples depends on": ["CREATE STATISTICS public.samples ON client, upload_id FROM relay_uploads"],
     "the publication copies": ["CREATE PUBLICATION copies FOR ALL TABLES"],
+    "publication of table .*relay_uploads in publication one depends on": ["CREATE PUBLICATION one FOR TABLE relay_uploads"],
+    "publication of schema ldpfl_relay in publication all_of_it": ["CREATE PUBLICATION all_of_it FOR TABLES IN SCHEMA ldpfl_relay"],
+    "constraint follows on table public.follower depends on": [
+        "CREATE TABLE public.follower (upload bigint, CONSTRAINT follows FOREIGN KEY (upload) REFERENCES relay_uploads ON DELETE CASCADE)"
+    ],
+    "constraint asks on table public.asking depends on": [
+        "CREATE TABLE public.asking (round bigint, client varchar(64), "
+        "CONSTRAINT asks FOREIGN KEY (round, client) REFERENCES relay_uploads (round_id, client))"
+    ],
+    "trigger waits on table public.waiting depends on table .*relay_uploads": [
+        "CREATE TABLE public.waiting ()",
+        "CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON public.waiting FROM relay_uploads FOR EACH ROW EXECUTE FUNCTION public.keep()",
+    ],
+    "function public.names.* depends on column client of table": [
+        "CREATE FUNCTION public.names() RETURNS SETOF varchar LANGUAGE sql BEGIN ATOMIC SELECT client FROM relay_uploads; END"
+    ],
+    "default value for column id of table public.counted depends on sequence": [
+        "CREATE TABLE public.counted (id bigint DEFAULT nextval('relay_uploads_id_seq'))"
+    ],
+    "column row of table public.rows depends on type": ["CREATE TABLE public.rows (row relay_uploads)"],
+    "the sequence .*2, 1, True": ["ALTER SEQUENCE relay_uploads_id_seq MAXVALUE 2 CYCLE"],
+    "the sequence .*relay_uploads_id_seq', ''": ["ALTER SEQUENCE relay_uploads_id_seq OWNED BY NONE"],
+    "the sequence .*'more'": ["CREATE SEQUENCE more"],
+    "relay_uploads has a replica identity": ["ALTER TABLE relay_uploads REPLICA IDENTITY FULL"],
+    "mallory may reach the rows as pg_read_all_data": ["ALTER ROLE mallory LOGIN NOINHERIT", "GRANT pg_read_all_data TO mallory"],
+    "mallory may reach the rows as pg_write_all_data": ["ALTER ROLE mallory LOGIN NOINHERIT", "GRANT pg_write_all_data TO mallory"],
+    "mallory may reach the rows as pg_execute_server_program": ["ALTER ROLE mallory LOGIN", "GRANT pg_execute_server_program TO mallory"],
+    "mallory may reach the rows as pg_read_server_files": [
+        "ALTER ROLE mallory LOGIN",
+        "CREATE ROLE files NOINHERIT",
+        "GRANT pg_read_server_files TO files",
+        "GRANT files TO mallory",
+    ],
+    "mallory may reach the rows as pg_write_server_files": ["ALTER ROLE mallory LOGIN", "GRANT pg_write_server_files TO mallory"],
+    "mallory may reach the rows as mallory, which has REPLICATION": ["ALTER ROLE mallory LOGIN REPLICATION"],
+    "mallory may reach the rows as copying, which has REPLICATION": [
+        "ALTER ROLE mallory LOGIN",
+        "CREATE ROLE copying REPLICATION",
+        "GRANT copying TO mallory",
+    ],
     "is no plain one": ["CREATE INDEX lower_client ON relay_uploads (lower(client))"],
     "open is no plain one": ["CREATE INDEX open ON relay_uploads (client) WHERE received > 0"],
     "the index .*'client', False": ["CREATE INDEX by_client ON relay_uploads (client)"],
@@ -283,6 +326,56 @@ def test_a_store_that_somebody_has_prepared_is_refused(postgres: Postgres) -> No
                 check_schema(connection, "here")
             connection.rollback()
     engine.dispose()
+
+
+@pytest.mark.slow
+def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
+    """Among them PostgreSQL's own for monitoring, and one that may read all rows but that nobody may log in as."""
+    engine = open_engine(postgres.new_store())
+    with engine.connect() as connection:
+        for command in (
+            "CREATE ROLE watcher LOGIN",
+            "GRANT pg_monitor, pg_signal_backend, pg_checkpoint TO watcher",
+            "CREATE ROLE nobody NOLOGIN NOINHERIT",
+            "GRANT pg_read_all_data TO nobody",
+            "CREATE ROLE admin SUPERUSER LOGIN",
+            "CREATE ROLE owner LOGIN CREATEDB",
+        ):
+            connection.execute(text(command))
+        check_schema(connection, "here")
+        connection.rollback()
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_a_role_that_may_make_members_is_refused_where_the_server_lets_it(postgres: Postgres) -> None:
+    """PostgreSQL 16 took that away from CREATEROLE."""
+    engine = open_engine(postgres.new_store())
+    with engine.connect() as connection:
+        connection.execute(text("CREATE ROLE mallory LOGIN CREATEROLE"))
+        if int(connection.scalars(text("SHOW server_version_num")).one()) < 160_000:
+            with pytest.raises(UnfitStore, match="mallory may reach the rows as mallory, which has CREATEROLE"):
+                check_schema(connection, "here")
+        else:
+            check_schema(connection, "here")
+        connection.rollback()
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_nothing_in_the_schema_runs_before_it_has_been_checked(postgres: Postgres) -> None:
+    """An operator there that fits the search for the tables better than PostgreSQL's own would run as the relay."""
+    database = postgres.new_database()
+    postgres.command(
+        "CREATE SCHEMA ldpfl_relay",
+        "CREATE SEQUENCE public.calls",
+        "CREATE FUNCTION public.same(name, varchar) RETURNS bool LANGUAGE sql AS $$ SELECT nextval('public.calls') = 0 $$",
+        "CREATE OPERATOR ldpfl_relay.= (LEFTARG = name, RIGHTARG = varchar, FUNCTION = public.same)",
+        database=database,
+    )
+    with pytest.raises(UnfitStore, match=r"operator .* depends on schema ldpfl_relay"):
+        open_engine(postgres.url(database))
+    assert postgres.command("SELECT is_called FROM public.calls", database=database) == "f\n"
 
 
 def test_an_event_trigger_does_not_see_the_tables_made(postgres: Postgres) -> None:

@@ -154,6 +154,8 @@ def test_records_are_the_same_until_acknowledged_and_then_gone(store: Store, clo
     first = pull(store)
     assert pull(store) == first
     refused(store, Unknown, lambda: store.part("aggregator", RUN, 1, 1), "1 parts")
+    refused(store, Unknown, lambda: store.part("aggregator", RUN, 1, 2**31), "1 parts")
+    refused(store, Unknown, lambda: store.part("aggregator", RUN, 1, 10**17), "1 parts")
     refused(store, Forbidden, lambda: store.part("another", RUN, 1, 0))
     refused(store, Forbidden, lambda: store.acknowledge("another", RUN, 1))
     assert store.status("aggregator", RUN, 1).uploads == 2
@@ -403,6 +405,18 @@ def test_a_store_that_does_not_answer_is_said_to_be_unavailable(sqlite_store: St
     with pytest.raises(StoreUnavailable) as caught:
         sqlite_store.check()
     assert "relay_rounds" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_number_that_the_database_cannot_hold_is_no_outage(postgres: Postgres) -> None:
+    """Trying again would not help, so no retry is asked for; and the number is not repeated."""
+    store = Store(open_engine(postgres.new_store()))
+    with pytest.raises(Refusal) as caught:
+        store.status("aggregator", RUN, 2**40)
+    assert caught.value.status == 400
+    assert not caught.value.headers
+    assert str(2**40) not in str(caught.value)
+    store.close()
 
 
 def test_a_store_is_opened_again_with_all_it_holds(place: str, clock: Clock) -> None:

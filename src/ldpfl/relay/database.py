@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ldpfl.errors import ConfigError
-from ldpfl.relay.errors import StoreFull, StoreUnavailable, UnfitStore
+from ldpfl.relay.errors import Refusal, StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import create_private
 from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
-from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_place, check_schema
+from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, catalog_only, check_place, check_schema
 from ldpfl.relay.telemetry import log_fault
 
 CONNECTIONS = 16
@@ -124,7 +124,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _create_tables(engine: Engine, shown: str) -> None:
     with engine.connect().execution_options(**READ_ONLY) as connection:  # so that one who reads keeps nobody from opening it
-        missing = not engine.dialect.has_table(connection, meta.name)
+        missing = not _has_tables(connection)
     if missing:
         with engine.begin() as connection:
             _create_missing(connection, shown)
@@ -138,10 +138,10 @@ def _create_tables(engine: Engine, shown: str) -> None:
 def _create_missing(connection: Connection, shown: str) -> None:
     if not is_sqlite(connection):
         connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(CAST(:key AS bigint))"), {"key": _ADVISORY_LOCK})
-        if connection.scalar(text(f"SELECT to_regnamespace('{SCHEMA}')")) is None:
+        if connection.scalar(text(f"SELECT pg_catalog.to_regnamespace('{SCHEMA}')")) is None:
             connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
         check_place(connection, shown)
-    if connection.dialect.has_table(connection, meta.name):
+    if _has_tables(connection):
         return  # another process was first
     metadata.create_all(connection)
     connection.execute(insert(meta).values(version=VERSION))
@@ -153,16 +153,24 @@ def _create_missing(connection: Connection, shown: str) -> None:
                 connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
 
 
+def _has_tables(connection: Connection) -> bool:
+    with catalog_only(connection):
+        return connection.dialect.has_table(connection, meta.name, schema=None if is_sqlite(connection) else SCHEMA)
+
+
 @contextmanager
 def store_errors() -> Iterator[None]:
     """Turn what a database or a disk says into a refusal; its own text, which may hold data, goes no further.
 
     Raises:
+        Refusal: a value of the request is not one that the database can hold, so trying again would not help.
         StoreFull: there is no room on the disk.
         StoreUnavailable: any other trouble that the database reports as its own.
     """
     try:
         yield
+    except DataError:
+        raise Refusal("the request holds a number or text that the relay's store cannot hold; nothing was stored") from None
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull("the relay's disk is full; nothing was stored") from None

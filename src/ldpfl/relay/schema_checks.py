@@ -7,6 +7,7 @@ superuser of the database server: see the threat model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sqlalchemy import Column, Connection, Dialect, ForeignKeyConstraint, PrimaryKeyConstraint, Table, UniqueConstraint, create_engine, text
 from sqlalchemy.dialects import postgresql
@@ -26,8 +27,9 @@ def check_schema(connection: Connection, shown: str) -> None:
     Raises:
         UnfitStore: something else is there; the message says what.
     """
-    for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
-        raise _unfit(shown, fault)
+    with catalog_only(connection):
+        for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
+            raise _unfit(shown, fault)
 
 
 def check_place(connection: Connection, shown: str) -> None:
@@ -36,15 +38,31 @@ def check_place(connection: Connection, shown: str) -> None:
     Raises:
         UnfitStore: the schema is another role's, or code of others runs when tables are made.
     """
-    for query in _PLACE_FAULTS:
-        for fault in connection.scalars(text(query)):
-            raise _unfit(shown, fault)
+    with catalog_only(connection):
+        for query in _PLACE_FAULTS:
+            for fault in connection.scalars(text(query)):
+                raise _unfit(shown, fault)
+
+
+@contextmanager
+def catalog_only(connection: Connection) -> Iterator[None]:
+    """Let PostgreSQL look for nothing in the store's schema meanwhile.
+
+    A function or an operator there that fits a query better than PostgreSQL's own would run as the relay. After an exception the
+    transaction has to end.
+    """
+    if is_sqlite(connection):
+        yield
+        return
+    connection.execute(text("SET LOCAL search_path TO pg_catalog, pg_temp"))
+    yield
+    connection.execute(text(f"SET LOCAL search_path TO {SCHEMA}, pg_temp"))
 
 
 def _unfit(shown: str, fault: str) -> UnfitStore:
     return UnfitStore(
         f"the store {shown} is not as the relay makes it: {fault}. Take that away, or give the relay an empty place "
-        "(a new file, or a PostgreSQL database of its own), where it makes its tables itself"
+        "(a new file, or a PostgreSQL database of its own; roles are of the whole server), where it makes its tables itself"
     )
 
 
@@ -70,8 +88,24 @@ def _sqlite_objects(connection: Connection) -> set[tuple[str, ...]]:
 
 _HERE = f"(SELECT oid FROM pg_namespace WHERE nspname = '{SCHEMA}')"
 _TABLES = f"(SELECT oid FROM pg_class WHERE relkind NOT IN ('i', 'S') AND relnamespace = {_HERE})"
+_STORED = f"(SELECT oid, reltype, reltoastrelid FROM pg_class WHERE relkind IN ('r', 'i', 'S') AND relnamespace = {_HERE}) AS stored"
 _ME = "(SELECT oid FROM pg_roles WHERE rolname = current_user)"
 _FIRST_OF_USERS = 16384  # objects with lower numbers are PostgreSQL's own
+
+_OWN = f"""(
+    SELECT CAST('pg_namespace' AS regclass) AS class, oid AS object FROM pg_namespace WHERE nspname = '{SCHEMA}'
+    UNION SELECT 'pg_class', oid FROM {_STORED}
+    UNION SELECT 'pg_class', reltoastrelid FROM {_STORED} WHERE reltoastrelid <> 0
+    UNION SELECT 'pg_class', indexrelid FROM pg_index WHERE indrelid IN (SELECT reltoastrelid FROM {_STORED})
+    UNION SELECT 'pg_type', pg_type.oid FROM pg_type, {_STORED}
+        WHERE stored.oid = typrelid OR typelem <> 0 AND typelem = stored.reltype AND typarray = 0
+    UNION SELECT 'pg_attrdef', oid FROM pg_attrdef WHERE adrelid IN (SELECT oid FROM {_STORED})
+    UNION SELECT 'pg_constraint', oid FROM pg_constraint WHERE conrelid IN (SELECT oid FROM {_STORED})
+    UNION SELECT 'pg_trigger', pg_trigger.oid FROM pg_trigger JOIN pg_constraint ON pg_constraint.oid = tgconstraint
+        WHERE tgisinternal AND conrelid IN (SELECT oid FROM {_STORED})
+) AS own"""
+"""The schema, tables, indexes and sequences in it, and what PostgreSQL makes for these: their values' long parts, row types, defaults,
+constraints, and the triggers of foreign keys. Whether they are as the relay makes them is for other queries."""
 
 _PLACE_FAULTS = (
     f"""SELECT 'the schema ' || nspname || ' belongs to ' || pg_get_userbyid(nspowner)
@@ -79,8 +113,16 @@ _PLACE_FAULTS = (
     f"""SELECT 'others have rights in the schema ' || nspname
     FROM pg_namespace, aclexplode(nspacl) AS given WHERE pg_namespace.oid = {_HERE} AND given.grantee <> nspowner""",
     """SELECT 'its database has the event trigger ' || evtname FROM pg_event_trigger WHERE evtenabled <> 'D'""",
+    # Others' foreign keys, whose actions run as the relay; views, rules, policies, statistics, publications, functions, defaults, children.
+    f"""SELECT pg_describe_object(classid, objid, objsubid) || ' depends on ' || pg_describe_object(refclassid, refobjid, refobjsubid)
+    FROM pg_depend WHERE (refclassid, refobjid) IN (SELECT * FROM {_OWN}) AND (classid, objid) NOT IN (SELECT * FROM {_OWN})
+    ORDER BY 1""",
 )
 """Queries of what is wrong with the place, a line each; each gives no row where all is well."""
+
+_ALL_REACHING = "'pg_read_all_data', 'pg_write_all_data', 'pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program'"
+_MAKES_MEMBERS = "(held.rolcreaterole AND CAST(current_setting('server_version_num') AS integer) < 160000)"
+"""Until PostgreSQL 16, whoever may make roles may make members of any role that is no superuser."""
 
 _RIGHTS_FAULTS = (
     f"""SELECT relname || ' belongs to ' || pg_get_userbyid(relowner)
@@ -102,14 +144,17 @@ _RIGHTS_FAULTS = (
     WHERE relnamespace = {_HERE} AND relkind = 'r'
     AND NOT rolsuper AND rolname <> current_user AND pg_roles.oid >= {_FIRST_OF_USERS}
     AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER')""",
+    # Rights that a role has without inheriting them: it may take a role on, or the server acts for it.
+    f"""SELECT others.rolname || ' may reach the rows as ' || held.rolname
+        || CASE WHEN held.rolreplication THEN ', which has REPLICATION' WHEN {_MAKES_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
+    FROM pg_roles AS others JOIN pg_roles AS held ON pg_has_role(others.oid, held.oid, 'MEMBER')
+    WHERE others.rolcanlogin AND NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_ME}
+    AND (held.rolname IN ({_ALL_REACHING}) OR held.rolreplication OR {_MAKES_MEMBERS})""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",
 )
 
 _OBJECT_FAULTS = (
-    f"""SELECT pg_describe_object(classid, objid, 0) || ' is in its schema'
-    FROM pg_depend WHERE refclassid = CAST('pg_namespace' AS regclass) AND refobjid = {_HERE}
-    AND NOT (classid = CAST('pg_class' AS regclass) AND objid IN (SELECT oid FROM pg_class WHERE relkind IN ('r', 'S')))""",
     f"""SELECT relname || ' is no plain table'
     FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_HERE}
     AND (relkind NOT IN ('r', 'i', 'S') OR relpersistence <> 'p' OR reloftype <> 0 OR relispartition
@@ -117,14 +162,13 @@ _OBJECT_FAULTS = (
     f"""SELECT relname || ' has row security'
     FROM pg_class WHERE relnamespace = {_HERE}
     AND (relrowsecurity OR relforcerowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid))""",
-    f"""SELECT CAST(CAST(inhrelid AS regclass) AS text) || ' inherits from ' || CAST(CAST(inhparent AS regclass) AS text)
-    FROM pg_inherits WHERE inhparent IN {_TABLES} OR inhrelid IN {_TABLES}""",
-    f"""SELECT 'the trigger ' || tgname || CASE WHEN tgisinternal THEN ' is switched off' ELSE ' is on a table' END
-    FROM pg_trigger WHERE tgrelid IN {_TABLES} AND (NOT tgisinternal OR tgenabled <> 'O')""",
-    f"""SELECT pg_describe_object(classid, objid, 0) || ' uses a table'
-    FROM pg_depend WHERE classid = CAST('pg_rewrite' AS regclass)
-    AND refclassid = CAST('pg_class' AS regclass) AND refobjid IN {_TABLES}""",
-    f"""SELECT 'the statistics ' || stxname || ' keep samples' FROM pg_statistic_ext WHERE stxrelid IN {_TABLES}""",
+    f"""SELECT relname || ' inherits from ' || CAST(CAST(inhparent AS regclass) AS text)
+    FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhrelid IN {_TABLES}""",
+    f"""SELECT relname || ' has a replica identity of its own, which copies rows to the write-ahead log'
+    FROM pg_class WHERE oid IN {_TABLES} AND relkind = 'r' AND relreplident <> 'd'""",
+    f"""SELECT 'the trigger ' || tgname || CASE WHEN tgisinternal AND tgenabled <> 'O' THEN ' is switched off' ELSE ' is on a table' END
+    FROM pg_trigger WHERE tgrelid IN {_TABLES}
+    AND (tgenabled <> 'O' OR (CAST('pg_trigger' AS regclass), oid) NOT IN (SELECT * FROM {_OWN}))""",
     f"""SELECT 'the publication ' || pubname || ' sends its rows elsewhere'
     FROM pg_publication_tables WHERE schemaname = '{SCHEMA}'""",
     f"""SELECT 'the index ' || pg_class.relname || ' is no plain one'
@@ -157,6 +201,15 @@ _INDEXES = text(
     FROM pg_index JOIN pg_class ON pg_class.oid = indrelid WHERE indrelid IN {_TABLES}"""
 )
 
+_SEQUENCES = text(
+    f"""SELECT relname, coalesce(owner, ''), format_type(seqtypid, NULL), seqstart, seqincrement, seqmin, seqmax, seqcache, seqcycle
+    FROM pg_sequence JOIN pg_class ON pg_class.oid = seqrelid
+    LEFT JOIN (SELECT objid, CAST(attrelid AS regclass) || '.' || attname AS owner FROM pg_depend
+        JOIN pg_attribute ON attrelid = refobjid AND attnum = refobjsubid
+        WHERE classid = CAST('pg_class' AS regclass) AND refclassid = classid AND deptype = 'a') AS owned ON objid = seqrelid
+    WHERE relnamespace = {_HERE}"""
+)
+
 
 def _postgres_faults(connection: Connection) -> Iterator[str]:
     for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *_OBJECT_FAULTS):
@@ -168,6 +221,8 @@ def _postgres_faults(connection: Connection) -> Iterator[str]:
     yield from _differences("constraint", {described for table in tables for described in _constraints(table)}, constraints)
     indexes = {(name, *keys, unique) for name, keys, unique in connection.execute(_INDEXES)}
     yield from _differences("index", {described for table in tables for described in _indexes(table)}, indexes)
+    sequences = {tuple(row) for row in connection.execute(_SEQUENCES)}
+    yield from _differences("sequence", {described for table in tables for described in _sequences(table)}, sequences)
 
 
 def _differences(what: str, expected: set[tuple[object, ...]], found: set[tuple[object, ...]]) -> Iterator[str]:
@@ -184,7 +239,7 @@ _TYPES = {"integer": "integer", "bigint": "bigint", "float(53)": "double precisi
 def _described(column: Column[object]) -> tuple[object, ...]:
     table = column.table
     kind = column.type.compile(_DIALECT).lower()
-    default = f"nextval('{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
+    default = f"nextval('{SCHEMA}.{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
     kind = _TYPES.get(kind) or kind.replace("varchar", "character varying")
     return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, column in set(INCOMPRESSIBLE))
 
@@ -204,3 +259,10 @@ def _indexes(table: Table) -> Iterator[tuple[object, ...]]:
             yield (table.name, *(column.name for column in constraint.columns), True)
     for index in table.indexes:
         yield (table.name, *(column.name for column in index.columns), bool(index.unique))
+
+
+def _sequences(table: Table) -> Iterator[tuple[object, ...]]:
+    column = table.autoincrement_column
+    if column is not None:
+        name = f"{table.name}_{column.name}"
+        yield (f"{name}_seq", f"{SCHEMA}.{table.name}.{column.name}", "bigint", 1, 1, 1, 2**63 - 1, 1, False)

@@ -204,6 +204,8 @@ class Store:
             row = round_row(connection, run, number)
             if row.state == "gone":
                 raise RoundOver(f"the records of round {number} of {run} were acknowledged and deleted")
+            if index >= row.parts:  # which may be more than the column can hold
+                raise _no_part(row, row.parts)
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
         if data is None:
             raise _no_part(row, row.parts)
