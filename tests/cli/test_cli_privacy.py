@@ -19,7 +19,7 @@ from ldpfl.errors import Declined
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.mechanisms import Facts, settings_of
+from ldpfl.mechanisms import Facts, read_settings
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.policy import Policy, Request
@@ -366,7 +366,7 @@ def test_a_mechanism_of_others_that_wraps_one_of_ours_is_its_author_s_claim_ever
     assert "author's claim" in verified.out
     policy = Policy(mechanisms=("duchi",), epsilon_per_unit=9, epsilon_per_round=1e6, lifetime_epsilon=1e7, rounds=5, min_clients=2)
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (4,))
-    asked = Request.of(settings_of("wrapped")().build(Facts(ranges)), ranges, run="r", round=1, cohort=20, transport="direct")
+    asked = Request.of(read_settings({"name": "wrapped"}).build(Facts(ranges)), ranges, run="r", round=1, cohort=20, transport="direct")
     with pytest.raises(Declined, match="'wrapped' is not among the policy's mechanisms"):
         policy.check(asked)
     with pytest.raises(Declined, match="is not ldpfl's own of that name"):
