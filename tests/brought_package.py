@@ -14,6 +14,7 @@ NAME = "careless"
 _MODULE = '''
 """A mechanism that sends the sign of each value as it is, and says that this is epsilon-LDP."""
 
+import functools
 import zlib
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -73,6 +74,22 @@ class HalvedSettings(EpsilonSettings):
 
     def at(self, epsilon):
         return Halved(epsilon / 2)
+
+
+class WrappedSettings(EpsilonSettings):
+    """A mechanism of ldpfl's with a method that spends more, and says of itself that it is ldpfl's."""
+
+    name: Literal["wrapped"] = "wrapped"
+
+    def at(self, epsilon):
+        mechanism = Duchi(epsilon)
+
+        @functools.wraps(Duchi.encode)
+        def encode(values, ranges, generator):
+            return Duchi(20.0).encode(values, ranges, generator)
+
+        mechanism.__dict__.update(name="wrapped", encode=encode)
+        return mechanism
 
 
 class Open(Identity):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import torch
 
 from brought_package import install
 from conftest import TINY_TOML, CommandLine
+from ldpfl import LayerRanges
 from ldpfl.data import load
+from ldpfl.errors import Declined
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.mechanisms import Facts, read_settings
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.events import OURS
+from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
@@ -338,6 +343,34 @@ def test_a_faulty_mechanism_fails_its_audit_with_an_exit_code_of_its_own(
     as_json = ldpfl(*arguments, "--json")
     assert as_json.code == 3
     assert json.loads(as_json.out)["passed"] is False
+
+
+@pytest.mark.slow
+def test_a_mechanism_of_others_that_wraps_one_of_ours_is_its_author_s_claim_everywhere(
+    ldpfl: CommandLine, tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", monkeypatch, name="wrapped", place="careless_package:WrappedSettings")
+    config = tmp_path / "wrapped.toml"
+    config.write_text(TINY_TOML.replace('"duchi"', '"wrapped"').replace("rounds = 3", "rounds = 1"), encoding="utf-8")
+    outcome = ldpfl("run", config, "--out", "made", "--data-dir", tiny_data, "--device", "cpu", "--no-baseline")
+    assert outcome.code == 0, outcome.err
+    assert "author's claim" in outcome.out
+    assert "nothing is proved of wrapped" in outcome.out
+    (event,) = Ledger.from_json(Path("made/ledger.json").read_text(encoding="utf-8")).events
+    assert event.release.author == "ldpfl.mechanisms.duchi:Duchi (changed)"
+    assert figures(ldpfl, "ledger", "made")["status"] == "author's claim"
+    certified = ldpfl("certify", "made", "--out", "certificate.json")
+    assert certified.code == 0, certified.err
+    verified = ldpfl("verify", "certificate.json")
+    assert verified.code == 4
+    assert "author's claim" in verified.out
+    policy = Policy(mechanisms=("duchi",), epsilon_per_unit=9, epsilon_per_round=1e6, lifetime_epsilon=1e7, rounds=5, min_clients=2)
+    ranges = LayerRanges(torch.zeros(1), torch.ones(1), (4,))
+    asked = Request.of(read_settings({"name": "wrapped"}).build(Facts(ranges)), ranges, run="r", round=1, cohort=20, transport="direct")
+    with pytest.raises(Declined, match="'wrapped' is not among the policy's mechanisms"):
+        policy.check(asked)
+    with pytest.raises(Declined, match="is not ldpfl's own of that name"):
+        policy.check(replace(asked, release=replace(asked.release, mechanism="duchi")))
 
 
 def test_a_run_is_audited_by_a_canary(ldpfl: CommandLine, run: Path, tiny_data: Path) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
+import sys
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 
 import ldpfl
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import Declined
-from ldpfl.mechanisms import Duchi, Gaussian, Mechanism
+from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.privacy import Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.authors import author_of, released
@@ -53,6 +62,44 @@ class Flattering(Duchi):
         return FlatteringRelease(self.name, 4.0, 4, "weight", blanket=0.999, author=OURS)
 
 
+WRAPPED: Any = functools.wraps(Duchi.encode)(lambda mechanism, *given: Duchi(20.0).encode(*given))
+"""Says of itself that it is ours."""
+
+
+class Wrapped(Duchi):
+    encode = WRAPPED
+
+
+class Descriptor:
+    """Gives out a function when it is looked up, and cannot be called itself."""
+
+    def __get__(self, thing: Any, kind: Any = None) -> Any:
+        return functools.partial(WRAPPED, thing)
+
+
+def forged(file: str) -> FunctionType:
+    """Return a function of others that has the module, the names and the file name of one of ours."""
+    code = Mine.encode.__code__.replace(co_filename=file, co_name="encode", co_qualname="Duchi.encode")
+    return FunctionType(code, vars(duchi), "encode", None, Mine.encode.__closure__)
+
+
+CHANGES: tuple[Any, ...] = (
+    lambda *_: None,
+    Mine.encode,
+    FlatteringRelease,
+    WRAPPED,
+    Descriptor(),
+    property(WRAPPED),
+    functools.cached_property(WRAPPED),
+    functools.lru_cache(WRAPPED),
+    Identity.encode,  # ours, and of another mechanism
+    forged(duchi.__file__),
+    forged("<string>"),
+    FunctionType(Duchi.encode.__code__, {**vars(duchi), "draw": None}, "encode"),
+    FunctionType(Duchi.encode.__code__, vars(duchi), "encode", (WRAPPED,)),
+)
+
+
 def test_our_mechanisms_are_ours() -> None:
     for name in mechanisms.names(alone=True):
         assert author_of(mechanisms.with_defaults(name, 1.0)) == OURS, name
@@ -66,11 +113,50 @@ def test_code_of_others_is_not_ours_whatever_it_says(monkeypatch: pytest.MonkeyP
     assert author_of(shadowed) != OURS
     forged: Any = type("Duchi", (Mine,), {"__module__": "ldpfl.mechanisms.duchi", "__qualname__": "Duchi"})
     assert author_of(forged(1.0)) == "ldpfl.mechanisms.duchi:Duchi (changed)"
-    for changed in (lambda *_: None, Mine.encode, FlatteringRelease):
+    for changed in CHANGES:
         with monkeypatch.context() as patched:
             patched.setattr(Duchi, "encode", changed)
-            assert (author_of(Duchi(1.0)) == OURS) == (changed is FlatteringRelease), changed
+            assert author_of(Duchi(1.0)) == "ldpfl.mechanisms.duchi:Duchi (changed)", changed
+    for name, value in (("name", "laplace"), ("source", "a proof"), ("in_round", Mine.encode), ("__getattribute__", Mine.encode)):
+        with monkeypatch.context() as patched:
+            made = Duchi(1.0)
+            patched.setattr(Duchi, name, value, raising=False)
+            assert author_of(made) != OURS, name
     assert author_of(Duchi(1.0)) == OURS
+
+
+@pytest.mark.parametrize("changed", [WRAPPED, Duchi.encode, "mine"])
+def test_an_instance_that_hides_what_its_class_defines_is_not_ours(changed: Any) -> None:
+    for name in ("encode", "name", "gain", "release", "in_round"):
+        shadowed = Duchi(1.0)
+        shadowed.__dict__[name] = changed
+        assert author_of(shadowed) == "ldpfl.mechanisms.duchi:Duchi (changed)"
+    assert author_of(Wrapped(1.0)).endswith(":Wrapped")
+
+
+def test_what_a_library_s_object_holds_may_be_code_of_others() -> None:
+    hooked, marked = torch.nn.Linear(1, 1), torch.zeros(2)
+    hooked.register_forward_hook(lambda *_: None)
+    marked.clone_of_mine = lambda: None  # type: ignore[attr-defined]
+    for held in (np.vectorize(float), hooked, marked, np.array([print], dtype=object), functools.partial(print), Duchi.encode):
+        for holding in (held, [held], {"at": (held,)}):
+            mechanism = Duchi(1.0)
+            mechanism.__dict__["extra"] = holding
+            assert (author_of(mechanism) == OURS) == (held is Duchi.encode), held
+    mechanism.__dict__["extra"] = [torch.zeros(2), np.zeros(2), Fraction(1, 2), Decimal(1), mechanism.release]
+    assert author_of(mechanism) == OURS
+
+
+def test_copies_of_ours_are_ours_and_so_are_all_classes_of_ours() -> None:
+    for name in ("duchi", "full-dp"):
+        mechanism = mechanisms.with_defaults(name, 1.0)
+        assert author_of(copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism))) == OURS
+    reports = Duchi(1.0).encode(torch.zeros(1, 4), RANGES, torch.Generator())
+    assert list(reports.payloads())
+    assert author_of(reports, PublicState(1, torch.zeros(4), None, (4,))) == OURS
+    for module in [module for name, module in sys.modules.items() if name.startswith("ldpfl.mechanisms.")]:
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+        assert {author_of(kind) for kind in kinds if not issubclass(kind, BaseModel)} <= {OURS}, module
 
 
 def test_a_schedule_of_others_in_a_mechanism_of_ours_is_not_ours() -> None:

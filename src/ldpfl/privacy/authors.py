@@ -1,28 +1,53 @@
 """Whose code a mechanism is. Guarantees are proved of this project's code; of other code they are what its author claims.
 
-The author is found from the code that will run, never from anything that this code says of itself. Code in the same process that
-rewrites this module, or functions that mechanisms call, is not found: whoever runs such code has to judge it.
+The author is found from the code that will run, never from what this code says of itself: not from a name, a file name, ``__module__``
+or ``__wrapped__``. A class is this project's if it is as the file of its module defines it. To find that out, the file is run once
+more, beside the module that is in use, and the two classes are compared member by member. An instance is this project's if its class
+and all classes above it are, if it hides no method, property or class variable of theirs, and if all that it holds is this project's
+or plain data.
+
+Out of reach: code in the same process can rewrite this module, or the functions and modules that mechanisms call. Code that can write
+to this project's files can change a class in both places. Whoever runs such code has to judge it.
 """
 
 from __future__ import annotations
 
 import sys
+from abc import ABC
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, lru_cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from types import CellType, FunctionType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Generic, Protocol
 
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 
-_ROOT = str(Path(__file__).resolve().parents[1])
+_PACKAGE = Path(__file__).resolve().parents[1]
 _KINDS: tuple[type[Release], ...] = (BinaryRelease, PureRelease, GaussianRelease, UnprotectedRelease)
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (tuple, list, set, frozenset, dict)
-_LIBRARIES = frozenset({"abc", "builtins", "collections", "decimal", "enum", "fractions", "numpy", "torch", "typing"})
-_WRITERS = frozenset({"abc", "dataclasses", "reprlib", "typing"})
-"""Modules of the standard library that write methods of our classes."""
+_BASES: tuple[object, ...] = (object, tuple, ABC, Protocol, Generic)
+"""Classes of the standard library from which classes of ours are derived."""
+
+_DATA = ("decimal:Decimal", "fractions:Fraction", "numpy:ndarray", "numpy:float64", "numpy:int64", "torch:Tensor", "torch:dtype")
+"""Classes of libraries whose instances hold data; what else a library has, as ``numpy.vectorize`` or a module, may hold code."""
+
+_PARTS: dict[type, tuple[str, ...]] = {
+    FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
+    CellType: ("cell_contents",),
+    property: ("fget", "fset", "fdel"),
+    cached_property: ("func",),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+    GetSetDescriptorType: ("__name__", "__objclass__"),
+    MemberDescriptorType: ("__name__", "__objclass__"),
+}
+"""The parts in which two members of a class may differ."""
+
+_NOT_COMPARED = frozenset({"_abc_impl", "__annotations__", "__slotnames__"})
+"""Members that Python keeps for itself: a cache of ``isinstance``, annotations, which it may evaluate late, and a cache of ``copy``."""
 
 _LONGEST = 100
 
@@ -58,86 +83,122 @@ def author_of(*things: object) -> str:
         if id(thing) in seen or type(thing) in _VALUES:
             continue
         seen[id(thing)] = thing
-        if isinstance(thing, _CONTAINERS) and type(thing) in _CONTAINERS:
-            waiting += [*thing.keys(), *thing.values()] if isinstance(thing, dict) else thing
-            continue
-        foreign = _foreign(thing)
-        if foreign is not None:
-            return _named(foreign)
-        waiting += _held_by(thing)
+        if type(thing) is dict:
+            waiting += [*thing.keys(), *thing.values()]
+        elif type(thing) in _CONTAINERS:
+            waiting += thing  # type: ignore[arg-type]  # a container, which mypy does not see
+        elif type(thing) is MethodType:
+            waiting += [thing.__func__, thing.__self__]
+        elif not _is_data(thing):
+            foreign = _foreign(thing)
+            if foreign is not None:
+                return _named(foreign)
+            waiting += _held_by(thing)
     return OURS
 
 
-def _foreign(thing: object) -> object | None:
-    """Return what of ``thing`` is somebody else's code: a function, a class it derives from, or itself; None if nothing is."""
-    if isinstance(thing, FunctionType | MethodType):
-        return None if _is_own_code(thing) else thing
-    lineage = thing.__mro__ if isinstance(thing, type) else type(thing).__mro__
-    return next((kind for kind in lineage if not (_is_library(kind) or _is_own(kind))), None)
+def _is_data(thing: object) -> bool:
+    """Whether ``thing`` is a library's object that holds numbers alone: no objects, and no attributes that somebody gave it."""
+    for place in _DATA:
+        module, _, name = place.partition(":")
+        if type(thing) is getattr(sys.modules.get(module), name, None):
+            return not getattr(thing, "__dict__", None) and not getattr(getattr(thing, "dtype", None), "hasobject", False)
+    return False
+
+
+def _foreign(thing: Any) -> object | None:
+    """Return what of ``thing`` is somebody else's code: a function, a class it is derived from, or itself; None if nothing is."""
+    if type(thing) is FunctionType:
+        return None if _is_own(thing) else thing
+    is_class = issubclass(type(thing), type)  # isinstance would ask the object itself
+    lineage = type.mro(thing if is_class else type(thing))
+    foreign = next((kind for kind in lineage if not (any(kind is base for base in _BASES) or _is_own(kind))), None)
+    if foreign is not None or is_class:
+        return foreign
+    return thing if any(_hides(thing, name, lineage) for name in getattr(thing, "__dict__", ())) else None
+
+
+def _hides(thing: Any, name: str, lineage: list[type]) -> bool:
+    """Whether the attribute ``name`` of an instance stands in the place of a method, property or class variable."""
+    defined = next((vars(kind)[name] for kind in lineage if name in vars(kind)), None)
+    if defined is None or type(defined) is cached_property:
+        return False
+    names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
+    return callable(defined) or hasattr(defined, "__get__") or name not in names
 
 
 def _held_by(thing: object) -> Iterator[object]:
-    """Yield what an object of this project holds; what a library's object holds is data."""
-    if isinstance(thing, MethodType):
-        yield thing.__self__
-    elif type(thing).__module__.partition(".")[0] == OURS:
-        yield from vars(thing).values() if hasattr(thing, "__dict__") else ()
-        yield from (
-            getattr(thing, name) for kind in type(thing).__mro__ for name in vars(kind).get("__slots__", ()) if hasattr(thing, name)
-        )
-        yield from thing if isinstance(thing, tuple) else ()
+    """Yield what an instance of this project's classes holds, and classes that these name."""
+    if isinstance(thing, type | FunctionType):
+        return
+    lineage = type(thing).__mro__
+    yield from getattr(thing, "__dict__", {}).values()
+    yield from (getattr(thing, name) for kind in lineage for name in vars(kind).get("__slots__", ()) if hasattr(thing, name))
+    yield from thing if isinstance(thing, tuple) else ()
+    yield from (member for kind in lineage if kind not in _BASES for member in vars(kind).values() if isinstance(member, type))
 
 
-def _is_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _LIBRARIES and _found(kind) is kind
-
-
-def _is_own(kind: type) -> bool:
-    """Tell whether the class is where it says it is, in this project's files, with all its methods."""
-    module = sys.modules.get(kind.__module__)
-    return _is_ours(module) and _found(kind) is kind and all(map(_is_own_code, _code_in(vars(kind).values())))
-
-
-def _is_ours(module: ModuleType | None) -> bool:
-    return module is not None and module.__name__.partition(".")[0] == OURS and _lies_here(module.__file__ or "")
-
-
-@lru_cache(maxsize=1024)
-def _lies_here(file: str) -> bool:
-    return str(Path(file).resolve()).startswith(_ROOT)
-
-
-def _found(kind: type) -> object:
-    """Return what is found where ``kind`` says that it is defined."""
-    found: object = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def _code_in(members: Any) -> Iterator[object]:
-    """Yield what of a class's members may run."""
-    for member in members:
-        if isinstance(member, property):
-            yield from (each for each in (member.fget, member.fset, member.fdel) if each is not None)
-        elif isinstance(member, cached_property):
-            yield member.func
-        elif isinstance(member, classmethod | staticmethod):
-            yield member.__func__
-        elif callable(member) and not isinstance(member, type):
-            yield member
-
-
-def _is_own_code(code: Any) -> bool:
-    code = getattr(code, "__wrapped__", code)
-    code = code.__func__ if isinstance(code, MethodType) else code
-    if not isinstance(code, FunctionType):
-        return type(code).__module__ == "builtins" and getattr(code, "__objclass__", None) is not None
-    module = sys.modules.get(str(code.__globals__.get("__name__")))
-    if module is None or vars(module) is not code.__globals__:
+def _is_own(code: type | FunctionType) -> bool:
+    """Tell whether a class or function is where it says it is, in a module of ours, and is what this module's file defines there."""
+    module = str(code.__module__)
+    written = _as_written(module) if _found(code, sys.modules.get(module)) is code else None
+    if written is None:
         return False
-    file = code.__code__.co_filename
-    return module.__name__ in _WRITERS or (_is_ours(module) and (file == "<string>" or _lies_here(file)))
+    other = _found(code, written)
+    if not isinstance(code, type):
+        return _same(code, other)
+    if type(code) is not type(other) or not _same(code.__bases__, other.__bases__):
+        return False
+    members, others = ({name: kept for name, kept in vars(each).items() if name not in _NOT_COMPARED} for each in (code, other))
+    return _same(members, others)
+
+
+@lru_cache(maxsize=256)
+def _as_written(name: str) -> ModuleType | None:
+    """Run the file of a module of ours once more, which takes some 10 ms; None if the name is not that of a module of ours."""
+    first, *parts = name.split(".")
+    if first != OURS or not all(part.isidentifier() for part in parts):
+        return None
+    path = _PACKAGE.joinpath(*parts)
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    spec = spec_from_file_location(name, file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        return None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _found(code: Any, module: object) -> Any:
+    """Return what is found in ``module`` where ``code`` says that it is defined."""
+    for name in code.__qualname__.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def _same(live: Any, written: Any) -> bool:
+    """Tell whether a member of a class in use is what the file defines: the same bytecode, or the same value."""
+    if live is written:
+        return True
+    if type(live) is not type(written):
+        return False
+    if isinstance(live, type):  # of a class that is named here, the code is looked at on its own
+        place = (live.__module__, live.__qualname__)
+        return place == (written.__module__, written.__qualname__) and _found(live, sys.modules.get(live.__module__)) is live
+    if isinstance(live, dict | MappingProxyType):
+        return live.keys() == written.keys() and all(_same(live[key], written[key]) for key in live)
+    if isinstance(live, tuple | list):
+        return len(live) == len(written) and all(map(_same, live, written))
+    if type(live) is FunctionType and not _same_globals(live.__globals__, written.__globals__):
+        return False
+    parts = _PARTS.get(type(live), type(live).__slots__ if type(live).__module__ == "dataclasses" else ())
+    return all(_same(getattr(live, part), getattr(written, part)) for part in parts) if parts else bool(live == written)
+
+
+def _same_globals(live: dict[str, Any], written: dict[str, Any]) -> bool:
+    """Tell whether two functions look up names in the same module, or in one in use and in the same one as written."""
+    name = str(written.get("__name__"))
+    return live is written or (written is vars(_as_written(name) or sys) and live is vars(sys.modules.get(name, sys)))
 
 
 def _named(code: Any) -> str:
