@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.weight_norm import WeightNorm
 
 from ldpfl.errors import PrivacyError
@@ -83,6 +85,29 @@ class ParameterLayout:
         pieces = vector.split_with_sizes(list(self.sizes), dim=-1)
         batch = vector.shape[:-1]
         return {name: piece.reshape(*batch, *shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
+
+
+def called_with(
+    module: nn.Module, parameters: dict[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
+) -> Any:
+    """Return what ``module`` makes of ``arguments`` with ``parameters``, by the names of a layout, in the place of its own.
+
+    A parameter may be registered in several modules, and a module under several names. PyTorch is given each module's entry once:
+    given one entry twice, ``functional_call`` would put back what it had put there itself, and not the module's own parameter.
+
+    A tensor that the module puts in a parameter's place while it runs is in ``parameters`` afterwards, so that it can be noticed.
+    """
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    entries = {
+        f"{prefix}.{key}".lstrip("."): first[id(parameter)]
+        for prefix, part in module.named_modules()
+        for key, parameter in part._parameters.items()
+        if parameter is not None
+    }
+    values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
+    found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
+    parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
+    return found
 
 
 def validate_module(module: nn.Module) -> None:

@@ -366,3 +366,8 @@ def test_a_wrapper_of_records_is_as_quiet_as_one_of_an_app(tmp_path: Path) -> No
     assert list(run_at_import(folder_of(tmp_path / "quiet", 'LdpClientApp(records="mine.training:records")'))) == []
     for place, call in enumerate(("LdpClientApp(records=load())", 'LdpClientApp(records="a:b", node=made())', 'LdpClientApp(node="a:b")')):
         assert list(run_at_import(folder_of(tmp_path / str(place), call))) == ["mine/client_app.py:3"]
+
+
+def test_a_layer_under_several_names_is_accepted() -> None:
+    same = nn.Linear(4, 4)
+    task_of(model=nn.Sequential(same, nn.Tanh(), same, nn.Linear(4, 3))).check()
