@@ -76,7 +76,7 @@ def by_interval(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     return found
 
 
-class _Kept:
+class Kept:
     """Keeps outputs and targets, for a figure of all of them together."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Kept:
         return torch.cat(self._outputs), torch.cat(self._targets)
 
 
-class DevianceExplained(_Kept):
+class DevianceExplained(Kept):
     """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
 
     def compute(self) -> float:
@@ -104,7 +104,7 @@ class DevianceExplained(_Kept):
         return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")
 
 
-class MeanClassError(_Kept):
+class MeanClassError(Kept):
     """Mean distance of the median class from the true one, in classes."""
 
     def compute(self) -> float:
@@ -112,7 +112,7 @@ class MeanClassError(_Kept):
         return float((middle_class(logits) - classes).abs().double().mean())
 
 
-class Concordance(_Kept):
+class Concordance(Kept):
     """Share of the pairs in which the one with the earlier event had the lower expected survival (Harrell's C, over intervals)."""
 
     def compute(self) -> float:
@@ -129,7 +129,7 @@ class Concordance(_Kept):
         return right / pairs if pairs else float("nan")
 
 
-class IntegratedBrier(_Kept):
+class IntegratedBrier(Kept):
     """Mean over intervals of the squared error of survival, weighted by the inverse chance of not being censored (Graf et al. 1999)."""
 
     def compute(self) -> float:
