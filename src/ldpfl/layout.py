@@ -206,6 +206,8 @@ def _shared_problems(module: nn.Module) -> list[str]:
 def _part_problems(module: nn.Module) -> list[str]:
     problems = []
     for name, child in module.named_modules():
+        if original := _wrapped(child):
+            problems.append(f"{name or 'the model'} is a {type(child).__name__}, which cannot be run with other weights: give {original}")
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
             weight = f"{name}.weight".lstrip(".")
             if child.max_norm is not None:
@@ -215,6 +217,15 @@ def _part_problems(module: nn.Module) -> list[str]:
         if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
             problems.append(f"{name or type(child).__name__}: torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}")
     return problems
+
+
+def _wrapped(part: nn.Module) -> str:
+    """Return what to give in the place of a compiled, scripted or distributed module; nothing of any other."""
+    if isinstance(part, torch.jit.ScriptModule):
+        return "the module that was scripted or traced"
+    if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return "its .module"
+    return "the module that was compiled, its ._orig_mod" if isinstance(getattr(part, "_orig_mod", None), nn.Module) else ""
 
 
 def _dropout_problems(module: nn.Module) -> list[str]:

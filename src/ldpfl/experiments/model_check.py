@@ -52,7 +52,11 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
         LdpflError: the data cannot be read, or the model cannot even be made.
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
-    module = model_of(config, described(config, given), given.module)
+    public = described(config, given)
+    if config.data.brought and public.clients is None:  # whether there are enough samples for all clients is asked by a run
+        count = min(config.clients.count, public.records)
+        config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": count})})
+    module = model_of(config, public, given.module)
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()
     still = ""

@@ -82,6 +82,7 @@ def tried(
     trial = replace(local, data=_made_up(local.data, data))
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
+    _check_parts(model, local)
     for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
         with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
             ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
@@ -193,6 +194,25 @@ def told_of(module: nn.Module) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", f"{module!r} {tensors!r} {others!r}") + "".join(texts)
 
 
+def _check_parts(model: str, local: LocalTask) -> None:
+    """Return if the model's forward has an argument for each part of a sample, where samples are several tensors.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    parts = local.data.inputs
+    if isinstance(parts, Tensor):
+        return
+    form, names = inspect.signature(local.module.forward), ", ".join(parts)
+    try:
+        form.bind(**dict.fromkeys(parts))
+    except TypeError as error:
+        raise ConfigError(
+            f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "
+            f"{', '.join(form.parameters)}: let forward take the parts by name, forward(self, {names})"
+        ) from None
+
+
 def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outputs: int) -> None:
     """Return if a model's outputs have a row for each of the ``targets``.
 
@@ -208,6 +228,8 @@ def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outpu
     if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"
+    if task.targets == "class" and count > 1 and tuple(found.shape[1:]) != (outputs,):
+        advice = f": give the last layer {outputs} outputs, a score for each class" + (", also where there are two" if outputs == 2 else "")
     samples = "two samples" if count > 1 else "one sample"
     raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for {samples}, expected {wanted}{advice}")
 

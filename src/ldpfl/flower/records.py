@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, numbered
-from ldpfl.data.samples import Inputs, each
+from ldpfl.data.samples import Inputs, each, not_dense
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
@@ -88,6 +88,8 @@ class RecordTask:
         if not inputs:
             raise ConfigError("inputs are an empty dict: name a tensor for each argument of the model's forward")
         for what, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
+            if problem := not_dense(part):
+                raise ConfigError(f"{what} are {problem}")
             if part.dim() == 0 or part.dtype not in _TYPES:
                 raise ConfigError(f"{what} are {part.dtype} of shape {tuple(part.shape)}, expected rows of float32 or int64: convert them")
             if len(part) != len(self.targets):
