@@ -282,3 +282,15 @@ def _sharing() -> nn.Module:
 )
 def test_what_gradients_cannot_train_is_refused_by_name(make: Callable[[], nn.Module], said: str) -> None:
     assert said in refusal(make())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("wrap", "instead"),
+    [(torch.compile, "_orig_mod"), (torch.jit.script, "the module that was scripted"), (nn.DataParallel, "its .module")],
+    ids=["compiled", "scripted", "parallel"],
+)
+def test_a_wrapped_module_is_refused_and_the_original_is_asked_for(wrap: Callable[[nn.Module], nn.Module], instead: str) -> None:
+    for module, where in ((wrap(nn.Linear(3, 2)), "the model is a"), (nn.Sequential(wrap(nn.Linear(3, 2))), "0 is a")):
+        with pytest.raises(PrivacyError, match=f"{where} .* cannot be run with other weights: give .*{instead}"):
+            validate_module(module)

@@ -117,6 +117,25 @@ def test_a_class_of_which_no_sample_is_measured_on_counts_for_nothing(name: str,
     assert math.isnan(task.measured(iter([(outputs[:1], alone)]), every=True)[figure])
 
 
-def test_outputs_that_are_no_numbers_are_no_class() -> None:
-    batch = torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64)
-    assert tasks.create("classification", 3).measured(iter([batch]), every=False) == {"accuracy": 0.0}
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", tasks.names())
+def test_outputs_that_are_no_numbers_are_wrong_where_rows_are_counted_and_leave_no_other_figure(name: str, value: float) -> None:
+    classes = torch.tensor([0, 1, 0, 2])
+    outputs = {"regression": 1, "poisson": 1, "ordinal": 2}.get(name, 3)
+    targets = {"class": classes, "ordered": classes, "tokens": classes[:, None]}
+    made = drawn(4, 1, outputs) if name == "language-model" else drawn(4, outputs)
+    made[0], task = value, tasks.create(name, outputs)
+    own = targets.get(task.targets, (drawn(4, outputs) > 0).float() if outputs > 1 else drawn(4).abs())
+    batches = [(made[:2], own[:2]), (made[2:], own[2:])]
+    found = task.measured(iter(batches), every=True)
+    counted = {figure: found.pop(figure) for figure in ("accuracy", "exact match") if figure in found}
+    assert all(map(math.isnan, found.values()))
+    for figure, share in counted.items():
+        wrong = task.measured(iter([(made[1:], own[1:])]), every=True)[figure] * 3 / 4
+        assert share == pytest.approx(wrong)
+
+
+def test_a_class_that_a_model_rules_out_is_no_trouble() -> None:
+    logits, task = drawn(20, 3), tasks.create("classification", 3)
+    logits[:, 2] = -math.inf
+    assert not any(map(math.isnan, figures(task, logits, torch.arange(20) % 2).values()))

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.weight_norm import WeightNorm
 
 from ldpfl.errors import PrivacyError
@@ -83,6 +85,29 @@ class ParameterLayout:
         pieces = vector.split_with_sizes(list(self.sizes), dim=-1)
         batch = vector.shape[:-1]
         return {name: piece.reshape(*batch, *shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
+
+
+def called_with(
+    module: nn.Module, parameters: dict[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
+) -> Any:
+    """Return what ``module`` makes of ``arguments`` with ``parameters``, by the names of a layout, in the place of its own.
+
+    A parameter may be registered in several modules, and a module under several names. PyTorch is given each module's entry once:
+    given one entry twice, ``functional_call`` would put back what it had put there itself, and not the module's own parameter.
+
+    A tensor that the module puts in a parameter's place while it runs is in ``parameters`` afterwards, so that it can be noticed.
+    """
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    entries = {
+        f"{prefix}.{key}".lstrip("."): first[id(parameter)]
+        for prefix, part in module.named_modules()
+        for key, parameter in part._parameters.items()
+        if parameter is not None
+    }
+    values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
+    found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
+    parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
+    return found
 
 
 def validate_module(module: nn.Module) -> None:
@@ -181,6 +206,8 @@ def _shared_problems(module: nn.Module) -> list[str]:
 def _part_problems(module: nn.Module) -> list[str]:
     problems = []
     for name, child in module.named_modules():
+        if original := _wrapped(child):
+            problems.append(f"{name or 'the model'} is a {type(child).__name__}, which cannot be run with other weights: give {original}")
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
             weight = f"{name}.weight".lstrip(".")
             if child.max_norm is not None:
@@ -190,6 +217,15 @@ def _part_problems(module: nn.Module) -> list[str]:
         if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
             problems.append(f"{name or type(child).__name__}: torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}")
     return problems
+
+
+def _wrapped(part: nn.Module) -> str:
+    """Return what to give in the place of a compiled, scripted or distributed module; nothing of any other."""
+    if isinstance(part, torch.jit.ScriptModule):
+        return "the module that was scripted or traced"
+    if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return "its .module"
+    return "the module that was compiled, its ._orig_mod" if isinstance(getattr(part, "_orig_mod", None), nn.Module) else ""
 
 
 def _dropout_problems(module: nn.Module) -> list[str]:

@@ -101,7 +101,7 @@ def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDAr
     return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
 
 
-class _Kept:
+class Kept:
     """Keeps outputs and targets, for a figure of all of them together."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class _Kept:
         return torch.cat(self._outputs), torch.cat(self._targets)
 
 
-class DevianceExplained(_Kept):
+class DevianceExplained(Kept):
     """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
 
     def compute(self) -> float:
@@ -129,7 +129,7 @@ class DevianceExplained(_Kept):
         return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")
 
 
-class MeanClassError(_Kept):
+class MeanClassError(Kept):
     """Mean distance of the median class from the true one, in classes."""
 
     def compute(self) -> float:
@@ -137,7 +137,7 @@ class MeanClassError(_Kept):
         return float((middle_class(logits) - classes).abs().double().mean())
 
 
-class Concordance(_Kept):
+class Concordance(Kept):
     """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
 
     def compute(self) -> float:

@@ -81,12 +81,26 @@ class Task:
         return next(iter(self.metrics))
 
     def measured(self, batches: Iterator[tuple[Tensor, Tensor]], *, every: bool) -> dict[str, float]:
-        """Return the first metric, or ``every`` one, over ``batches`` of outputs and targets. One that has no value is NaN."""
+        """Return the first metric, or ``every`` one, over ``batches`` of outputs and targets. One that has no value is NaN.
+
+        A row whose outputs are :func:`unusable` counts as wrong where rows are counted that are right. Other figures of ours have no
+        value then: a metric of torchmetrics would take such a row for one of the first class, or of chance one half.
+        """
         chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
+        lost: set[str] = set()
         for outputs, targets in batches:
-            for metric in chosen.values():
-                metric.update(outputs, targets)
-        return {name: _value(metric) for name, metric in chosen.items()}
+            if bool(unusable(outputs, self.targets).any()):
+                lost |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.Kept)}
+            for name, metric in chosen.items():
+                if name not in lost:
+                    metric.update(outputs, targets)
+        return {name: nan if name in lost else _value(metric) for name, metric in chosen.items()}
+
+
+def unusable(outputs: Tensor, targets: Targets) -> Tensor:
+    """Return which rows (N,) of ``outputs`` (N, ...) say nothing: NaN or infinity. Classes may be ruled out by minus infinity."""
+    told = outputs.softmax(dim=-1) if targets in ("class", "tokens") and outputs.dim() > 1 else outputs
+    return ~told.isfinite().reshape(len(told), -1).all(dim=1)
 
 
 def without_answer(targets: Tensor) -> Tensor:
@@ -123,14 +137,16 @@ def _imported(path: str, outputs: int) -> Task:
 
 
 class _Accuracy:
-    """Share of the samples whose largest output is their class, exactly."""
+    """Share of the samples whose class is told, exactly: the one of the largest output, or what else ``right`` finds (N,)."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, right: Callable[[Tensor, Tensor], Tensor] = lambda outputs, own: outputs.argmax(dim=1) == own, kind: Targets = "class"
+    ) -> None:
+        self._is_right, self._kind = right, kind
         self._right, self._all = 0, 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        known = ~outputs.isnan().any(dim=1)  # of outputs that are none, the first would be the largest
-        self._right += int(((outputs.argmax(dim=1) == targets) & known).sum())
+        self._right += int((self._is_right(outputs, targets) & ~unusable(outputs, self._kind)).sum())
         self._all += len(targets)
 
     def compute(self) -> float:
@@ -228,16 +244,11 @@ def _multilabel(outputs: int, scale: float) -> Task:
         by_label = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
         return _where_present(by_label, targets).mean(dim=-1)
 
-    metrics = {"AUROC": auroc, "macro F1": f1, "exact match": _ExactMatch}
+    def exact_match() -> Metric:
+        return _Accuracy(lambda logits, own: ((logits > 0) == (own > 0)).all(dim=1), "classes")
+
+    metrics = {"AUROC": auroc, "macro F1": f1, "exact match": exact_match}
     return Task("multilabel", "classes", losses, metrics)
-
-
-class _ExactMatch(_Accuracy):
-    """Share of the samples all of whose classes are told right."""
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self._right += int(((outputs > 0) == (targets > 0)).all(dim=1).sum())
-        self._all += len(targets)
 
 
 def _regression(outputs: int, scale: float) -> Task:
@@ -294,9 +305,7 @@ def _ordinal(outputs: int, scale: float) -> Task:
         return _Transformed(MulticlassCohenKappa(num_classes=outputs + 1, weights="quadratic"), form)
 
     def accuracy() -> Metric:
-        from torchmetrics.classification import MulticlassAccuracy
-
-        return _Transformed(MulticlassAccuracy(num_classes=outputs + 1, average="micro"), form)
+        return _Accuracy(lambda logits, own: outcomes.middle_class(logits) == own, "ordered")
 
     return Task("ordinal", "ordered", losses, {"quadratic kappa": kappa, ACCURACY: accuracy, "mean class error": outcomes.MeanClassError})
 

@@ -109,7 +109,15 @@ ROWS = pd.DataFrame({"secret": [123456]})
         (lambda: any_of.configure(None), "configure: what is None, expected str | Path | RunConfig"),
         (lambda: any_of.configure({}), "configure: what is of the kind dict, expected str | Path | RunConfig"),
         (lambda: any_of.run(5), "run: what is 5, expected str | Path | RunConfig | None"),
-        (lambda: any_of.run(ROWS), "run: what is of the kind DataFrame, expected str | Path | RunConfig | None"),
+        (lambda: any_of.run(ROWS), "run: what is of the kind DataFrame, expected str | Path | RunConfig | None: give it as data=..."),
+        (
+            lambda: any_of.check(nn.Linear(3, 2)),
+            "check: what is of the kind Linear, expected str | Path | RunConfig | None: give it as model=...",
+        ),
+        (
+            lambda: any_of.run(data=None, model=nn.Linear(3, 2)),
+            "model is given, and data is None: give data=..., your own or the name of a built-in data set, or name a recipe ('quickstart')",
+        ),
         (lambda: any_of.run(device=5), "run: device is 5, expected str | device | None"),
         (lambda: any_of.run(settings=5), "run: settings is 5, expected Mapping[str, Any] | Sequence[str] | None"),
         (lambda: any_of.run(folder=5), "run: folder is 5, expected str | Path | None"),

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented
 from ldpfl.experiments.sweep_config import SweepConfig
+from ldpfl.flower import RecordTask
 from ldpfl.importing import called
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, RecordGradientTrainer
@@ -367,7 +369,12 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
         ({}, "embedding-bag", "takes one tensor, and these samples are several"),
         ({"row": torch.zeros(299, 4)}, Both(), "inputs 'row' have 299 rows, and targets 300"),
         ({"row": torch.full((300, 4), torch.nan)}, Both(), "NaN or infinity"),
-        ({"more": torch.zeros(300, 4)}, Both(), "cannot be trained on these data: TypeError: .*'more'"),
+        (
+            {"more": torch.zeros(300, 4)},
+            Both(),
+            r"unexpected keyword argument 'more'.* let forward take the parts by name",
+        ),
+        ({}, nn.Linear(4, 2), r"parts row, scan, note, and its forward takes input: let forward take the parts by name"),
         ({7: torch.zeros(300, 4)}, Both(), "name of one"),
     ],
 )
@@ -621,9 +628,12 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
         ([0.0, 1.5] * 25, "to estimate a number"),
         ([0, -1] * 25, "from 0 to 999"),
         ([0.0, float("nan")] * 25, "NaN or infinity"),
+        ([1] * 50, "targets hold one class alone"),
+        ([[0], [1]] * 25, r"targets have the shape \(50, 1\), expected \(50,\), one class each: give targets.squeeze\(1\)"),
+        ([[0, 1], [1, 0]] * 25, r"targets have the shape \(50, 2\), expected \(50,\).*: give targets.argmax\(1\)"),
     ],
 )
-def test_targets_that_are_no_classes_are_refused(targets: list[float], said: str) -> None:
+def test_targets_that_are_no_classes_are_refused(targets: list[Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         api.run(data=(torch.randn(50, 3), torch.tensor(targets)), settings={**FEW, "clients.count": 4}, progress=False)
 
@@ -684,6 +694,63 @@ def test_a_model_that_gives_something_else_is_refused() -> None:
     for model, said in ((Talkative(), "gives a dict, expected a tensor"), (Talkative, r"give one of it, Talkative\(")):
         with pytest.raises(ConfigError, match=said):
             api.run(data=pair, model=model, settings={**FEW, "clients.count": 4}, progress=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 1), nn.Linear(3, 4)])
+def test_a_model_of_another_number_of_outputs_is_told_which(model: nn.Module) -> None:
+    pair = (torch.randn(50, 3), torch.arange(50) % 2)
+    with pytest.raises(ConfigError, match="give the last layer 2 outputs, a score for each class, also where there are two"):
+        api.run(data=pair, model=model, settings={**FEW, "clients.count": 4}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (torch.Tensor.to_sparse, r"a tensor of the layout sparse_coo, expected a dense one: give \.to_dense\(\)"),
+        (torch.Tensor.to_sparse_csr, "a tensor of the layout sparse_csr"),
+        (lambda rows: torch.quantize_per_tensor(rows, 0.1, 0, torch.qint8), r"quantised \(torch.qint8\): give \.dequantize\(\)"),
+        (lambda rows: torch.nested.nested_tensor(list(rows)), "a nested tensor, whose samples differ in shape: give them one shape"),
+        (lambda rows: torch.nested.nested_tensor(list(rows), layout=torch.jagged), "a nested tensor"),
+        (lambda rows: rows.to("meta"), "a tensor without values"),
+    ],
+    ids=["sparse", "compressed", "quantised", "nested", "jagged", "meta"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_are_not_dense_are_refused_by_name(change: Callable[[torch.Tensor], torch.Tensor], said: str) -> None:
+    rows, classes = torch.randn(50, 3), torch.arange(50) % 2
+    for pair, what in (((change(rows), classes), "inputs"), (({"x": change(rows)}, classes), "inputs"), ((rows, change(rows)), "targets")):
+        with pytest.raises(DataError, match=f"{what} are {said}"):
+            api.run(data=pair, settings={**FEW, "clients.count": 4}, progress=False)
+    with pytest.raises(ConfigError, match=f"inputs are {said}"):
+        RecordTask(nn.Linear(3, 2), change(rows), classes, nn.functional.cross_entropy)
+
+
+class _Stream(torch.utils.data.IterableDataset[tuple[torch.Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        return iter([(torch.zeros(3), 1)])
+
+
+class _Split:
+    def to_pandas(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (_Stream(), r"a _Stream does not say how many samples it has.* with pairs = list\(data\), give"),
+        ([(torch.zeros(3), 1)] * 5, r"with pairs = list\(data\), give"),
+        (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 3))), "data.dataset is the data set of this loader"),
+        ({"train": _Split(), "test": _Split()}, r"give data\['train'\].to_pandas"),
+    ],
+    ids=["stream", "pairs", "loader", "splits"],
+)
+def test_data_in_another_form_are_told_how_to_be_given(data: object, said: str) -> None:
+    with pytest.raises(LdpflError, match=said):
+        api.run(data=data, settings=FEW, progress=False)
+
+
+def test_a_check_answers_though_there_are_fewer_samples_than_clients() -> None:
+    assert api.check(data=(torch.randn(40, 3), torch.arange(40) % 2), model=nn.Linear(3, 2)).is_fit
 
 
 class Counted(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):

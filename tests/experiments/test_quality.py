@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
+from torch import Tensor, nn
 
 import ldpfl
 from ldpfl.data.holding_out import TEST_SHARE, held_out
@@ -153,3 +155,30 @@ def test_a_result_with_all_that_is_read_again(kept: ldpfl.RunResult) -> None:
     folder = kept.folder or Path()
     assert json.loads((folder / "result.json").read_text())["sites"] == (RunFolder(folder).result() or {})["sites"]
     assert (RunFolder(folder).result() or {})["metric"] == "AUROC"
+
+
+class Logarithm(nn.Module):
+    """A model without a value for a row that begins with a number below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.as_tensor(self.layer(rows.log()))
+
+
+def test_outputs_that_are_no_numbers_are_noted_and_leave_the_accuracy_alone() -> None:
+    rows = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
+    rows[::9, 0] -= 1
+    settings = {"mechanism.clip_norm": 1.0, "privacy.target_epsilon": "off"}
+    told = (rows[:, 1] > 0.5).long()
+    found = ldpfl.run(
+        data=(rows, told), model=Logarithm(), count=4, rounds=2, settings=settings, seed=1, baseline=False, folder=None, progress=False
+    )
+    figures = found.to_dict()
+    assert {name for name, value in figures["scores"].items() if value is not None} == {"accuracy"}
+    assert 0 < found.accuracy <= 1 - float((rows[:, 0] < 0).float().mean()) + 0.05
+    assert (figures["score"], found.intervals) == (None, {})
+    assert "the model gives NaN or infinity for some test rows" in str(found)
+    assert "NaN or infinity" not in json.dumps(without_private(found.config, figures))

@@ -222,8 +222,14 @@ class Remembers(nn.Linear):
         return found
 
 
+class Centered(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs - inputs.mean(dim=0))
+
+
 UNFIT: dict[str, tuple[RecordTask, type[Exception], str]] = {
     "mixes": (task_of(model=nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), PrivacyError, "batch normalisation mixes private samples"),
+    "mixes by a mean": (task_of(model=Centered(4, 3)), PrivacyError, "it mixes the samples of a batch"),
     "draws": (task_of(model=nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))), PrivacyError, "dropout in 1 draws"),
     "remembers": (task_of(model=Remembers("patient-4711")), PrivacyError, "changed patient-4711 while it ran"),
     "other inputs": (RecordTask(nn.Linear(4, 3), rows()[0][:, :3], rows()[1], F.cross_entropy), ConfigError, "cannot be trained on"),
@@ -366,3 +372,15 @@ def test_a_wrapper_of_records_is_as_quiet_as_one_of_an_app(tmp_path: Path) -> No
     assert list(run_at_import(folder_of(tmp_path / "quiet", 'LdpClientApp(records="mine.training:records")'))) == []
     for place, call in enumerate(("LdpClientApp(records=load())", 'LdpClientApp(records="a:b", node=made())', 'LdpClientApp(node="a:b")')):
         assert list(run_at_import(folder_of(tmp_path / str(place), call))) == ["mine/client_app.py:3"]
+
+
+def test_a_layer_under_several_names_is_accepted() -> None:
+    same = nn.Linear(4, 4)
+    task_of(model=nn.Sequential(same, nn.Tanh(), same, nn.Linear(4, 3))).check()
+
+
+def test_the_rows_of_one_person_may_be_mixed(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken together anyway, and bounded together."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    replace(task_of(model=Centered(4, 3)), persons=[0, 0, 1, 1, 2, 2]).check()
+    assert "it mixes the samples of a batch. In training these are the rows of one person" in caplog.text

@@ -10,6 +10,12 @@ from ldpfl import PrivacyError, validate_module
 from ldpfl.models.mending import mended
 
 IMAGES = torch.zeros(2, 1, 8, 8)
+
+
+def _placed_thrice(part: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), part, nn.Sequential(nn.Linear(4, 4), part), part)
+
+
 BROKEN = {
     "batch normalisation": (nn.Sequential(nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12)), IMAGES, "GroupNorm(6, 12"),
     "within another": (nn.Sequential(nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7))), torch.zeros(2, 4), "GroupNorm(1, 7"),
@@ -21,6 +27,8 @@ BROKEN = {
     "dropout": (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), torch.zeros(2, 4), "Identity()"),
     "recurrent dropout": (nn.LSTM(4, 3, 2, dropout=0.5), torch.zeros(2, 5, 4), "LSTM(4, 3, num_layers=2)"),
     "random slope": (nn.Sequential(nn.Linear(4, 2), nn.RReLU()), torch.zeros(2, 4), "LeakyReLU"),
+    "batch normalisation in three places": (_placed_thrice(nn.BatchNorm1d(4)), torch.zeros(2, 4), "GroupNorm(2, 4"),
+    "dropout in three places": (_placed_thrice(nn.Dropout(0.5)), torch.zeros(2, 4), "Identity()"),
     "double precision": (nn.Linear(4, 2).double(), torch.zeros(2, 4), "torch.float32"),
 }
 
@@ -31,7 +39,8 @@ def test_what_is_wrong_is_replaced(name: str) -> None:
     with pytest.raises(PrivacyError):
         validate_module(module)
     before = str(module)
-    right, (change,) = mended(module)
+    right, (change, *others) = mended(module)
+    assert len({other.after for other in (change, *others)}) == 1
     validate_module(right)
     right(sample)
     assert after in change.after

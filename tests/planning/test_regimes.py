@@ -108,3 +108,8 @@ def test_the_command_prints_the_plan_and_what_it_proves(ldpfl: CommandLine) -> N
     assert figures["regime"] == "records"
     assert figures["protected"] == "record"
     assert "--clients" in ldpfl.refused("plan", "--regime", "records", "--target", "1")
+
+
+def test_a_target_out_of_reach_is_told_with_what_is_reached() -> None:
+    with pytest.raises(ConfigError, match=r"epsilon 1e-09 is out of reach of the regime records: it reaches about 0\.0\d+ to .* here"):
+        ldpfl.plan_regime("records", 1e-9, clients=100, records=1, weights=100, rounds=10)

@@ -300,6 +300,42 @@ def test_a_gradient_has_no_use_for_the_clients_schedule() -> None:
         run(nn.Linear(3, 2), RECORDS, {"training.schedule": "linear"})
 
 
+class Twice(nn.Module):
+    """A layer that is registered under two names, an activation that stands twice, and a weight that two layers have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        same, bend = nn.Linear(3, 3), nn.Tanh()
+        self.first = nn.Sequential(same, bend, same, bend)
+        self.second, self.third, self.last = self.first, nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+        self.third.weight = same.weight
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.as_tensor(self.last(self.third(self.second(rows) + self.first(rows))))
+
+
+def test_a_layer_under_several_names_is_trained_as_pytorch_trains_it() -> None:
+    module = Twice()
+    federation, start = built(module, GRADIENTS)
+    rows = federation.task.data
+    (found,) = GradientTrainer(federation.task).train(start.state.model, full_batch([np.arange(len(rows))], len(rows)))
+    own = federation.task.module_with(start.state.model)
+    F.cross_entropy(own(rows.inputs), rows.targets).backward()  # type: ignore[no-untyped-call]
+    expected = federation.task.layout.flatten({name: -torch.as_tensor(p.grad) for name, p in own.named_parameters()})
+    torch.testing.assert_close(found, expected)
+    kept = federation.task.module.get_submodule("first.0")
+    assert isinstance(kept.weight, nn.Parameter)
+    assert kept.weight is federation.task.module.get_submodule("third").weight
+
+
+@KINDS
+def test_a_run_trains_a_layer_under_several_names(kind: dict[str, Any]) -> None:
+    found = run(Twice(), kind).module()
+    assert found.get_submodule("first.0") is found.get_submodule("second.2")
+    assert not torch.equal(found.get_submodule("first.0").get_parameter("weight"), Twice().third.weight)
+
+
 def own_task(form: Callable[[Tensor], Tensor]) -> Callable[[int], Task]:
     """Return a task whose loss is cross-entropy in another form."""
     return lambda outputs: replace(

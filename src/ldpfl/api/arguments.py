@@ -57,7 +57,15 @@ def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, 
     # Of what may hold somebody's data, such as a data frame in the wrong place, only the kind is named.
     found = shown(plain) if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
     expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
-    raise ConfigError(f"{where} is {found}, expected {expected}")
+    raise ConfigError(f"{where} is {found}, expected {expected}{_by_name(function, parameter, plain)}")
+
+
+def _by_name(function: Callable[..., object], parameter: inspect.Parameter, value: object) -> str:
+    """Return by which argument a model or data are given, where they stand in the place of what is run."""
+    meant = "model" if hasattr(value, "named_parameters") else "data"
+    if parameter.name != "what" or meant not in inspect.signature(function).parameters or isinstance(value, Real | None):
+        return ""
+    return f": give it as {meant}=..."
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -92,6 +92,7 @@ def run(
         RunFolder(path).config()  # which names what is missing or damaged there
         what = RunFolder(path).config_path
     named, given = brought(data, model)
+    _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(named)], overrides), given)
     if more_rounds and (changes := longer.differences(config)):
@@ -106,7 +107,7 @@ def run(
 @as_usual()
 @checked
 def check(
-    what: str | Path | RunConfig = DEFAULT,
+    what: str | Path | RunConfig | None = None,
     *,
     settings: Settings = (),
     data_dir: str | Path | None = None,
@@ -120,9 +121,22 @@ def check(
         LdpflError: the data cannot be read, or the model cannot be made.
     """
     named, given = brought(data, model)
-    what = OWN if data is not None and what == DEFAULT else what
-    config = configured_for(check, what, [*listed(settings), *listed(named)], overrides)
+    _check_data_given(what, data, model, [*listed(settings), *overrides])
+    default = OWN if data is not None else DEFAULT
+    config = configured_for(check, default if what is None else what, [*listed(settings), *listed(named)], overrides)
     return look_over(config, None if data_dir is None else Path(data_dir), given)
+
+
+def _check_data_given(what: object, data: object, model: str | nn.Module | None, said: list[str]) -> None:
+    """Return unless a module is handed over and nothing says on which data: ``data=None`` may be a mistake, and would mean built-in images.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if isinstance(model, nn.Module) and what is None and data is None and not any(key.startswith("data") for key in said):
+        raise ConfigError(
+            f"model is given, and data is None: give data=..., your own or the name of a built-in data set, or name a recipe ({DEFAULT!r})"
+        )
 
 
 @as_usual()

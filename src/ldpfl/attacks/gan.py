@@ -24,12 +24,11 @@ from math import isfinite
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from ldpfl.data import Samples
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.layout import ParameterLayout
+from ldpfl.layout import ParameterLayout, called_with
 from ldpfl.models import InputShape
 from ldpfl.randomness import SeededDraws
 
@@ -107,7 +106,7 @@ class Target:
     def logits(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
         """Return (N, classes) for ``images`` (N, C, H, W) in [0, 1], under ``parameters``."""
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        return torch.as_tensor(functional_call(self.module, parameters, ((images - mean) / std,)))
+        return torch.as_tensor(called_with(self.module, parameters, ((images - mean) / std,)))
 
 
 class Generator(nn.Module):

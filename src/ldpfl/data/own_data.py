@@ -18,7 +18,7 @@ from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
 from ldpfl.data.own_hub import fetched
 from ldpfl.data.own_images import Pictures, holds_images
-from ldpfl.data.samples import Dataset, Inputs, Owners, Samples, by_name, each, owners_of
+from ldpfl.data.samples import Dataset, Inputs, Owners, Samples, by_name, each, not_dense, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
@@ -132,7 +132,16 @@ def _instead(given: object) -> str:
     """Return how ``given`` becomes something that can be used, where that is known."""
     if hasattr(given, "to_pandas"):
         return "; data.to_pandas() is a data frame"
+    if isinstance(given, torch.utils.data.DataLoader):
+        return "; data.dataset is the data set of this loader"
+    if isinstance(given, Mapping) and given and all(hasattr(part, "to_pandas") for part in given.values()):
+        return "; give data['train'].to_pandas(), or a pair of train rows and test rows as two such data frames"
+    if isinstance(given, list) and given and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in given):
+        return f"; {_AS_PAIR}"
     return "; a table of columns is pandas.DataFrame(data)" if isinstance(given, Mapping | list) or hasattr(given, "__array__") else ""
+
+
+_AS_PAIR = "with pairs = list(data), give (torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))"
 
 
 def _is_sorted_by_class(given: Any) -> bool:
@@ -143,6 +152,8 @@ def _is_sorted_by_class(given: Any) -> bool:
 
 def _numbers(values: object, what: str) -> Tensor:
     """Return numbers as a tensor; they may come as an array, a list, or a data frame's columns."""
+    if isinstance(values, Tensor) and (problem := not_dense(values)):
+        raise DataError(f"{what} are {problem}")
     try:
         found = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
     except (TypeError, ValueError, RuntimeError):
@@ -193,6 +204,8 @@ _COUNTED = "how many classes, or tokens, there are was taken from the data, as i
 
 def _of_pairs(given: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # as of an IterableDataset
+        raise DataError(f"a {type(given).__name__} does not say how many samples it has, or gives none by its place: {_AS_PAIR}")
     try:
         pairs = [given[place] for place in range(len(given))]
         first = [pair[0] for pair in pairs]
@@ -201,12 +214,16 @@ def _of_pairs(given: Any, targets: Targets) -> Dataset:
         else:
             inputs = _stacked(first)
         told = _stacked([pair[1] for pair in pairs])
+    except DataError:
+        raise
     except Exception as error:  # it is the user's code: anything may come out of it
         raise DataError(f"the data set gives no pairs of an input and a target of one shape: {in_short(error)}") from error
     return _of_tensors(inputs, told, targets)
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
+    if problem := next((found for value in values if isinstance(value, Tensor) and (found := not_dense(value))), ""):
+        raise DataError(f"samples of the data set are {problem}")
     return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
 
 
@@ -224,12 +241,18 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
     notes = (_COUNTED,) if targets in ("class", "tokens") or tokens else ()
     if not bool(told.isfinite().all()):
         raise DataError("targets hold NaN or infinity: leave such samples out")
+    if targets == "class" and told.dim() != 1:
+        is_column = told.dim() == 2 and told.shape[1] == 1
+        advice = "squeeze(1)" if is_column else "argmax(1), or for several labels set task.name to 'multilabel'"
+        raise DataError(f"targets have the shape {tuple(told.shape)}, expected ({len(told)},), one class each: give targets.{advice}")
     if targets in ("class", "tokens"):
         if told.is_floating_point() and not torch.equal(told, told.round()):
             raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
         told = told.long()
         if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < MOST_CLASSES):
             raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
+        if targets == "class" and bool((told == told[0]).all()):
+            raise DataError("targets hold one class alone, of which nothing can be learned: give samples of two classes at least")
     else:
         told = told.float()
     if targets == "classes" and not bool(((told == 0) | (told == 1)).all()):

@@ -32,6 +32,17 @@ def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
     return {"": inputs} if isinstance(inputs, Tensor) else inputs
 
 
+def not_dense(part: Tensor) -> str:
+    """Return why ``part`` holds no plain numbers, and what to do, to follow "inputs are"; nothing where it does."""
+    if part.is_nested:
+        return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
+    if part.is_quantized:
+        return f"quantised ({part.dtype}): give .dequantize()"
+    if part.layout != torch.strided:
+        return f"a tensor of the layout {str(part.layout).removeprefix('torch.')}, expected a dense one: give .to_dense()"
+    return "a tensor without values (device meta): give one on the CPU" if part.is_meta else ""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Samples with their targets.

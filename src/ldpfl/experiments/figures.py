@@ -39,6 +39,11 @@ def summarise(
         judged = quality(federation, last.state.model, config.seed)
     except Exception as error:  # a metric may be somebody's own: what was trained must not be lost by it
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
+    if judged.pop("unusable", False):
+        privacy["caveats"].append(
+            f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
+            "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
+        )
     figures = {
         "name": config.name,
         "seed": config.seed,
@@ -91,6 +96,9 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
         return "score"
     return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
 
+
+UNUSABLE = "the model gives NaN or infinity"
+"""How the note begins that tells that some outputs for test rows are no numbers."""
 
 STOPPED = "training stopped after round"
 """How the note begins that tells the round after which a run ended early."""

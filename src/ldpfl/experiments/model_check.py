@@ -58,6 +58,9 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
     data = described(config, given)
+    if config.data.brought and data.clients is None:  # whether there are enough samples for all clients is asked by a run
+        count = min(config.clients.count, data.records)
+        config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": count})})
     module = model_of(config, data, given.module)
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import STOPPED
+from ldpfl.experiments.figures import STOPPED, UNUSABLE
 
 
 def scores_are_public(config: RunConfig) -> bool:
@@ -21,7 +21,9 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return what a run says against its figures, without the round at which private rows stopped it."""
+    """Return what a run says against its figures, without the round at which private rows stopped it, and without what they made NaN."""
+    if not scores_are_public(config):
+        caveats = [caveat for caveat in caveats if not caveat.startswith(UNUSABLE)]
     if not config.data.brought or config.training.patience == 0:
         return caveats
     kept = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]

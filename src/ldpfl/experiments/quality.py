@@ -20,7 +20,7 @@ from ldpfl.judging import Counted, Floats
 from ldpfl.outcomes import survival, times_in
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import evaluated, measured
-from ldpfl.tasks import LOWER_IS_BETTER
+from ldpfl.tasks import LOWER_IS_BETTER, unusable
 
 MIN_SITE_ROWS = 20
 """Test rows from which on a client's own figures are shown: an interval of fewer is nearly everything."""
@@ -45,9 +45,12 @@ class Reference:
 
 
 def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any]:
-    """Return what ``result.json`` holds of the model with ``weights`` (d,) on the test rows; ``seed`` is the bootstrap's."""
+    """Return what ``result.json`` holds of the model with ``weights`` (d,) on the test rows; ``seed`` is the bootstrap's.
+
+    ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity.
+    """
     judged = _judged(federation, weights)
-    found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation)}
+    found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation), "unusable": judged.unusable}
     if judged.figures is None:
         return found
     rows = len(judged.seen)
@@ -78,6 +81,7 @@ class _Judged:
         told, seen: outputs and observations, as the figures of the task take them; empty where none of ours fit the task.
         scores: each figure of all rows.
         kind: what makes figures of outputs and observations; None where only the task itself does.
+        unusable: whether the outputs for some rows are NaN or infinity.
     """
 
     scores: dict[str, float]
@@ -85,6 +89,7 @@ class _Judged:
     seen: NDArray[Any] = field(default_factory=lambda: np.empty(0))
     kind: Callable[[Floats, Any], Counted] | None = None
     figures: Counted | None = None
+    unusable: bool = False
 
     @property
     def is_of_two_classes(self) -> bool:
@@ -97,8 +102,17 @@ class _Judged:
 
 def _judged(federation: Federation, weights: Tensor) -> _Judged:
     task, rows = federation.task.task, federation.evaluation
-    if task.name not in _KINDS or not len(rows):
+    if not len(rows):
         return _Judged(measured(federation.task, weights, rows, every=True))
+    if task.name not in _KINDS:
+        found: list[bool] = []
+
+        def watched() -> Iterator[tuple[Tensor, Tensor]]:  # some at a time: the outputs for texts are large
+            for outputs, targets in evaluated(federation.task, weights, rows):
+                found.append(bool(unusable(outputs, task.targets).any()))
+                yield outputs, targets
+
+        return _Judged(task.measured(watched(), every=True), unusable=any(found))
     batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(federation.task, weights, rows)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -108,7 +122,7 @@ def _judged(federation: Federation, weights: Tensor) -> _Judged:
 def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> _Judged:
     """Return ``outputs`` for the test rows with all figures, in the units of the target; ``scores`` are those that the task has itself."""
     if not bool(outputs.isfinite().all()):
-        return _Judged(dict(scores))
+        return _Judged(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     kind, told, seen = _KINDS[federation.task.task.name](outputs, targets, federation)
     figures = kind(told, seen)
     return _Judged({**judging.point(figures, len(seen)), **scores}, told, seen, kind, figures)

@@ -20,6 +20,7 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
@@ -69,7 +70,8 @@ def tried(
     """Return the trainer, after a trial with two clients that hold made-up samples: what does not fit is refused before a run.
 
     A model that has no form for many clients at once, or another gradient there, is trained client by client. One that keeps something
-    of what it saw, changes what is trained, or draws random numbers, is refused: a record would change what comes of others. What a
+    of what it saw, changes what is trained, draws random numbers, or mixes the samples of a batch, is refused: a record would change what
+    comes of others. Where persons are protected, whose rows are taken together, it may mix these, and a note says so. What a
     forward does to other samples than these, and on purpose, no trial can tell. Training compares what the model holds all the same,
     see :mod:`ldpfl.simulation.unchanged`; beyond that the guarantee rests on its being a function of one sample.
 
@@ -80,6 +82,7 @@ def tried(
     trial = replace(local, data=_made_up(local.data, data))
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
+    _check_parts(model, local)
     for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
         with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
             ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
@@ -98,9 +101,26 @@ def tried(
             f"model {model!r} makes something else of the same samples after it saw others: it remembers them, or draws random numbers, "
             "and no mechanism randomises that; let forward be a function of one sample"
         )
+    if model not in models.names():
+        with _explained(where):
+            mixes = mixes_samples(trial, weights)
+        if mixes:
+            _refuse_mixing(model, warn if persons is not None else None)
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
+
+
+def _refuse_mixing(model: str, warn: Warn | None) -> None:
+    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch; only ``warn``, where the batch is one person's."""
+    found = f"model {model!r} makes something else of samples together than of each by itself: it mixes the samples of a batch"
+    if warn is None:
+        raise PrivacyError(
+            f"{found}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "
+            "batch_first=True. Expected a function of one sample, for samples are put into batches as it is quickest: let forward "
+            "treat each entry of the first axis by itself"
+        )
+    warn(f"{found}. In training these are the rows of one person; scores and predictions depend on which rows are given together")
 
 
 @contextmanager
@@ -140,18 +160,18 @@ def _of_one_sample(clients: BatchSchedule) -> BatchSchedule:
 
 
 def _made_up(samples: Samples, data: Dataset) -> Samples:
-    """Return four samples that are like the others in shape and type alone."""
+    """Return a few samples that are like the others in shape and type alone."""
     generator = torch.Generator().manual_seed(0)
 
     def like(part: Tensor, tokens: int | None) -> Tensor:
-        shape = (4, *part.shape[1:])
+        shape = (MADE_UP, *part.shape[1:])
         if part.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=part.dtype)
         return torch.randint(tokens or 256, shape, generator=generator).to(part.dtype)
 
     own = samples.inputs
     inputs = like(own, data.tokens()) if isinstance(own, Tensor) else {name: like(part, data.tokens(name)) for name, part in own.items()}
-    targets = torch.zeros(4, *samples.targets.shape[1:], dtype=samples.targets.dtype)
+    targets = torch.zeros(MADE_UP, *samples.targets.shape[1:], dtype=samples.targets.dtype)
     return Samples(inputs, targets).to(samples.device)
 
 
@@ -174,6 +194,25 @@ def told_of(module: nn.Module) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", f"{module!r} {tensors!r} {others!r}") + "".join(texts)
 
 
+def _check_parts(model: str, local: LocalTask) -> None:
+    """Return if the model's forward has an argument for each part of a sample, where samples are several tensors.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    parts = local.data.inputs
+    if isinstance(parts, Tensor):
+        return
+    form, names = inspect.signature(local.module.forward), ", ".join(parts)
+    try:
+        form.bind(**dict.fromkeys(parts))
+    except TypeError as error:
+        raise ConfigError(
+            f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "
+            f"{', '.join(form.parameters)}: let forward take the parts by name, forward(self, {names})"
+        ) from None
+
+
 def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outputs: int) -> None:
     """Return if a model's outputs have a row for each of the ``targets``.
 
@@ -189,6 +228,8 @@ def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outpu
     if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"
+    if task.targets == "class" and count > 1 and tuple(found.shape[1:]) != (outputs,):
+        advice = f": give the last layer {outputs} outputs, a score for each class" + (", also where there are two" if outputs == 2 else "")
     samples = "two samples" if count > 1 else "one sample"
     raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for {samples}, expected {wanted}{advice}")
 

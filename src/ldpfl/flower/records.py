@@ -15,9 +15,10 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
+from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, numbered
-from ldpfl.data.samples import Inputs, each
+from ldpfl.data.samples import Inputs, each, not_dense
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
@@ -87,6 +88,8 @@ class RecordTask:
         if not inputs:
             raise ConfigError("inputs are an empty dict: name a tensor for each argument of the model's forward")
         for what, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
+            if problem := not_dense(part):
+                raise ConfigError(f"{what} are {problem}")
             if part.dim() == 0 or part.dtype not in _TYPES:
                 raise ConfigError(f"{what} are {part.dtype} of shape {tuple(part.shape)}, expected rows of float32 or int64: convert them")
             if len(part) != len(self.targets):
@@ -113,7 +116,7 @@ class RecordTask:
         weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
         config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")
         mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))
-        _trainer(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS))
+        _trainer(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS), LOGGER.warning)
 
 
 Records = Callable[[Context], RecordTask]
@@ -177,7 +180,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     try:
         own = ParameterLayout.from_module(task.model)
         fits = dict(zip(own.names, own.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
-        trainer = _trainer(task, layout, weights, config, mechanism, device, persons) if fits else None
+        trainer = _trainer(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text names parts of the app
         raise PrivacyError(
             "the model or the loss of this node's app cannot be trained on one record at a time: RecordTask.check() says why, in a test "
@@ -211,12 +214,17 @@ def _trainer(
     mechanism: Mechanism,
     device: torch.device,
     persons: Persons | None,
+    warn: Warn,
 ) -> Trainer:
-    """Return what takes the gradients, after a trial on made-up samples of the same shapes."""
+    """Return what takes the gradients, after a trial on made-up samples of the same shapes; ``warn`` is told what it found."""
     samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
     own = Task("own", "number", _by_record(task.loss), metrics={})
     local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=own)
     public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     ours = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
-    slower = lambda _: LOGGER.warning("the app's model has no form for many records at once: one after another, which is slower")  # noqa: E731
-    return tried(config.model_copy(update=ours), local, mechanism, weights, public, slower, persons)
+    return tried(config.model_copy(update=ours), local, mechanism, weights, public, warn, persons)
+
+
+def _warn_without_names(message: str) -> None:
+    """Say on a node that there is something to say of the app's model; the message itself may name parts of the app."""
+    LOGGER.warning("the app's model is slow, or mixes rows of a person: RecordTask.check() says which, in a test of the app")

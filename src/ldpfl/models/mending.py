@@ -60,7 +60,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     if (replaced := _replacement(module)) is not None:
         return replaced, (Change("", _line(module), _line(replaced)),)
     result = copied(module)
-    changes = [*_changed(result)]
+    changes = [*_changed(result, {})]
     if any(parameter.is_floating_point() and parameter.dtype != parameter.float().dtype for parameter in result.parameters()):
         kinds = sorted({str(parameter.dtype) for parameter in result.parameters()})
         changes.append(Change("", ", ".join(kinds), "torch.float32"))
@@ -68,16 +68,19 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     return result, tuple(changes)
 
 
-def _changed(module: nn.Module, prefix: str = "") -> Iterator[Change]:
-    """Change the parts of ``module`` in place, and yield what was changed."""
-    for name, child in list(module.named_children()):
+def _changed(module: nn.Module, done: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
+    """Change the parts of ``module`` in place, and yield what was changed; ``done`` has what replaced a part that stands elsewhere too."""
+    for name, child in list(module._modules.items()):  # under each of its names, which named_children() leaves out
+        if child is None:
+            continue
         place = f"{prefix}{name}"
-        replaced = _replacement(child)
+        replaced = done.get(child) or _replacement(child)
         if replaced is not None:
+            done[child] = replaced
             setattr(module, name, replaced)
             yield Change(place, _line(child), _line(replaced))
         else:
-            yield from _changed(child, f"{place}.")
+            yield from _changed(child, done, f"{place}.")
     if isinstance(module, _RECURRENT) and module.dropout:
         before = _line(module)
         module.dropout = 0.0

@@ -319,13 +319,19 @@ def check_central(setting: Setting) -> None:
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
     release = setting.release
-    if isinstance(release, BinaryRelease) and release.sampled > 1:
-        raise ConfigError(
-            f"a central epsilon is solved for or drawn for bits about known coordinates, and {setting.mechanism} draws them: "
-            "without a target, ldpfl plan says what holds for a number of clients"
-        )
+    why = ""
     if type(release) is not BinaryRelease:  # what derives from it may be released in another way
-        raise ConfigError(f"a central epsilon is solved for or drawn for one-bit reports, and {setting.mechanism} does not send such")
+        why = f"for one-bit reports, and {setting.mechanism} does not send such"
+    elif release.sampled > 1:
+        why = f"for bits about known coordinates, and {setting.mechanism} draws them"
+    if why:
+        raise ConfigError(f"a central epsilon is solved for or drawn {why}: {_WITHOUT_TARGET}")
+
+
+_WITHOUT_TARGET = (
+    "leave the target and the plot out, and ldpfl plan says what holds for an epsilon and a number of clients; or let a run look for its "
+    "noise, by privacy.target_epsilon"
+)
 
 
 def cohorts(setting: Setting) -> list[int]:

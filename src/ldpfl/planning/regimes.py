@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from math import ceil, inf, sqrt
+from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,6 +16,7 @@ from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.mechanisms.settings import Part
+from ldpfl.number_format import number
 from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
@@ -31,6 +33,8 @@ Regime = Literal["shuffled", "local", "records", "records-summed"]
 its records; ``records-summed``: the same behind a sum over clients."""
 
 _PRECISE = 1e-3
+_WEAKEST, _STRONGEST = 1e-6, 1e4
+"""Strengths of a mechanism between which noise is looked for."""
 _SMALL = 0.1
 """Noise of this length, where a gradient is a direction of length 1, hardly disturbs a step."""
 
@@ -109,10 +113,30 @@ def plan_regime(
     """
     asked = _Asked(regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part)
     asked.check()
-    found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1e-4, 1e6, _PRECISE)
+    try:
+        found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
+    except ConfigError as error:  # the mechanism takes no such noise
+        raise ConfigError(_out_of_reach(asked, f" ({error})")) from error
     if found is None:
-        raise ConfigError(f"no noise brings this to epsilon {target:g}: more clients or fewer rounds may")
+        raise ConfigError(_out_of_reach(asked, ""))
     return asked.answered(1 / found)
+
+
+def _out_of_reach(asked: _Asked, why: str) -> str:
+    """Return the message that no noise keeps the target, with what some does; ``why`` is what the mechanism says of more noise or less."""
+    powers = [10.0**power for power in range(round(log10(_WEAKEST)), round(log10(_STRONGEST)) + 1)]
+    ends = []
+    for order in (powers, powers[::-1]):
+        for strength in order:
+            with suppress(ConfigError):
+                ends.append(asked.epsilon(strength))
+                break
+    reachable = [found for found in ends if found < inf]
+    limits = f": it reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
+    return (
+        f"a target of epsilon {asked.target:g} is out of reach of the regime {asked.regime}{limits}{why}; set another target; "
+        "more clients or fewer rounds lower what is reached"
+    )
 
 
 @dataclass(frozen=True)

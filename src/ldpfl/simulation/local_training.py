@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from ldpfl.data.samples import Inputs, Samples, each, normalise
 from ldpfl.errors import ConfigError
-from ldpfl.layout import ParameterLayout
+from ldpfl.layout import ParameterLayout, called_with
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_optimiser import BETA, BETA_2, TINY, Descent, LocalOptimiser, beside
 from ldpfl.simulation.schedule import BatchSchedule
@@ -64,7 +64,7 @@ class LocalTask:
     def outputs(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Return what the model with ``parameters`` makes of ``inputs``, as :meth:`batch` gives them."""
         arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
-        found: Tensor = functional_call(self.module, parameters, arguments, named)
+        found: Tensor = called_with(self.module, parameters, arguments, named)
         return found
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
