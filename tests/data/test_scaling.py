@@ -81,7 +81,7 @@ def test_a_column_becomes_deviates_of_its_quantiles(name: str, noise: float, bou
 def test_equal_steps_stay_equal_where_a_column_is_not_skewed() -> None:
     """A scale from 1 to 5: where in its bin a frequent value lies would bend a line through many quantiles."""
     generator = np.random.default_rng(3)
-    grades = generator.choice(5, 5000, p=[0.1, 0.25, 0.3, 0.25, 0.1]) + 1.0
+    grades = generator.choice(5, 5000, p=[0.1, 0.25, 0.3, 0.25, 0.1]).astype(np.float64) + 1
     lines = [np.diff(deviates(np.arange(1.0, 6.0), measured(grades, noise, seed=seed))) for noise in (0.0, 20.0) for seed in range(20)]
     assert sum(np.ptp(steps) < 1e-6 for steps in lines) >= 32  # noise makes a column look skewed now and then
     assert all(0.4 < steps.mean() < 1.5 for steps in lines)

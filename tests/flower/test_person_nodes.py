@@ -143,7 +143,7 @@ def test_an_app_of_one_s_own_for_persons_has_a_policy_that_fits(tmp_path: Path) 
     ]
     (tmp_path / "config.toml").write_text(parse_config("", [*changes, "privacy.target_epsilon=4.0"], origin="test").to_toml())
     offer = offer_of(str(tmp_path / "config.toml"))
-    assert fitting_policy(offer, ranges_for(offer.config, [12, 3])).protects == "person"
+    assert fitting_policy(offer, ranges_for(offer, [12, 3])).protects == "person"
 
 
 # --- an app of one's own ----------------------------------------------------------------------------------------------
