@@ -183,8 +183,8 @@ def test_a_few_bytes_that_claim_a_large_model_take_no_memory(folder: Path) -> No
     set_limit(folder / "budget.sqlite", 1e14, 1e-5)
     app = LdpClientApp(untouched)
 
-    def answers(size: int) -> list[str]:
-        replies = []
+    def answers(size: int) -> list[str | None]:
+        replies: list[str | None] = []
         for name, settings in LARGE:
             terms = terms_of(config=config_of(f"mechanism.name={name}", *settings))
             content = question_of(terms, (size // 2, size - size // 2), 1)
