@@ -45,10 +45,11 @@ def test_built_in_names_and_numbers_are_for_every_server() -> None:
     check_config(parse_config(TINY_TOML, ["data.features=strokes", "data.feature_options.directions=20"], origin="test"), policy_of())
 
 
-def test_a_mechanism_is_ours_or_the_policy_s() -> None:
-    check_mechanism("harmony", policy_of())  # what it may release is judged when its release is known
+def test_a_mechanism_is_one_that_the_policy_names() -> None:
+    """Also one of ours: it is looked up and built only then."""
+    check_mechanism("duchi", policy_of())
     check_mechanism("theirs", policy_of(mechanisms=["theirs"]))
-    for name in ("theirs", "duchi:Thing", ""):
+    for name in ("harmony", "theirs", "duchi:Thing", ""):
         with pytest.raises(Declined, match="not among the policy's mechanisms"):
             check_mechanism(name, policy_of())
 

@@ -368,7 +368,7 @@ def test_a_mechanism_of_an_installed_package_is_looked_up_only_if_the_policy_nam
     with mock.patch.dict(os.environ, {"LDPFL_POLICY": str(write_policy(tmp_path)), "LDPFL_BUDGET": str(budget)}):
         assert declined(ask(LdpClientApp(shift), message))
     assert "careless_package" not in sys.modules
-    assert "'careless' is not among the policy's mechanisms; nothing was run or sent" in log.text
+    assert "'careless' is not among the policy's mechanisms (duchi); nothing was run or sent" in log.text
     assert read_charges(budget) == ()
     allowing = write_policy(tmp_path, mechanisms='["careless"]')
     with mock.patch.dict(os.environ, {"LDPFL_POLICY": str(allowing), "LDPFL_BUDGET": str(budget)}):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,58 @@ def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_not
         assert refused(reply, DECLINED)
         assert world.wire.replies == []
         assert world.charges() == [0]
+
+
+def test_a_mechanism_that_the_policy_does_not_name_is_declined_before_anything_is_built(folder: Path) -> None:
+    """Not even the terms are read, which would be refused as they are: the ranges do not fit the layers."""
+    message = question(terms_of(config=config_of("mechanism.name=rotated-sign")))
+    message.content.config_records["ldpfl"]["center"] = [0.0]
+    assert refused(ask(LdpClientApp(untouched), message), DECLINED)
+    allow(folder, mechanisms='["rotated-sign"]')
+    assert refused(ask(LdpClientApp(untouched), message), FAILED)
+
+
+LARGE = [
+    ("duchi", ()),
+    ("harmony", ("mechanism.group=1",)),
+    ("harmony", ("mechanism.group=layer",)),
+    ("laplace", ()),
+    ("duchi-vector", ()),
+    ("privunit-g", ()),
+    ("dpa", ()),
+    ("rotated-sign", ("mechanism.group=1",)),
+    ("rotated-sign", ("mechanism.group=64",)),
+]
+
+
+def peak_kib() -> int:
+    """Return the most memory that this process had since its peak was last forgotten."""
+    return int(Path("/proc/self/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forgets and reads the peak of its memory as Linux has it")
+def test_a_few_bytes_that_claim_a_large_model_take_no_memory(folder: Path) -> None:
+    """The node works its answer out without a table of weights, whatever its policy allows."""
+    wide = {"epsilon_per_unit": "1e6", "epsilon_per_round": "1e13", "lifetime_epsilon": "1e14", "delta": "1e-5"}
+    allow(folder, mechanisms=str([name for name, _ in LARGE]).replace("'", '"'), **wide)
+    set_limit(folder / "budget.sqlite", 1e14, 1e-5)
+    app = LdpClientApp(untouched)
+
+    def answers(size: int) -> list[str | None]:
+        replies: list[str | None] = []
+        for name, settings in LARGE:
+            terms = terms_of(config=config_of(f"mechanism.name={name}", *settings))
+            content = question_of(terms, (size // 2, size - size // 2), 1)
+            reply = ask(app, Message(content, 2, QUESTION, group_id="1"))
+            replies.append(reply.error.reason if reply.has_error() else "agreed")
+        return replies
+
+    assert answers(200) == ["agreed"] * len(LARGE)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = peak_kib()
+    assert answers(2**28) == ["agreed"] * len(LARGE)
+    assert peak_kib() - before < 100 * 1024
 
 
 def _in_question(field: str, value: Any) -> Callable[[RecordDict], None]:

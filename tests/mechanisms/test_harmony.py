@@ -379,6 +379,16 @@ def test_measured_bytes_are_the_stated_bits(group: int | None) -> None:
     assert torch.equal(mechanism.aggregate([received], ranges), mechanism.aggregate([reports], ranges))
 
 
+@pytest.mark.parametrize("group", [1, 4, 7, 40, None])
+@pytest.mark.parametrize("layers", [(40,), (40, 3, 1), (8, 41, 16)])
+def test_what_is_told_of_a_report_without_its_groups_agrees_with_them(group: int | None, layers: tuple[int, ...]) -> None:
+    ranges, mechanism = LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layers), Harmony(1.0, group)
+    units = mechanism.units(ranges)
+    release = mechanism.release(ranges)
+    assert mechanism.payload_bits(ranges) == units.bits.sum()
+    assert (release.units, release.sampled) == (units.weights.size, units.weights.max())
+
+
 def test_good_reports_are_kept_when_bad_ones_arrive_with_them() -> None:
     ranges, mechanism = box([0.0], [1.0], [5]), Harmony(1.0)  # 3 bits of index and a sign: 4 of a byte's 8
     good = list(mechanism.encode(torch.zeros(3, 5), ranges, streams(3)).payloads())

@@ -1,7 +1,8 @@
 """What a server may name on a node, by name alone: nothing is opened, fetched or run for it before this has allowed it.
 
-Built-in mechanisms, models, features, tasks and data may be named by anyone; code that is installed on the node by those only whose policy
-names it in ``mechanisms`` or ``models``; files, folders, the hub and objects by nobody. What a mechanism may do is the policy's to judge.
+Built-in models, features, tasks and data may be named by anyone; mechanisms, and code that is installed on the node, by those only whose
+policy names it in ``mechanisms`` or ``models``; files, folders, the hub and objects by nobody. What a mechanism may do is the policy's to
+judge.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from collections.abc import Mapping
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments import RunConfig
 from ldpfl.importing import is_code, lies_in_file
-from ldpfl.mechanisms import is_built_in
 from ldpfl.privacy.policy import Policy
 
 
 def check_mechanism(name: str, policy: Policy) -> None:
-    """Return if a server may name the mechanism ``name``: one of ours, which the policy judges later, or one that the policy names.
+    """Return if the policy names the mechanism ``name``, which is the name that its settings and its releases go by.
 
     Raises:
-        Declined: it is neither, and so maybe one of a package that is installed here, whose code would run when it is looked up.
+        Declined: it does not. One that is not built in may be of a package that is installed here, whose code would run when it is looked
+            up; and any other is declined before a server's terms make work for this node.
     """
-    if not is_built_in(name) and name not in policy.mechanisms:
-        raise Declined(f"mechanism {name[:40]!r} is not among the policy's mechanisms; nothing was run or sent")
+    if name not in policy.mechanisms:
+        allowed = ", ".join(policy.mechanisms) or "none at all"
+        raise Declined(f"mechanism {name[:40]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent")
 
 
 def check_config(config: RunConfig, policy: Policy) -> None:

@@ -252,6 +252,8 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 def is_finite(vector: Tensor) -> bool:
     """Tell whether no value is NaN or infinite; several times as fast as ``torch.isfinite`` on a long vector."""
+    if vector.stride() == (0,):  # one number, seen many times: PyTorch would write all of them out
+        vector = vector[:1]
     return bool(torch.isfinite(torch.stack(vector.aminmax())).all())  # NaN propagates through both
 
 

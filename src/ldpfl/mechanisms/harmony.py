@@ -14,9 +14,9 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
-from ldpfl.mechanisms.reports.indexed import IndexedBitReports, payload_bits, unit_bits
+from ldpfl.mechanisms.reports.indexed import IndexedBitReports, unit_bits
 from ldpfl.mechanisms.reports.units import Units
-from ldpfl.mechanisms.sampled_groups import Groups, sample_places
+from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit
@@ -128,7 +128,8 @@ class Harmony(Mechanism):
         return ranges.radius * torch.from_numpy(Groups.of(ranges, self.group).largest).double().sqrt() * (self.gain / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
-        return payload_bits(Groups.of(ranges, self.group).sizes)
+        groups = GroupCounts.of(ranges, self.group)
+        return int(unit_bits(groups.sizes) @ groups.counts)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A group's place and sign."""
@@ -143,8 +144,8 @@ class Harmony(Mechanism):
         """A bit a group, about a weight that was drawn without looking."""
         if self.group == 1:
             return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name, claim=_CLAIM)
-        sizes, realised = Groups.of(ranges, self.group).sizes, self.epsilon_realised
-        return BinaryRelease(self.name, self.epsilon, sizes.size, self._unit, realised, int(sizes.max()), _CLAIM)
+        groups = GroupCounts.of(ranges, self.group)
+        return BinaryRelease(self.name, self.epsilon, groups.groups, self._unit, self.epsilon_realised, groups.largest, _CLAIM)
 
     @property
     def _unit(self) -> Unit:

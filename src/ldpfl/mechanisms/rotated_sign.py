@@ -27,7 +27,7 @@ from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
-from ldpfl.mechanisms.sampled_groups import Groups, sample_places
+from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
 from ldpfl.quantities import Count, NotNegative
@@ -173,7 +173,7 @@ class RotatedSign(Mechanism):
         return self._sent.in_part(part)
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        bits = Groups.of(self.unit_ranges(ranges), self.group).sizes.size
+        bits = GroupCounts.of(self.unit_ranges(ranges), self.group).groups
         realised = Duchi(self.epsilon).epsilon_realised
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
 

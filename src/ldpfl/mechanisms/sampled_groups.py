@@ -34,15 +34,9 @@ class Groups:
 
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> Groups:
-        layers = np.array(ranges.sizes, dtype=np.int64)
-        if group is not None and group > layers.max():
-            raise ConfigError(f"a group of {group} weights is larger than the layer of {layers.max()}, the largest there is")
-        largest = layers if group is None else np.minimum(layers, group)
-        if largest.max() >> 32:
-            raise ConfigError(f"a group of {largest.max()} weights is more than 32 bits can index")
-        counts = -(-layers // largest)
+        largest, counts, last = _cut(ranges, group)
         sizes = np.repeat(largest, counts)
-        sizes[np.cumsum(counts) - 1] = layers - largest * (counts - 1)
+        sizes[np.cumsum(counts) - 1] = last
         return cls(sizes, np.cumsum(sizes) - sizes, largest, replace(ranges, sizes=tuple(counts.tolist())))
 
     def scale(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -63,6 +57,52 @@ class Groups:
             for start in range(0, batch.clients, step):
                 rows = slice(start, start + step)
                 yield rows, batch.index[rows] + self.starts, 2 * batch.signs[rows].astype(np.int64) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCounts:
+    """How many groups there are of which size: what :class:`Groups` tells of each, without a table of all of them.
+
+    A client judges a round by this, before it has agreed to anything: a few bytes of a server can claim a very large model.
+
+    Attributes:
+        sizes: (2 L,) weights of a group; the same size may be there several times.
+        counts: (2 L,) how many groups have it, maybe none.
+    """
+
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, ranges: LayerRanges, group: int | None) -> GroupCounts:
+        largest, counts, last = _cut(ranges, group)
+        return cls(np.concatenate([largest, last]), np.concatenate([counts - 1, np.ones_like(counts)]))
+
+    @property
+    def groups(self) -> int:
+        """Number of all groups."""
+        return int(self.counts.sum())
+
+    @property
+    def largest(self) -> int:
+        """Weights of the largest group."""
+        return int(self.sizes.max())
+
+
+def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return of each layer: the size of its groups, how many there are, and the size of its last one, (L,) all.
+
+    Raises:
+        ConfigError: the layers cannot be cut into groups of this size.
+    """
+    layers = np.array(ranges.sizes, dtype=np.int64)
+    if group is not None and group > layers.max():
+        raise ConfigError(f"a group of {group} weights is larger than the layer of {layers.max()}, the largest there is")
+    largest = layers if group is None else np.minimum(layers, group)
+    if largest.max() >> 32:
+        raise ConfigError(f"a group of {largest.max()} weights is more than 32 bits can index")
+    counts = -(-layers // largest)
+    return largest, counts, layers - largest * (counts - 1)
 
 
 def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

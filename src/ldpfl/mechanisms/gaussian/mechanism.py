@@ -151,7 +151,7 @@ class Gaussian(VectorMechanism):
         )
 
     def _public(self, ranges: LayerRanges) -> PublicState:
-        return self.public or PublicState(1, torch.zeros(ranges.dimension), None, ranges.sizes)
+        return self.public or PublicState(1, torch.zeros(()).expand(ranges.dimension), None, ranges.sizes)
 
     def _clients(self, values: Tensor, ranges: LayerRanges) -> ClientState:
         trained = (values - ranges.expand()[0]).float() + self._public(ranges).weights
