@@ -97,6 +97,18 @@ def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
         assert found[name] == pytest.approx((low, high), abs=0.2 * (high - low)), name
 
 
+def test_rows_of_one_person_are_drawn_together() -> None:
+    """Ten equal rows of each of 200 persons say what one row of each says; drawn as rows, they would seem to say ten times as much."""
+    random = np.random.default_rng(4)
+    told, seen = random.normal(size=200), random.random(200) < 0.3
+    whose = np.repeat(np.arange(200), 10)
+    once, alike = judging.of_two_classes(told, seen), judging.of_two_classes(told[whose], seen[whose])
+    for name, (low, high) in judging.intervals(once, 200, seed=1).items():
+        assert judging.intervals(alike, 2000, seed=1, whose=whose)[name] == pytest.approx((low, high), abs=1e-9), name
+    narrow, wide = (np.ptp(judging.intervals(alike, 2000, seed=1, whose=of)["AUROC"]) for of in (None, whose))
+    assert wide > 2 * narrow
+
+
 def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
     """Of ten equal classes the largest share of a resample is larger than a tenth, always."""
     random = np.random.default_rng(5)

@@ -150,15 +150,21 @@ def point(figures: Counted, rows: int) -> dict[str, float]:
         return {name: float(value[0]) for name, value in figures(np.ones((1, rows))).items()}
 
 
-def intervals(figures: Counted, rows: int, seed: int, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
-    """Return the 95 % bootstrap interval of each figure, over ``rows`` drawn with replacement; resamples without a value are left out."""
-    generator = np.random.default_rng(seed)
+def intervals(
+    figures: Counted, rows: int, seed: int, resamples: int = RESAMPLES, whose: NDArray[np.int64] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Return the 95 % bootstrap interval of each figure, over ``rows`` drawn with replacement; resamples without a value are left out.
+
+    With ``whose`` (rows,), a number from 0 for each row's person, persons are drawn, each with all its rows: those of one are alike.
+    """
+    generator, units = np.random.default_rng(seed), rows if whose is None else int(whose.max()) + 1
     found: dict[str, list[Floats]] = {}
     at_once = max(1, _AT_ONCE // rows)
     for first in range(0, resamples, at_once):
         some = min(at_once, resamples - first)
-        drawn = generator.integers(rows, size=(some, rows)) + rows * np.arange(some)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=some * rows).reshape(some, rows).astype(np.float64)
+        drawn = generator.integers(units, size=(some, units)) + units * np.arange(some)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=some * units).reshape(some, units).astype(np.float64)
+        counts = counts if whose is None else counts[:, whose]
         with np.errstate(divide="ignore", invalid="ignore"):
             for name, values in figures(counts).items():
                 found.setdefault(name, []).append(values)

@@ -463,6 +463,14 @@ def test_an_axis_without_a_key_or_a_value_is_refused(text: str) -> None:
         axis_of(text)
 
 
+@pytest.mark.parametrize("key", ["training.learning_rate", "training.epochs", "training.batch_size"])
+def test_an_axis_without_effect_is_refused(key: str) -> None:
+    """Noise alone would tell its values apart, and each run is charged."""
+    records = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "shuffling.channel=direct"]
+    with pytest.raises(ConfigError, match=rf"{key} changes nothing where clients send one gradient a round"):
+        check_cells(cells(sweep_of("quickstart", records, {key: [1, 2]})))
+
+
 def test_a_sweep_is_called_after_its_data_and_what_it_compares() -> None:
     axes: dict[str, list[Any]] = {"privacy.target_epsilon": [1], "model.name": ["mlp"]}
     assert sweep_of("own", ['data.path="/data/all patients.csv"'], axes).name == "all-patients-target_epsilon-model"

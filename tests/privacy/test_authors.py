@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -22,7 +24,9 @@ import ldpfl
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import Declined
 from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi
+from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.authors import author_of, released
 from ldpfl.privacy.budget import Budget
@@ -178,6 +182,47 @@ def test_a_release_has_the_author_that_is_found_and_the_class_that_is_ours() -> 
     assert released(Duchi(1.0), RANGES, Mine(1.0)).author == f"{__name__}:Mine"
     assert Duchi(1.0).guarantee(RANGES).status == "proved"
     assert Mine(1.0).guarantee(RANGES).status == "author's claim"
+
+
+@pytest.mark.parametrize("said", ["turning", "duchi"])
+def test_a_class_that_changes_while_it_is_judged_is_not_ours(said: str) -> None:
+    """It is of one class when it is asked what it releases, and of ours when its author is looked for."""
+
+    class Turning(Duchi):
+        name: ClassVar[str] = "turning"
+
+        def release(self, ranges: LayerRanges) -> Any:
+            object.__setattr__(self, "__class__", Duchi)
+            return replace(Duchi(0.001).release(ranges), mechanism=said)
+
+    mechanism = Turning(20.0)
+    assert released(mechanism, RANGES).author != OURS
+    assert type(mechanism) is Duchi
+
+
+@pytest.mark.parametrize("odd", [np.array(4097, dtype=np.int32), np.array(9, dtype=np.float16), torch.tensor(2.0), Fraction(3)])
+def test_a_number_of_an_odd_kind_is_not_ours(odd: Any) -> None:
+    """In 32 bits the scale of the noise wraps around, and what is stated does not."""
+    assert released(DpSgd(RecordClip(0.02), odd), RANGES).author != OURS
+    assert released(DpSgd(RecordClip(0.02), float(odd)), RANGES).author == OURS
+
+
+def test_threads_find_the_same_authors() -> None:
+    code = """
+        from concurrent.futures import ThreadPoolExecutor
+        from threading import Barrier
+        from ldpfl import mechanisms
+        from ldpfl.privacy.authors import author_of
+        names, together = ["duchi", "laplace", "harmony", "piecewise"], Barrier(4)
+        def found(name):
+            made = mechanisms.with_defaults(name, 1.0)
+            together.wait()
+            return author_of(made)
+        with ThreadPoolExecutor(4) as pool:
+            print(sorted(set(pool.map(found, names))))
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "['ldpfl']"
 
 
 def ledger_of(mechanism: Mechanism) -> Ledger:

@@ -171,6 +171,7 @@ def build(
         encoder=task.encoder,
         threshold=_threshold(config, task),
         evaluation_clients=task.test_clients,
+        evaluation_persons=task.test_persons,
         client_names=task.client_names,
         validation=None if validation is None else validation.to(device),
         patience=config.training.patience,

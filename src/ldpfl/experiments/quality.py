@@ -15,6 +15,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from ldpfl import judging
+from ldpfl.data.persons import numbered
 from ldpfl.errors import printable
 from ldpfl.judging import Counted, Floats
 from ldpfl.outcomes import survival, times_in
@@ -22,8 +23,9 @@ from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import evaluated, measured
 from ldpfl.tasks import LOWER_IS_BETTER, unusable
 
-MIN_SITE_ROWS = 20
-"""Test rows from which on a client's own figures are shown: an interval of fewer is nearly everything."""
+MIN_SITE_ROWS, MIN_EVENTS = 20, 10
+"""Test rows, or persons, and rows with and without the event, from which on figures have intervals, and a client has figures of its own:
+an interval of fewer rows is nearly everything, and one over fewer events is too narrow."""
 _RISK_BINS = 20
 
 Scores = Mapping[str, float]
@@ -54,8 +56,9 @@ def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any
     if judged.figures is None:
         return found
     rows = len(judged.seen)
-    known = judging.intervals(judged.figures, rows, seed)
-    found["intervals"] = {name: known[name] for name in judged.scores if name in known}
+    if not _few_events(judged, judged.seen):
+        known = judging.intervals(judged.figures, rows, seed, whose=_whose(federation, np.arange(rows)))
+        found["intervals"] = {name: known[name] for name in judged.scores if name in known}
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         encoder, risks = federation.encoder, expit(judged.told)
@@ -94,6 +97,10 @@ class _Judged:
     @property
     def is_of_two_classes(self) -> bool:
         return isinstance(self.kind, partial) and self.kind.func is judging.of_two_classes
+
+    @property
+    def is_of_times(self) -> bool:
+        return isinstance(self.kind, partial) and self.kind.func is judging.of_times
 
     @property
     def is_of_numbers(self) -> bool:
@@ -186,11 +193,31 @@ def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> di
     found: dict[str, Any] = {"name": name, "rows": own.size, "scores": {}, "intervals": {}, "note": ""}
     if judged.is_of_two_classes:
         found["events"] = int(seen.sum())
-    if own.size < MIN_SITE_ROWS:
-        return {**found, "note": f"too few rows: figures need {MIN_SITE_ROWS}"}
+    whose = _whose(federation, own)
+    if (own.size if whose is None else int(whose.max()) + 1) < MIN_SITE_ROWS:
+        return {**found, "note": f"too few {'rows' if whose is None else 'persons'}: figures need {MIN_SITE_ROWS}"}
     if judged.is_of_two_classes and found["events"] in (0, own.size):
         return {**found, "note": "no event among its rows" if not found["events"] else "an event in each of its rows"}
+    if few := _few_events(judged, seen):
+        return {**found, "note": few}
     if judged.kind is None:
         return found
     figures = judged.kind(told, seen)
-    return {**found, "scores": judging.point(figures, own.size), "intervals": judging.intervals(figures, own.size, seed)}
+    return {**found, "scores": judging.point(figures, own.size), "intervals": judging.intervals(figures, own.size, seed, whose=whose)}
+
+
+def _few_events(judged: _Judged, seen: NDArray[Any]) -> str:
+    """Return why figures of rows with ``seen`` say too little: intervals over few events are too narrow; "" where they are enough."""
+    if judged.is_of_two_classes:
+        events = int(min(seen.sum(), len(seen) - seen.sum()))
+    elif judged.is_of_times:
+        events = int((seen[:, 1] > 0).sum())
+    else:
+        return ""
+    return "" if events >= MIN_EVENTS else f"too few events: figures need {MIN_EVENTS} rows with one, and as many without"
+
+
+def _whose(federation: Federation, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return a number from 0 for the person of each of the test ``rows`` (n,); None where nobody says."""
+    persons = federation.evaluation_persons
+    return None if persons is None else numbered(persons[rows].tolist())

@@ -89,6 +89,10 @@ def _shown_value(value: Any) -> AxisValue:
     return toml_value(value) if isinstance(value, list | dict) else value
 
 
+_OF_LOCAL_STEPS = ("training.learning_rate", "training.epochs", "training.batch_size")
+"""Settings of steps that clients take by themselves."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a sweep: a variant at one point of the axes with one seed."""
@@ -261,6 +265,17 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
             continue
         checked.add(what)
         try:
+            _check_axes(cell)
             check_fit(cell.config, given)
         except LdpflError as error:
             raise ConfigError(f"{cell}: {error}") from error
+
+
+def _check_axes(cell: Cell) -> None:
+    """Refuse an axis without effect: noise alone would tell its values apart, and each run is charged."""
+    unused = [key for key, _ in cell.point if key in _OF_LOCAL_STEPS]
+    if unused and cell.config.mechanism.perturbed == "gradient":
+        raise ConfigError(
+            f"{' and '.join(unused)} changes nothing where clients send one gradient a round: leave it out, or compare settings of the "
+            "server, such as training.server_learning_rate"
+        )

@@ -83,7 +83,7 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
 
 
 def _check_name(name: str, said: str) -> None:
-    if said != name:
+    if type(said) is not str or type(name) is not str or said != name:  # a class of its own could say that it is equal
         raise ConfigError(f"mechanism {name!r} calls itself {said!r}: settings and releases have to have one name")
 
 

@@ -4,7 +4,7 @@ The author is found from the code that will run, never from what this code says 
 or ``__wrapped__``. A class is this project's if it is as the file of its module defines it. To find that out, the file is run once
 more, beside the module that is in use, and the two classes are compared member by member. An instance is this project's if its class
 and all classes above it are, if it hides no method, property or class variable of theirs, and if all that it holds is this project's
-or plain data.
+or plain data. It is judged before and after it is asked, and a mechanism whose name is none of ours is never ours.
 
 Out of reach: code in the same process can rewrite this module, or the functions and modules that mechanisms call. Code that can write
 to this project's files can change a class in both places. Whoever runs such code has to judge it.
@@ -19,9 +19,13 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import RLock
 from types import CellType, FunctionType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Generic, Protocol
 
+import numpy as np
+
+from ldpfl.privacy.built_in import is_built_in
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -49,7 +53,19 @@ _PARTS: dict[type, tuple[str, ...]] = {
 _NOT_COMPARED = frozenset({"_abc_impl", "__annotations__", "__slotnames__"})
 """Members that Python keeps for itself: a cache of ``isinstance``, annotations, which it may evaluate late, and a cache of ``copy``."""
 
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "float": (float, int, np.float64),
+    "float | None": (float, int, np.float64, type(None)),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "bool": (bool,),
+    "str": (str,),
+}
+"""Kinds of values that fields of ours may have, by what they are said to be."""
+
 _LONGEST = 100
+_RUNNING = RLock()
+"""Held while a file is run once more: two copies of one module would not be the same one."""
 
 
 class Releasing(Protocol):
@@ -66,13 +82,19 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
     Args:
         chosen_by: the mechanism that returned this one for a round, if any: then both have to be this project's.
     """
+    before = author_of(mechanism, chosen_by)
     stated = mechanism.release(ranges)
     kind = next((kind for kind in _KINDS if issubclass(type(stated), kind)), None)
     if kind is None:
         return stated  # a kind of its own, of which no accountant here knows, has no author either
     # A class of somebody else's may answer accountants in its own way: only the values of the fields are taken.
     plain: Any = {field.name: getattr(stated, field.name) for field in fields(kind)}
-    return replace(kind(**plain), author=author_of(mechanism, chosen_by))
+    # What runs while it is judged could be of one class before and of another after.
+    author = next((found for found in (before, author_of(mechanism, chosen_by)) if found != OURS), OURS)
+    named = plain["mechanism"]
+    if author == OURS and not (type(named) is str and is_built_in(named)):
+        author = f"{_printable(str(named))}, no mechanism of {OURS}"
+    return replace(kind(**plain), author=author)
 
 
 def author_of(*things: object) -> str:
@@ -115,7 +137,14 @@ def _foreign(thing: Any) -> object | None:
     foreign = next((kind for kind in lineage if not (any(kind is base for base in _BASES) or _is_own(kind))), None)
     if foreign is not None or is_class:
         return foreign
-    return thing if any(_hides(thing, name, lineage) for name in getattr(thing, "__dict__", ())) else None
+    hides = any(_hides(thing, name, lineage) for name in getattr(thing, "__dict__", ()))
+    return thing if hides or _is_of_odd_kinds(thing) else None
+
+
+def _is_of_odd_kinds(thing: Any) -> bool:
+    """Whether a field that is to be a number or a text is something else, such as an array whose small integers wrap around."""
+    told = ((_PLAIN.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing)) if is_dataclass(thing) else ()
+    return any(kinds is not None and kind not in kinds for kinds, kind in told)
 
 
 def _hides(thing: Any, name: str, lineage: list[type]) -> bool:
@@ -153,20 +182,31 @@ def _is_own(code: type | FunctionType) -> bool:
     return _same(members, others)
 
 
-@lru_cache(maxsize=256)
 def _as_written(name: str) -> ModuleType | None:
+    with _RUNNING:
+        return _run_again(name)
+
+
+@lru_cache(maxsize=256)
+def _run_again(name: str) -> ModuleType | None:
     """Run the file of a module of ours once more, which takes some 10 ms; None if the name is not that of a module of ours."""
-    first, *parts = name.split(".")
-    if first != OURS or not all(part.isidentifier() for part in parts):
-        return None
-    path = _PACKAGE.joinpath(*parts)
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    spec = spec_from_file_location(name, file) if file.is_file() else None
+    file = _file_of(name)
+    spec = None if file is None else spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         return None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _file_of(name: str) -> Path | None:
+    """Return the file of the module ``name`` of ours, which is compiled already where sources were left out; None if there is none."""
+    first, *parts = name.split(".")
+    if first != OURS or not all(part.isidentifier() for part in parts):
+        return None
+    path = _PACKAGE.joinpath(*parts)
+    path = path / "__init__" if path.is_dir() else path
+    return next((file for ending in (".py", ".pyc") if (file := path.with_name(path.name + ending)).is_file()), None)
 
 
 def _found(code: Any, module: object) -> Any:
@@ -204,5 +244,11 @@ def _same_globals(live: dict[str, Any], written: dict[str, Any]) -> bool:
 def _named(code: Any) -> str:
     kind = code if isinstance(code, type | FunctionType | MethodType) else type(code)
     name = f"{kind.__module__}:{kind.__qualname__}"
-    name = "".join(sign if sign.isprintable() else "?" for sign in name)[:_LONGEST]
-    return f"{name} (changed)" if name.startswith((f"{OURS}.", f"{OURS}:")) else name
+    name = _printable(name)
+    if not name.startswith((f"{OURS}.", f"{OURS}:")):
+        return name
+    return f"{name} ({'changed' if _file_of(str(kind.__module__)) else 'its file is not there to compare it with'})"
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text)[:_LONGEST]

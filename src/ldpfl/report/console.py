@@ -159,9 +159,10 @@ def score_of(row: Row) -> str:
     if row.mean is None:
         return "stopped"
     times = factor(row.metric)
-    spread = f" ± {times * row.deviation:.2f}" if len(row.score) > 1 else ""
+    digits = 2 if times > 1 else 4
+    spread = f" ± {times * row.deviation:.{digits}f}" if len(row.score) > 1 else ""
     missing = f" ({len(row.score)} of {len(row.score) + len(row.stopped)} seeds)" if row.stopped else ""
-    return f"{times * row.mean:.{2 if times > 1 else 4}f}{spread}{missing}"
+    return f"{times * row.mean:.{digits}f}{spread}{missing}"
 
 
 def _figure(row: Row, name: str) -> str:

@@ -37,6 +37,7 @@ class Federation:
         samples: for each client the positions of its samples in the task's data; or the numbers of its persons, where the trainer
             protects persons.
         evaluation: samples that the global model is measured on after each round.
+        evaluation_persons: name of the person of each of those samples; None where the data do not say.
         evaluation_clients: client of each of those samples, a number among ``client_names``; None where the data do not say.
         client_names: what clients are called, where the data say so.
         mechanism: what clients do to their values before they leave.
@@ -81,6 +82,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
     evaluation_clients: NDArray[np.int64] | None = None
+    evaluation_persons: NDArray[np.object_] | None = None
     client_names: tuple[str, ...] = ()
     validation: Samples | None = None
     patience: int = 0
