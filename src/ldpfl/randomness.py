@@ -1,19 +1,23 @@
-"""Explicit randomness: one seeded stream a client, round and purpose, or the operating system's secure source.
+"""Explicit randomness: seeded words by client, round and purpose, or the operating system's secure source.
 
-Simulated clients draw from streams that depend only on (run seed, purpose, round, client), so a result does not
-depend on how many clients are handled together. A deployed client draws from :class:`SecureSource`, never from a seed.
+What simulated clients draw depends on (run seed, purpose, round, client) alone, so a result does not depend on how many clients are
+handled together. A deployed client draws from :class:`SecureSource`, never from a seed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,40 +68,62 @@ class RandomSource(Protocol):
         ...
 
 
-class _Streams(Sequence[np.random.Generator]):
-    """The streams of clients in a round, each made when it is drawn from for the first time."""
+class BlockSource(RandomSource, Protocol):
+    """A source that serves many clients in one call. Each of them gets what it would get by itself."""
 
-    def __init__(self, seed: int, round_number: int, clients: Sequence[int]) -> None:
-        self._key, self._clients = (seed, round_number), tuple(clients)
-        self._made: dict[int, np.random.Generator] = {}
+    def block(self, rows: range, count: int) -> NDArray[np.int32]:
+        """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
+        ...
 
-    def __len__(self) -> int:
-        return len(self._clients)
+    def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
+        ...
 
-    def __getitem__(self, row: Any) -> Any:
-        if row not in self._made:
-            seed, round_number = self._key
-            self._made[row] = stream(seed, Purpose.MECHANISM, round_number, int(self._clients[row]))
-        return self._made[row]
+
+def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
+    """Return the 32 bytes of AES-256 from which the words of all clients for ``(purpose, *key)`` follow."""
+    return hashlib.sha256(f"ldpfl words {seed} {int(purpose)} {key}".encode()).digest()
+
+
+def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
+    """Return 32 bytes for the noise that hides ``hidden``, on a CPU, of what is named by ``key``; see :meth:`SeededStreams.bound`."""
+    digest = hashlib.sha256(f"{seed} {int(purpose)} {key} {hidden.dtype} {tuple(hidden.shape)} ".encode() + context)
+    digest.update(hidden.contiguous().numpy().data)
+    return digest.digest()
 
 
 def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
-    """Return the stream that hides the values ``hidden``, on a CPU, of what is named by ``key``; see :meth:`SeededStreams.bound`."""
-    digest = hashlib.sha256(f"{seed} {key} {hidden.dtype} {tuple(hidden.shape)} ".encode() + context)
-    digest.update(hidden.contiguous().numpy().tobytes())
-    return stream(int.from_bytes(digest.digest()), purpose, *key)
+    """Return the stream that hides the values ``hidden`` of what is named by ``key``; see :func:`bound_key`."""
+    return stream(int.from_bytes(bound_key(seed, purpose, key, hidden, context)), purpose, *key)
 
 
 class SeededStreams:
-    """Reproducible bits for simulated clients: row i draws from its own stream. Not for deployment."""
+    """Reproducible words for simulated clients: those of each follow from a key and its number alone. Not for deployment.
 
-    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        self._generators: Sequence[np.random.Generator] = generators
+    They are the key stream of AES-256 over counters: the client's number in the high half, how many blocks of 16 bytes it had before in
+    the low half. So a client's words do not depend on who is asked for beside it, and thousands of clients are served in one call.
+    Each draw begins at a new block.
+
+    Args:
+        keys: one for all clients (from :func:`stream_key`), or one for each of them.
+        clients: their numbers (K,); row i belongs to ``clients[i]``.
+    """
+
+    def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
+        self._clients = np.asarray(clients, dtype=np.uint64)
+        self._used = np.zeros(len(self._clients), dtype=np.uint64)
+        self._keys = keys
+        self._shared = _encryptor(keys) if isinstance(keys, bytes) else None
 
     @classmethod
-    def for_clients(cls, seed: int, round_number: int, clients: Sequence[int]) -> SeededStreams:
-        """One stream for each of ``clients`` in ``round_number``, whatever the order they come in."""
-        return cls(_Streams(seed, round_number, clients))
+    def of(cls, clients: Sequence[int] | NDArray[np.int64], seed: int, purpose: Purpose, *key: int) -> SeededStreams:
+        """Return the words of ``clients`` for ``(seed, purpose, *key)``."""
+        return cls(stream_key(seed, purpose, *key), clients)
+
+    @classmethod
+    def for_clients(cls, seed: int, round_number: int, clients: Sequence[int] | NDArray[np.int64]) -> SeededStreams:
+        """Return the words by which each of ``clients`` randomises in ``round_number``, whatever the order they come in."""
+        return cls.of(clients, seed, Purpose.MECHANISM, round_number)
 
     @classmethod
     def bound(
@@ -109,7 +135,7 @@ class SeededStreams:
         context: bytes = b"",
         variance: Tensor | None = None,
     ) -> SeededStreams:
-        """One stream for each row of ``values`` (k, ...), which follows from ``seed``, its key, and what is to be randomised itself.
+        """One key for each row of ``values`` (k, ...), which follows from ``seed``, its name in ``keys``, and what is randomised itself.
 
         Two releases then have the same bits only if they are of the same values in the same ``context``, and so are one release:
         whatever else differs between two runs of one seed, nothing cancels. (So nonces are made that must not be used twice: RFC 6979.)
@@ -118,11 +144,65 @@ class SeededStreams:
         inside = hashlib.sha256(context).digest()
         sizes = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
         rows = zip(keys, values, sizes, strict=False)
-        return cls([bound_stream(seed, purpose, key, row, inside + size) for key, row, size in rows])
+        return cls([bound_key(seed, purpose, key, row, inside + size) for key, row, size in rows], [0] * len(keys))
 
     def int32(self, row: int, count: int) -> Tensor:
-        words = self._generators[row].bit_generator.random_raw((count + 1) // 2)
-        return torch.from_numpy(words.view(np.int32)[:count])
+        """Return ``count`` words for the client in ``row``."""
+        if not 0 <= row < len(self._clients):
+            raise IndexError(row)
+        return torch.from_numpy(self.block(range(row, row + 1), count)[0])
+
+    def block(self, rows: range, count: int) -> NDArray[np.int32]:
+        """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
+        own, blocks = slice(rows.start, rows.stop), -(-count // _WORDS)
+        counters = np.empty((len(rows), blocks, 2), dtype="<u8")
+        np.add(self._used[own, None], np.arange(blocks, dtype=np.uint64), out=counters[:, :, 0])
+        counters[:, :, 1] = self._clients[own, None]
+        self._used[own] += np.uint64(blocks)
+        return self._enciphered(counters, rows, [blocks] * len(rows)).reshape(len(rows), -1)[:, :count]
+
+    def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
+        first = int(rows[0])
+        own = slice(first, int(rows[-1]) + 1)
+        rows = rows - first
+        counts = np.bincount(rows)
+        blocks = -(-counts // _WORDS)
+        before, words_before = np.cumsum(blocks) - blocks, np.cumsum(counts) - counts
+        counters = np.empty((int(blocks.sum()), 2), dtype="<u8")
+        owner = np.repeat(np.arange(len(blocks)), blocks)
+        counters[:, 0] = np.arange(len(owner)) - before[owner] + self._used[own][owner].view(np.int64)
+        counters[:, 1] = self._clients[own][owner]
+        self._used[own] += blocks.view(np.uint64)
+        words = self._enciphered(counters, range(own.start, own.stop), blocks.tolist())
+        return words[(_WORDS * before - words_before)[rows] + np.arange(len(rows))]
+
+    def _enciphered(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int]) -> NDArray[np.int32]:
+        """Return what ``counters`` (..., 2), so many ``blocks`` of each of ``rows``, are enciphered to, (n,) words."""
+        if self._shared is not None:
+            return _enciphered(self._shared, counters)
+        parts = np.split(counters.reshape(-1, 2), np.cumsum(blocks)[:-1])
+        owned = (_enciphered(_encryptor(self._keys[row]), own) for row, own in zip(rows, parts, strict=True) if len(own))
+        return np.concatenate([np.empty(0, dtype="<i4"), *owned])
+
+
+_WORDS = 4
+"""Words in a block of AES."""
+
+
+def _encryptor(key: bytes) -> CipherContext:
+    return Cipher(AES256(key), ECB()).encryptor()
+
+
+def _enciphered(encryptor: CipherContext, counters: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """Return what ``counters`` (..., 2) are enciphered to, (n,) words."""
+    words = np.empty(counters.nbytes + _SPARE, dtype=np.uint8)
+    encryptor.update_into(counters.reshape(-1).view(np.uint8).data, words.data)
+    return words[: counters.nbytes].view("<i4")
+
+
+_SPARE = 15
+"""Bytes that the library wants beyond what it writes."""
 
 
 class SecureSource:
@@ -130,6 +210,12 @@ class SecureSource:
 
     def int32(self, row: int, count: int) -> Tensor:
         return torch.from_numpy(secure_words(count))
+
+    def block(self, rows: range, count: int) -> NDArray[np.int32]:
+        return secure_words(len(rows) * count).reshape(len(rows), count)
+
+    def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        return secure_words(len(rows))
 
 
 class _TorchSource:
@@ -162,6 +248,49 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
         raise PrivacyError(f"the random source has no stream for client row {row}; nothing was sent") from None
     if words.dtype != torch.int32 or words.shape != (count,):
         raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
+    return words
+
+
+def draw_block(source: RandomSource, rows: range, count: int) -> NDArray[np.int32]:
+    """Return ``count`` words for each of the clients in ``rows``, (k, count): in one call, where the source can.
+
+    Raises:
+        PrivacyError: as for :func:`draw`.
+    """
+    block: Callable[[range, int], NDArray[np.int32]] | None = getattr(source, "block", None)
+    if block is None:
+        return np.stack([draw(source, row, count).numpy() for row in rows])
+    return _asked(lambda: block(rows, count), (len(rows), count))
+
+
+def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,).
+
+    Raises:
+        PrivacyError: as for :func:`draw`.
+    """
+    if not len(rows):
+        return np.empty(0, dtype=np.int32)
+    each: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = getattr(source, "each", None)
+    if each is None:
+        found, counts = np.unique(rows, return_counts=True)
+        words = [draw(source, row, count).numpy() for row, count in zip(found.tolist(), counts.tolist(), strict=True)]
+        return np.concatenate(words)
+    return _asked(lambda: each(rows), rows.shape)
+
+
+def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Return what ``ask`` gives, if it is int32 of ``shape``.
+
+    Raises:
+        PrivacyError: the source ran out, or returned another shape or dtype.
+    """
+    try:
+        words = ask()
+    except IndexError:
+        raise PrivacyError("the random source has fewer clients than there are rows; nothing was sent") from None
+    if words.dtype != np.int32 or words.shape != shape:
+        raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
     return words
 
 

@@ -226,7 +226,7 @@ class _Game:
 
     def _score(self, trial: int) -> NDArray[np.float64]:
         self.values[0] = self.canaries[trial % 2]
-        streams = SeededStreams([stream(self.seed, Purpose.MECHANISM, _KEY, trial, row) for row in range(len(self.values))])
+        streams = SeededStreams.of(range(len(self.values)), self.seed, Purpose.MECHANISM, _KEY, trial)
         reports = self.mechanism.encode(self.values, self.ranges, streams)
         pool = mix([reports], stream(self.seed, Purpose.MIXING, _KEY, trial))
         mean = self.mechanism.aggregate([pool.reports], self.ranges).double()

@@ -27,7 +27,7 @@ from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
 from ldpfl.auditing.raw import RawBench, epsilon_of_bits
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
-from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
+from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))
 """Pairs of inputs, as distances from the center in radii, that an observer is to tell apart."""
@@ -94,7 +94,7 @@ def _whole_reports(trials: int) -> int:
 def _source(seed: int | None, rows: int) -> RandomSource:
     if seed is None:
         return SecureSource()
-    return SeededStreams([stream(seed, Purpose.MECHANISM, STREAM_KEY, 0, row) for row in range(rows)])
+    return SeededStreams.of(range(rows), seed, Purpose.MECHANISM, STREAM_KEY, 0)
 
 
 def _name(position: float) -> str:

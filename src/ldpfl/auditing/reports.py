@@ -30,7 +30,7 @@ _LARGER = (4, 8, 32)
 
 def source_of(seed: int | None) -> RandomSource:
     """Return random bits for as many clients as are drawn at once: the operating system's without a seed."""
-    return SecureSource() if seed is None else SeededStreams([stream(seed, Purpose.MECHANISM, _KEY, row) for row in range(_CLIENTS)])
+    return SecureSource() if seed is None else SeededStreams.of(range(_CLIENTS), seed, Purpose.MECHANISM, _KEY)
 
 
 @dataclass(frozen=True, eq=False)

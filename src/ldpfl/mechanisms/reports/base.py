@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 COORDINATE_BLOCK = 1 << 15
-"""Coordinates handled at once: their working set stays inside a core's cache. Even, so that a seeded
-stream, which yields two 32-bit values a word, gives the same bits whatever the block size."""
+"""Coordinates handled at once: their working set stays inside a core's cache. What a seed gives depends on it."""
+
+
+def coordinate_blocks(dimension: int) -> Iterator[slice]:
+    """Cut ``dimension`` coordinates into blocks."""
+    return (slice(start, min(start + COORDINATE_BLOCK, dimension)) for start in range(0, dimension, COORDINATE_BLOCK))
+
+
+def client_blocks(clients: int, width: int) -> Iterator[range]:
+    """Cut ``clients`` rows of ``width`` values each into blocks of four times ``COORDINATE_BLOCK`` values, or of one client."""
+    together = max(1, 4 * COORDINATE_BLOCK // max(1, width))
+    return (range(row, min(row + together, clients)) for row in range(0, clients, together))
 
 
 class Reports(Protocol):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,21 +129,19 @@ def packed_size(dimension: int) -> int:
 
 
 def count_ones(reports: Sequence[BitReports]) -> Tensor:
-    """Return how many reports set each bit, (d,) int32, one unpacked row in memory at a time."""
+    """Return how many reports set each bit, (d,) int32, a few unpacked rows in memory at a time."""
     dimension = reports[0].dimension
     total = np.zeros(dimension, dtype=np.int32)
-    partial = np.zeros(dimension, dtype=np.uint8)
-    pending = 0
     for batch in reports:
         if isinstance(batch, BitCounts):
             total += batch.ones
             continue
-        for row in range(batch.clients):
-            partial += batch.unpack(row)
-            pending += 1
-            if pending == 255:  # the most that a uint8 counter holds
-                total += partial
-                partial[:] = 0
-                pending = 0
-    total += partial
+        together = min(_COUNTED, max(1, COORDINATE_BLOCK // max(1, dimension)))
+        for row in range(0, batch.clients, together):
+            bits = np.unpackbits(batch.packed[row : row + together], axis=1, count=dimension, bitorder="little")
+            total += bits.sum(axis=0, dtype=np.uint8)
     return torch.from_numpy(total)
+
+
+_COUNTED = 255
+"""The most that a uint8 counter holds."""
