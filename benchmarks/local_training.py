@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl import ParameterLayout, data, models
-from ldpfl.randomness import Purpose, stream
+from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, Trainer, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 from ldpfl.simulation.local_optimiser import LocalOptimiser
@@ -66,8 +66,8 @@ def main() -> None:
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
     local = LocalTask(module, layout, task.train, task.mean, task.std, LocalOptimiser(0.03))
     parts = data.partition(task.train.targets.numpy(), options.clients, stream(0, Purpose.PARTITION))
-    orders = [stream(0, Purpose.BATCH_ORDER, 1, client) for client in range(options.clients)]
-    schedule = batch_schedule(parts, orders, epochs=1, batch_size=BATCH_SIZE)
+    orders = [SeededStreams.of(range(options.clients), 0, Purpose.BATCH_ORDER, 1, 0)]
+    schedule = batch_schedule(parts, orders, batch_size=BATCH_SIZE)
 
     fast, plain = VectorizedTrainer(local, patches=not options.grouped), LoopTrainer(local)
     chunk = choose_chunk_size(fast, weights, schedule, torch.device("cpu"))

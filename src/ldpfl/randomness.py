@@ -112,8 +112,8 @@ class SeededStreams:
     def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
         self._clients = np.asarray(clients, dtype=np.uint64)
         self._used = np.zeros(len(self._clients), dtype=np.uint64)
-        self._keys = keys
         self._shared = _encryptor(keys) if isinstance(keys, bytes) else None
+        self._keys: Sequence[bytes] = () if isinstance(keys, bytes) else keys
 
     @classmethod
     def of(cls, clients: Sequence[int] | NDArray[np.int64], seed: int, purpose: Purpose, *key: int) -> SeededStreams:

@@ -86,7 +86,7 @@ def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(ti
 def test_idle_rounds_alone_are_charged(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     idle = next(seed for seed in range(100) if self_sampled_cohort(seed, 1, 1, 0.0).size == 0)
-    lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1], seed=idle)
+    lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1], coin_seed=idle)
     (only,) = simulate(lonely, start, 1)
     assert [(event.round, event.cohort) for event in only.ledger.events] == [(1, 0)]
     assert account(only.ledger).figures()["local"] != 0

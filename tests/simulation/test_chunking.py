@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset
+from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
 from ldpfl.simulation.local_optimiser import LocalOptimiser
@@ -50,7 +51,7 @@ def probed(tiny_task: Dataset) -> tuple[Recorder, Tensor, BatchSchedule]:
     module = models.create("logistic-regression", tiny_task.shape, 10, seed=0)
     layout = ParameterLayout.from_module(module)
     task = LocalTask(module, layout, tiny_task.train, tiny_task.mean, tiny_task.std, LocalOptimiser(0.1))
-    schedule = batch_schedule(np.split(np.arange(200), 20), [np.random.default_rng(i) for i in range(20)], epochs=1, batch_size=5)
+    schedule = batch_schedule(np.split(np.arange(200), 20), [SeededStreams.for_clients(0, 1, range(20))], batch_size=5)
     return Recorder(task), torch.zeros(layout.dimension), schedule
 
 

@@ -160,7 +160,7 @@ def test_opacus_clips_and_adds_up_the_same_gradients(norm: float) -> None:
 def test_poisson_batches_take_each_record_by_a_coin_of_its_own() -> None:
     """2,000 records at 0.3: a count within 5 standard deviations, so wrong less than once in a million; another batch a round."""
     whole = full_batch([np.arange(2000), np.arange(500)], 2000)
-    batches = [poisson_batch(whole, 0.3, [np.random.default_rng([seed, client]) for client in range(2)]) for seed in range(2)]
+    batches = [poisson_batch(whole, 0.3, SeededStreams.for_clients(seed, 1, range(2))) for seed in range(2)]
     for batch in batches:
         assert abs(float(batch.mask[0].sum()) - 600) < 5 * sqrt(2000 * 0.21)
         assert (batch.mask <= whole.mask).all()

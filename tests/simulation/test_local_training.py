@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset, Samples
+from ldpfl.randomness import Purpose, SeededStreams
 from ldpfl.server.optimiser import Schedule
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.local_optimiser import LocalOptimiser
@@ -39,8 +40,8 @@ def shares(sizes: Sequence[int]) -> list[NDArray[np.int64]]:
 def schedule_of(sizes: Sequence[int], *, epochs: int, batch_size: int, clients: Sequence[int] | None = None) -> BatchSchedule:
     parts = shares(sizes)
     chosen = range(len(sizes)) if clients is None else clients
-    streams = [np.random.default_rng(100 + client) for client in chosen]
-    return batch_schedule([parts[client] for client in chosen], streams, epochs=epochs, batch_size=batch_size)
+    orders = [SeededStreams.of(chosen, 100, Purpose.BATCH_ORDER, epoch) for epoch in range(epochs)]
+    return batch_schedule([parts[client] for client in chosen], orders, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

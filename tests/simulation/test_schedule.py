@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ldpfl.randomness import Purpose, SeededStreams
 from ldpfl.simulation import BatchSchedule, batch_schedule
+
+
+def orders_of(clients: Sequence[int], epochs: int, seed: int = 0) -> list[SeededStreams]:
+    return [SeededStreams.of(clients, seed, Purpose.BATCH_ORDER, epoch) for epoch in range(epochs)]
+
 
 Sizes = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
 def schedule_of(sizes: list[int], *, epochs: int, batch_size: int, first_seed: int = 0) -> tuple[BatchSchedule, list[NDArray[np.int64]]]:
     samples = np.split(1000 + np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    streams = [np.random.default_rng(first_seed + client) for client in range(len(sizes))]
-    return batch_schedule(samples, streams, epochs=epochs, batch_size=batch_size), samples
+    return batch_schedule(samples, orders_of(range(len(sizes)), epochs, first_seed), batch_size=batch_size), samples
 
 
 def batches(schedule: BatchSchedule, client: int) -> list[list[int]]:
@@ -52,9 +59,8 @@ def test_padding_points_at_the_clients_own_samples_and_counts_nothing(sizes: lis
 def test_a_client_s_order_depends_on_its_own_stream_alone() -> None:
     samples = np.split(np.arange(30), [12, 17])
 
-    def order(seeds: tuple[int, ...], clients: tuple[int, ...]) -> list[list[list[int]]]:
-        streams = [np.random.default_rng(seed) for seed in seeds]
-        schedule = batch_schedule([samples[client] for client in clients], streams, epochs=2, batch_size=4)
+    def order(numbers: tuple[int, ...], clients: tuple[int, ...]) -> list[list[list[int]]]:
+        schedule = batch_schedule([samples[client] for client in clients], orders_of(numbers, epochs=2), batch_size=4)
         return [batches(schedule, row) for row in range(len(clients))]
 
     together = order((1, 2, 3), (0, 1, 2))

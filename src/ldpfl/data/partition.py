@@ -12,6 +12,7 @@ from typing import Any, Literal, assert_never, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.data.division import Division
 from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.errors import ConfigError
 from ldpfl.importing import called
@@ -60,7 +61,7 @@ def partition(
     alpha: float = 0.5,
     labels_per_client: int = 2,
     isolated: Isolation | None = None,
-) -> tuple[Indices, ...]:
+) -> Division:
     """Return the sample indices of each client.
 
     ``iid``: equal shares at random; a remainder that does not divide is left out (LDP-FL, section 5). ``dirichlet``:
@@ -98,8 +99,7 @@ def partition(
         return _fill_empty(shares)
     match scheme:
         case "iid":
-            order = generator.permutation(labels.size)[: labels.size // clients * clients]
-            shares = np.split(order, clients)
+            return Division.equal(generator.permutation(labels.size), clients)
         case "quantity":
             shares = _split_by_shares(generator.permutation(labels.size), _dirichlet(generator, alpha, clients))
         case "dirichlet":
@@ -114,7 +114,7 @@ def partition(
 
 def partition_by_name(
     names: Names, clients: int, seed: int, generator: np.random.Generator, *, scheme: str = "iid", alpha: float = 0.5
-) -> tuple[Indices, ...]:
+) -> Division:
     """Return the places of each client's persons among the ``names`` (N,), a name for each person.
 
     A person's own name and the public ``seed`` decide about it alone, so that another person in the place of one moves nobody else.
@@ -133,8 +133,8 @@ def partition_by_name(
     shares = _dirichlet(generator, alpha, clients) if scheme == "quantity" else np.full(clients, 1 / clients)
     ends = np.cumsum(shares / shares.sum())
     owners = np.searchsorted(ends[:-1], uniform_by_name(names, f"client {seed}"), side="right")
-    parts = tuple(np.flatnonzero(owners == client) for client in range(clients))
-    if empty := sum(not part.size for part in parts):
+    parts = Division.by_owner(owners, clients)
+    if empty := int((parts.sizes == 0).sum()):
         advice = "fewer clients, or a larger data.alpha" if scheme == "quantity" else "fewer clients"
         raise ConfigError(
             f"{len(names):,} persons are dealt out to {clients} clients by their names, and {empty} of the clients have no person: take "
@@ -143,7 +143,7 @@ def partition_by_name(
     return parts
 
 
-def partition_by_code(path: str, samples: int, clients: int, seed: int) -> tuple[Indices, ...]:
+def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Division:
     """Return the sample indices of each client as the function at ``path`` says; it is shown no sample.
 
     It is called with the numbers of samples and clients and the seed, and returns the client of each sample, or -1 for none.
@@ -163,10 +163,11 @@ def partition_by_code(path: str, samples: int, clients: int, seed: int) -> tuple
         raise ConfigError(
             f"data.partition {path!r} returns clients from {owners.min()} to {owners.max()}, expected 0 to {clients - 1}, or -1 for none"
         )
-    shares = tuple(np.flatnonzero(owners == client) for client in range(clients))
-    empty = [client for client, share in enumerate(shares) if not share.size]
-    if empty:
-        raise ConfigError(f"data.partition {path!r} gives client {empty[0]} no sample: give each of {clients} clients one or more")
+    shares = Division.by_owner(owners.astype(np.int64), clients)
+    if not shares.sizes.all():
+        raise ConfigError(
+            f"data.partition {path!r} gives client {shares.sizes.argmin()} no sample: give each of {clients} clients one or more"
+        )
     return shares
 
 
@@ -335,10 +336,10 @@ def _label_holders(
     return holders
 
 
-def _fill_empty(shares: list[Indices]) -> tuple[Indices, ...]:
+def _fill_empty(shares: list[Indices]) -> Division:
     """Hand an empty client one sample of the client that holds most."""
     for client, share in enumerate(shares):
         if share.size == 0:
             donor = max(range(len(shares)), key=lambda other: shares[other].size)
             shares[client], shares[donor] = shares[donor][-1:], shares[donor][:-1]
-    return tuple(shares)
+    return Division.of(shares)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ldpfl import models, tasks
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
+from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
@@ -129,8 +130,8 @@ def build(
     persons = persons_of(config, task)
     parts = divided(config, task, persons)
     if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
-        parts, persons = tuple(persons.rows_of(own)[0] for own in parts), None
-    mechanism = mechanism_of(config, ranges, [own.size for own in parts])
+        parts, persons = Division.of([persons.rows_of(own)[0] for own in parts]), None
+    mechanism = mechanism_of(config, ranges, parts.sizes.tolist())
     task, ledger = _scaled(config, task, parts, mechanism, secret, persons, measured)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
@@ -277,7 +278,7 @@ def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
     return Persons.of(numbers, config.data.person_rows, ~without_answer(task.train.targets).numpy())
 
 
-def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> tuple[NDArray[np.int64], ...]:
+def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> Division:
     """Return the train samples of each client, or its ``persons``: as the data say, or else as ``config`` divides them.
 
     Raises:
@@ -285,16 +286,16 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
     """
     own, count = config.data, len(task.train if persons is None else persons)
     if own.at_nodes:  # each node knows its own rows, and nobody those of others
-        return (np.arange(count),) * config.clients.count
+        return Division.shared(np.arange(count), config.clients.count)
     if task.clients is not None:
         if own.by_label or own.partition != "iid":
             raise ConfigError("data.client says whose each row is: leave data.partition and data.private_label out")
         owners = task.clients if persons is None else task.clients[persons.rows[persons.first]]
         clients = int(owners.max()) + 1
-        parts = tuple(np.flatnonzero(owners == client) for client in range(clients))
+        parts = Division.by_owner(owners, clients)
         if clients != config.clients.count:
             raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave that out")
-        if not all(part.size for part in parts):
+        if not parts.sizes.all():
             raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
         return parts
     if task.identities is not None:
@@ -317,7 +318,7 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
     )
 
 
-def _by_person(config: RunConfig, names: Names) -> tuple[NDArray[np.int64], ...]:
+def _by_person(config: RunConfig, names: Names) -> Division:
     """Deal persons out by the name of each of them, so that none decides where another goes."""
     own, generator = config.data, stream(config.seed, Purpose.PARTITION)
     if own.private_label != "none":
@@ -325,13 +326,13 @@ def _by_person(config: RunConfig, names: Names) -> tuple[NDArray[np.int64], ...]
     return partition_by_name(names, config.clients.count, config.seed, generator, scheme=own.partition, alpha=own.alpha)
 
 
-def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], ...]:
+def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
     """Deal samples out by what each of them is called, so that none decides where another goes."""
     if own.by_label or own.partition != "iid":
         raise ConfigError("files are dealt out by their names: leave data.partition and data.private_label out, or give data.client")
     drawn = identities // np.uint64(TEST_SHARE) % np.uint64(count)
-    parts = tuple(np.flatnonzero(drawn == client) for client in range(count))
-    if not all(part.size for part in parts):
+    parts = Division.by_owner(drawn.astype(np.int64), count)
+    if not parts.sizes.all():
         raise ConfigError(f"of {len(identities):,} files, dealt out by their names to {count} clients, one client has none: take fewer")
     return parts
 
@@ -339,7 +340,7 @@ def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) ->
 def _scaled(
     config: RunConfig,
     task: Dataset,
-    parts: Sequence[NDArray[np.int64]],
+    parts: Division,
     mechanism: Mechanism,
     secret: int | None,
     persons: Persons | None,
@@ -350,8 +351,8 @@ def _scaled(
         return task, Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
-    records = sum(part.size for part in parts) / len(parts)
-    counting = measuring_mechanism(config, mechanism, [part.size for part in parts]) if mechanism.record_clip is not None else None
+    records = float(parts.sizes.mean())
+    counting = measuring_mechanism(config, mechanism, parts.sizes.tolist()) if mechanism.record_clip is not None else None
     if measured is not None:
         return scaled_as(task, measured), charged(counting, len(parts), config.shuffling.channel)
     seed = known(secret_seed(config, task, secret))
@@ -405,7 +406,7 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
     return int.from_bytes(digest.digest())
 
 
-def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Sequence[NDArray[np.int64]]) -> int:
+def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division) -> int:
     """Return the seed of who takes part where that is a secret, with a user's own data: ``secret``, and that of no other model or division.
 
     Noise follows from what it hides, so that two models of one seed share none. Who takes part is drawn before there is anything to hide:
@@ -413,8 +414,7 @@ def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Sequence[
     """
     digest = hashlib.sha256(f"{secret} {told_of(module)}".encode())
     digest.update(weights.numpy().tobytes())
-    for part in parts:
-        digest.update(b"%d " % part.size + part.tobytes())
+    digest.update(parts.sizes.tobytes() + parts.starts.tobytes() + parts.places.tobytes())
     return int.from_bytes(digest.digest())
 
 

@@ -61,7 +61,7 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **privacy,
         "clients": config.clients.count,
-        "records": sum(own.size for own in federation.samples),
+        "records": int(federation.samples.sizes.sum()),
         "clients_per_round": last_trained(last).clients,
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
@@ -127,7 +127,7 @@ def of_extending(config: RunConfig) -> list[str]:
 
 
 def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
-    records, delta = sum(own.size for own in federation.samples), config.privacy.delta
+    records, delta = int(federation.samples.sizes.sum()), config.privacy.delta
     if federation.mechanism.record_clip is None or delta * records < 1:
         return []
     what = "persons" if config.data.person else "records"
@@ -177,7 +177,7 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
     if not noisy:
         return {}
     rounds = [metrics.noise for metrics in noisy]
-    sampling = min(1.0, config.training.batch_size / fmean(own.size for own in federation.samples))
+    sampling = min(1.0, config.training.batch_size / float(federation.samples.sizes.mean()))
     charged = [sampling * metrics.clients / config.clients.count * metrics.noise["paper_epsilon"] for metrics in noisy]
     return {
         "noise": {

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.quantities import cohort_size
-from ldpfl.randomness import Purpose, stream
+from ldpfl.randomness import Purpose, SeededStreams, stream
 
 
 def round_cohort(seed: int, round_number: int, clients: int, fraction: float, self_sampling: float | None) -> NDArray[np.int64]:
@@ -41,9 +41,9 @@ def self_sampled_cohort(seed: int, round_number: int, clients: int, self_samplin
 
     Source: Optimal LDP-FL, Algorithm 4, with ``self_sampling`` 0.5; the plain variant that it replaces has 0.
     """
-    draws = np.array([stream(seed, Purpose.PARTICIPATION, round_number, client).random(2) for client in range(clients)])
-    joined: NDArray[np.int64] = np.flatnonzero(draws[:, 1] < self_sampling + (1 - self_sampling) * draws[:, 0]).astype(np.int64)
-    return joined
+    words = SeededStreams.of(range(clients), seed, Purpose.PARTICIPATION, round_number).block(range(clients), 4)
+    draws = (words.view(np.uint64) >> np.uint64(11)) * 2.0**-53
+    return np.flatnonzero(draws[:, 1] < self_sampling + (1 - self_sampling) * draws[:, 0])
 
 
 def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDArray[np.int64]:

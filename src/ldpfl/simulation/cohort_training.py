@@ -5,15 +5,16 @@ How many are trained at once is found by ``chunking``; how, is in ``local_traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.division import Division
 from ldpfl.errors import PrivacyError
-from ldpfl.randomness import Purpose, known, stream
+from ldpfl.randomness import Purpose, SeededStreams, known
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
 from ldpfl.simulation.federation import Federation
@@ -53,7 +54,7 @@ def trained_in_chunks(
 ) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
     """Train the cohort in chunks and yield each chunk's places in ``cohort`` and its clients' values, (k,) and (k, d)."""
     # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
-    order = np.argsort([federation.samples[client].size for client in cohort], kind="stable")
+    order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     for piece in split_evenly(len(cohort), chunk_size):
         places = order[piece]
         trained = train_clients(federation, state, cohort[places])
@@ -80,28 +81,24 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 
 
 def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
-    samples = [federation.samples[client] for client in clients]
+    samples, number = federation.samples.take(clients), state.round + 1
     if federation.perturbed == "gradient":
-        return _gradient_batch(federation, state, clients, samples).to(federation.device)
-    generators = [stream(federation.seed, Purpose.BATCH_ORDER, state.round + 1, int(client)) for client in clients]
-    schedule = batch_schedule(samples, generators, epochs=federation.epochs, batch_size=federation.batch_width)
-    return schedule.to(federation.device)
+        return _gradient_batch(federation, number, clients, samples).to(federation.device)
+    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, number, epoch) for epoch in range(federation.epochs)]
+    return batch_schedule(samples, orders, batch_size=federation.batch_width).to(federation.device)
 
 
-def _gradient_batch(
-    federation: Federation, state: ServerState, clients: NDArray[np.int64], samples: Sequence[NDArray[np.int64]]
-) -> BatchSchedule:
+def _gradient_batch(federation: Federation, number: int, clients: NDArray[np.int64], samples: Division) -> BatchSchedule:
     whole, rate = full_batch(samples, federation.batch_width), federation.mechanism.record_rate
     if rate == 1:
         return whole
-    seed = known(federation.coin_seed)
-    return poisson_batch(whole, rate, [stream(seed, Purpose.RECORDS, state.round + 1, int(client)) for client in clients])
+    return poisson_batch(whole, rate, SeededStreams.of(clients, known(federation.coin_seed), Purpose.RECORDS, number))
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
     """Return how many clients of ``cohort`` to train at once: as many as memory allows where that says nothing of the time."""
     if isinstance(federation.trainer, RecordGradientTrainer):  # it takes records in blocks of its own, whosever they are
         return min(len(cohort), MOST_CLIENTS, most_sums(state.weights, federation.device))
-    largest_first = sorted(cohort.tolist(), key=lambda client: -federation.samples[client].size)
-    schedule = _schedule(federation, state, np.array(largest_first[:MOST_CLIENTS]))
+    largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]
+    schedule = _schedule(federation, state, largest_first[:MOST_CLIENTS])
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
@@ -63,7 +64,7 @@ class Federation:
     coin_seed: int | None
     task: LocalTask
     trainer: Trainer
-    samples: tuple[NDArray[np.int64], ...]
+    samples: Division
     evaluation: Samples
     mechanism: Mechanism
     perturbed: Perturbed
@@ -91,7 +92,7 @@ class Federation:
     @cached_property
     def batch_width(self) -> int:
         """Batch size, or the size of the largest client where that is smaller or all its samples are taken; the same in every chunk."""
-        largest = max(own.size for own in self.samples)
+        largest = int(self.samples.sizes.max())
         return largest if self.perturbed == "gradient" else min(self.batch_size, largest)
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
@@ -105,7 +106,7 @@ class Federation:
         """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
         number = state.round + 1
         if not self.own_data:
-            return SeededStreams.for_clients(known(self.secret_seed), number, clients.tolist())
+            return SeededStreams.for_clients(known(self.secret_seed), number, clients)
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
         variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
@@ -142,7 +143,7 @@ class Federation:
         """Return what ``clients`` (k,) make of ``trained`` (k, d) where one with few records counts for less."""
         if self.full_weight is None:
             return trained
-        sizes = torch.tensor([self.samples[client].size for client in clients], dtype=torch.float32)
+        sizes = torch.from_numpy(self.samples.sizes[clients]).float()
         shares = (sizes / self.full_weight).clamp_max(1.0).unsqueeze(1)
         return trained.mul_(shares) if self.perturbed == "gradient" else torch.lerp(broadcast.expand_as(trained), trained, shares)
 

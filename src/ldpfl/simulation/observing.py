@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ldpfl.mechanisms import Gaussian, Mechanism, Reports
 from ldpfl.mechanisms.gaussian import NoisyReports, SensitivitySchedule
+from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.ranges import LayerRanges
 
 Memory = Mapping[str, Tensor]
@@ -112,17 +113,19 @@ class ClippedCounter:
 
     def __init__(self, ranges: LayerRanges) -> None:
         center, radius = ranges.expand()
-        self._low, self._high = (center - radius).float(), (center + radius).float()
+        self._low, self._high = (center - radius).float().numpy(), (center + radius).float().numpy()
         self._sizes = ranges.sizes
-        self._outside = torch.zeros(len(ranges.sizes), dtype=torch.int64)
+        self._starts = np.cumsum((0, *ranges.sizes[:-1]))
+        self._outside = np.zeros(len(ranges.sizes), dtype=np.int64)
         self._clients = 0
 
     def add(self, values: Tensor) -> None:
         """Count ``values`` (K, d)."""
-        for row in values:
-            outside = (row < self._low) | (row > self._high)
-            self._outside += torch.stack([layer.sum() for layer in outside.split_with_sizes(list(self._sizes))])
-            self._clients += 1
+        for rows in client_blocks(*values.shape):
+            own = values[rows.start : rows.stop].numpy()
+            outside = ((own < self._low) | (own > self._high)).sum(axis=0, dtype=np.int64)
+            self._outside += np.add.reduceat(outside, self._starts)
+        self._clients += len(values)
 
     def fractions(self) -> list[float]:
         """Return the clipped share of each layer."""

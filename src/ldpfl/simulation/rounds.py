@@ -83,7 +83,7 @@ def _round(
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = federation.mechanism.in_round(before.state.public())
-    noise = ScheduledNoise(mechanism, np.array([own.size for own in federation.samples]), joined, before.memory)
+    noise = ScheduledNoise(mechanism, federation.samples.sizes, joined, before.memory)
     records = ClippedRecords()
     if isinstance(federation.trainer, RecordGradientTrainer):
         federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))

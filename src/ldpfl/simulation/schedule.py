@@ -10,6 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.division import Division, Places
+from ldpfl.randomness import BlockSource
+
 
 @dataclass(frozen=True)
 class BatchSchedule:
@@ -40,52 +43,52 @@ class BatchSchedule:
         return BatchSchedule(self.index.to(device), self.mask.to(device))
 
 
-def batch_schedule(
-    samples: Sequence[NDArray[np.int64]], generators: Sequence[np.random.Generator], *, epochs: int, batch_size: int
-) -> BatchSchedule:
+def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, batch_size: int) -> BatchSchedule:
     """Shuffle each client's samples anew for every epoch and cut them into batches.
 
     The last batch of an epoch may be smaller. Clients with fewer samples finish earlier: the rest of their steps are
-    blanked out. A client's order depends on its own generator alone.
+    blanked out. A client's order depends on its own random words alone.
 
     Args:
         samples: for each client, positions (n_k,) in the training set.
+        orders: for each epoch the source of the words by which the samples of client i, its row i, are ordered.
         batch_size: width B of the schedule, whoever is in it. A federation whose largest client holds fewer samples
             than its batch size passes that smaller number.
     """
-    per_client = [
-        [
-            order[start : start + batch_size]
-            for order in (generator.permutation(own) for _ in range(epochs))
-            for start in range(0, order.size, batch_size)
-        ]
-        for own, generator in zip(samples, generators, strict=True)
-    ]
+    own, inside = Division.of(samples).table()
+    clients, most = own.shape
+    steps = -(-inside.sum(axis=1, keepdims=True) // batch_size)
     # The width must not depend on who else is here: another width takes other kernels, which round differently.
-    shape = (len(samples), max(len(batches) for batches in per_client), batch_size)
-    index, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    for client, batches in enumerate(per_client):
-        index[client] = samples[client][0]
-        for step, batch in enumerate(batches):
-            index[client, step, : batch.size] = batch
-            mask[client, step, : batch.size] = 1.0
+    index = np.repeat(own[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
+    mask = np.zeros(index.shape, dtype=np.float32)
+    row, place = np.nonzero(inside)
+    step, within = place // batch_size, place % batch_size
+    for epoch, source in enumerate(orders):
+        order = own if most == 1 else np.take_along_axis(own, _ranks(source, inside), axis=1)
+        index[row, step + epoch * steps[row, 0], within] = order[row, place]
+        mask[row, step + epoch * steps[row, 0], within] = 1.0
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
 
 
-def full_batch(samples: Sequence[NDArray[np.int64]], width: int) -> BatchSchedule:
+def _ranks(source: BlockSource, inside: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return for each row (K, n) the order of its entries that are ``inside``, which come first: that of 64 random bits of each."""
+    clients, most = inside.shape
+    keys = source.block(range(clients), 2 * most).view(np.uint64)
+    return np.where(inside, keys, np.iinfo(np.uint64).max).argsort(axis=1)
+
+
+def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
     """Return the schedule of one step over all of each client's samples, in the order that they have; ``width`` as for mini-batches."""
-    index, mask = np.zeros((len(samples), 1, width), dtype=np.int64), np.zeros((len(samples), 1, width), dtype=np.float32)
-    for client, own in enumerate(samples):
-        index[client] = own[0]
-        index[client, 0, : own.size] = own
-        mask[client, 0, : own.size] = 1.0
+    own, inside = Division.of(samples).table()
+    index = np.repeat(own[:, None, :1], width, axis=2)
+    index[:, 0, : own.shape[1]] = own
+    mask = np.zeros(index.shape, dtype=np.float32)
+    mask[:, 0, : own.shape[1]] = inside
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
 
 
-def poisson_batch(whole: BatchSchedule, rate: float, generators: Sequence[np.random.Generator]) -> BatchSchedule:
+def poisson_batch(whole: BatchSchedule, rate: float, coins: BlockSource) -> BatchSchedule:
     """Return ``whole`` with each sample in it by a coin of its own, with a probability of ``rate``, and up to 2^-32 less."""
-    mask = whole.mask.clone()
-    for client, generator in enumerate(generators):
-        drawn = generator.integers(2**32, size=mask.shape[1:], dtype=np.uint64)
-        mask[client] *= torch.from_numpy((drawn < int(rate * 2**32)).astype(np.float32))
-    return BatchSchedule(whole.index, mask)
+    drawn = coins.block(range(whole.clients), whole.mask[0].numel()).view(np.uint32)
+    taken = torch.from_numpy(drawn < int(rate * 2**32)).reshape(whole.mask.shape)
+    return BatchSchedule(whole.index, whole.mask * taken)

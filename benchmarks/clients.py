@@ -1,0 +1,78 @@
+"""One round of a federation of many clients that hold one record each: logistic regression, 784 inputs by 10 classes, on made-up digits.
+
+    python benchmarks/clients.py [--clients 100000] [--mechanism duchi] [--profile]
+
+Prints seconds, microseconds a client, and the peak of memory. Run with OMP_NUM_THREADS=1 for one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import resource
+import time
+
+import torch
+
+from ldpfl import data
+from ldpfl.experiments.build import build
+from ldpfl.experiments.config import RunConfig
+from ldpfl.simulation import simulate
+
+
+def made_up(clients: int, inputs: int, classes: int) -> data.Dataset:
+    """Return ``clients`` records of random pixels, each of a random class."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (clients, 1, 1, inputs), dtype=torch.uint8, generator=generator)
+    train = data.Samples(pixels, torch.randint(0, classes, (clients,), generator=generator))
+    return data.Dataset("made-up", train, train.take(slice(1000)), classes, (0.1307,), (0.3081,), "made-up")
+
+
+def config_of(args: argparse.Namespace) -> RunConfig:
+    """Return the config of one round."""
+    regime_b = args.mechanism == "privunit-g"
+    return RunConfig.model_validate(
+        {
+            "seed": 1,
+            "data": {"name": "mnist"},
+            "model": {"name": "linear"},
+            "clients": {"count": args.clients, "fraction": 1.0},
+            "training": {"rounds": 1, "epochs": 1, "batch_size": 1, "learning_rate": 0.01},
+            "mechanism": {"name": args.mechanism, "epsilon": 8.0 if regime_b else 1.0, "perturbed": args.perturbed},
+        }
+    )
+
+
+def main() -> None:
+    """Time one round."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=100_000)
+    parser.add_argument("--mechanism", default="duchi")
+    parser.add_argument("--perturbed", default="update")
+    parser.add_argument("--inputs", type=int, default=784)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    dataset = made_up(args.clients, args.inputs, 10)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    federation, start = build(config_of(args), dataset, torch.device("cpu"))
+    built = time.perf_counter()
+    profile = cProfile.Profile()
+    if args.profile:
+        profile.enable()
+    (last,) = simulate(federation, start, 1)
+    profile.disable()
+    seconds = time.perf_counter() - built
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(
+        f"{args.mechanism}: {args.clients:,} clients x {last.state.weights.numel():,} weights: {seconds:.2f} s, "
+        f"{seconds / args.clients * 1e6:.1f} us a client; built in {built - began:.1f} s; "
+        f"memory {peak / 1024:.0f} MiB at the peak, {before / 1024:.0f} of them before"
+    )
+    if args.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Who holds which samples: the places of all clients in one array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Division(Sequence[Places]):
+    """For each client the places of its samples: 8 bytes for a sample and 16 for a client, however many there are.
+
+    Attributes:
+        places: (N,) of all clients.
+        starts, sizes: (K,) where those of each client begin, and how many they are.
+    """
+
+    places: Places
+    starts: Places
+    sizes: Places
+
+    @classmethod
+    def of(cls, parts: Sequence[Places]) -> Division:
+        """Return the division that gives each client its own of ``parts``."""
+        if isinstance(parts, Division):
+            return parts
+        sizes = np.array([part.size for part in parts], dtype=np.int64)
+        return cls(np.concatenate([np.empty(0, dtype=np.int64), *parts]), np.cumsum(sizes) - sizes, sizes)
+
+    @classmethod
+    def equal(cls, places: Places, clients: int) -> Division:
+        """Return ``places`` cut into equal parts; a remainder that does not divide is left out."""
+        size = len(places) // clients
+        return cls(places[: size * clients], np.arange(clients) * size, np.full(clients, size))
+
+    @classmethod
+    def by_owner(cls, owners: Places, clients: int) -> Division:
+        """Return the division that gives each client the places, in ascending order, of which ``owners`` (N,) names it; -1 names none."""
+        sizes = np.bincount(owners[owners >= 0], minlength=clients)
+        return cls(owners.argsort(kind="stable"), np.cumsum(sizes) - sizes + len(owners) - int(sizes.sum()), sizes)
+
+    @classmethod
+    def shared(cls, places: Places, clients: int) -> Division:
+        """Return the division that gives all ``places`` to every client."""
+        return cls(places, np.zeros(clients, dtype=np.int64), np.full(clients, len(places)))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, client: int) -> Places: ...
+    @overload
+    def __getitem__(self, client: slice) -> Division: ...
+    def __getitem__(self, client: int | slice) -> Places | Division:
+        if isinstance(client, slice):
+            return Division(self.places, self.starts[client], self.sizes[client])
+        client = range(len(self))[client]
+        return self.places[self.starts[client] : self.starts[client] + self.sizes[client]]
+
+    def __iter__(self) -> Iterator[Places]:
+        return (self[client] for client in range(len(self)))
+
+    def take(self, clients: Places) -> Division:
+        """Return the division of ``clients`` (k,) alone, in their order."""
+        table, inside = self._table(clients)
+        sizes = self.sizes[clients]
+        return Division(table[inside], np.cumsum(sizes) - sizes, sizes)
+
+    def table(self) -> tuple[Places, NDArray[np.bool_]]:
+        """Return the places as a table (K, most), filled up with the first place of each client, and which entries count."""
+        return self._table(np.arange(len(self)))
+
+    def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:
+        sizes = self.sizes[clients, None]
+        inside = np.arange(int(sizes.max(initial=0))) < sizes
+        return self.places[np.where(inside, np.arange(inside.shape[1]), 0) + self.starts[clients, None]], inside
