@@ -214,7 +214,7 @@ class _Thresholds:
         np.floor(first.clip(-self.first_limit, self.first_limit, out=first), out=first)
         ours = first.astype(np.int16)
         drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
-        bits = drawn < ours
+        bits: NDArray[np.bool_] = drawn < ours
         row, place = np.divmod(np.flatnonzero(drawn == ours), width)
         exact = np.rint(offset[row, place].astype(np.float64) * slope[place]).clip(-self.half, self.half).astype(np.int64)
         low = draw_each(source, row + rows.start) & ((1 << _LOW) - 1)

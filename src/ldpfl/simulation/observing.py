@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,55 +16,69 @@ from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.ranges import LayerRanges
 
 Memory = Mapping[str, Tensor]
-"""By name, a row for each client of the federation. Private to the clients: the server's side of a round must not see it."""
+"""By name, a row for each client. Private to the clients: the server's side of a round must not see it."""
 
 
-class ScheduledNoise:
-    """The clients' side of a round: binds the mechanism to clients, and records what its noise was.
+@dataclass(frozen=True, eq=False)
+class ClientFacts:
+    """What k clients know of themselves before a round: how many samples they hold, how many rounds they joined, what they remember."""
 
-    For a mechanism without a schedule it does nothing.
-    """
+    samples: Tensor
+    joined: Tensor
+    memory: Memory
 
-    def __init__(self, mechanism: Mechanism, samples: NDArray[np.int64], joined: NDArray[np.int64], memory: Memory) -> None:
-        """``samples`` and ``joined`` (N,) are of all clients: data set sizes, and rounds joined before this one."""
-        self._mechanism = mechanism
-        self._samples, self._joined = torch.from_numpy(samples), torch.from_numpy(joined)
-        self._before, self._after = memory, dict(memory)
-        self._clients: list[Tensor] = []
-        self._sigma: list[Tensor] = []
-        self._norms: list[Tensor] = []
+    def take(self, rows: NDArray[np.int64] | slice) -> ClientFacts:
+        """Return the facts of some of these clients."""
+        own = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        return ClientFacts(self.samples[own], self.joined[own], {name: kept[own] for name, kept in self.memory.items()})
 
-    def bind(self, clients: NDArray[np.int64], dimension: int) -> Mechanism:
-        """Return the mechanism for ``clients``."""
-        if not isinstance(self._mechanism, Gaussian):
-            return self._mechanism
-        if not self._before:
-            self._before = self._mechanism.schedule.initial_memory(len(self._samples), dimension)
-            self._after = {name: rows.clone() for name, rows in self._before.items()}
-        own = torch.from_numpy(clients)
-        remembered = {name: rows[own] for name, rows in self._before.items()}
-        return self._mechanism.for_clients({"samples": self._samples[own], "joined": self._joined[own], **remembered})
+    def bound(self, mechanism: Mechanism) -> Mechanism:
+        """Return the ``mechanism`` of these clients; the same, unless its noise follows a schedule."""
+        if not isinstance(mechanism, Gaussian):
+            return mechanism
+        return mechanism.for_clients({"samples": self.samples, "joined": self.joined, **self.memory})
 
-    def record(self, bound: Mechanism, clients: NDArray[np.int64], values: Tensor, ranges: LayerRanges, reports: Reports) -> None:
-        """Take down what the ``clients`` that ``bound`` belongs to sent, (K, d) ``values`` before noise."""
+
+@dataclass(frozen=True, eq=False)
+class SentNoise:
+    """The noise of ``clients`` (k,) in a round: ``sigma`` (k, L), its norm (k,), and what they remember of the round."""
+
+    clients: NDArray[np.int64]
+    sigma: Tensor
+    norms: Tensor
+    memory: Memory
+
+    @classmethod
+    def of(cls, bound: Mechanism, clients: NDArray[np.int64], values: Tensor, ranges: LayerRanges, reports: Reports) -> SentNoise | None:
+        """Return the noise in ``reports`` of ``values`` (k, d); None without a schedule."""
         if not (isinstance(bound, Gaussian) and isinstance(reports, NoisyReports)):
-            return
-        own = torch.from_numpy(clients)
-        self._clients.append(own)
-        self._sigma.append(reports.sigma)
-        self._norms.append(reports.noise_norm)
-        for name, rows in bound.remember(values, ranges, reports).items():
-            if self._after[name] is self._before.get(name):
-                self._after[name] = self._after[name].clone()  # the checkpoint before this round keeps its own
-            self._after[name][own] = rows
+            return None
+        return cls(clients, reports.sigma, reports.noise_norm, bound.remember(values, ranges, reports))
+
+
+class RoundNoise:
+    """The noise of a whole round. For a mechanism without a schedule it knows nothing."""
+
+    def __init__(self, mechanism: Mechanism, before: Memory, sent: Sequence[SentNoise]) -> None:
+        """``before`` is what all clients of the federation remembered."""
+        self._mechanism, self._sent = mechanism, sent
+        self._memory = dict(before)
+        for name in {name for part in sent for name in part.memory}:
+            self._memory[name] = self._memory[name].clone()  # the checkpoint before this round keeps its own
+        for part in sent:
+            for name, rows in part.memory.items():
+                self._memory[name][torch.from_numpy(part.clients)] = rows
 
     def memory(self) -> dict[str, Tensor]:
         """Return what all clients remember after the round."""
-        return self._mechanism.schedule.settle(self._after) if isinstance(self._mechanism, Gaussian) else {}
+        return self._mechanism.schedule.settle(self._memory) if isinstance(self._mechanism, Gaussian) else {}
 
     def std(self) -> Tensor | None:
         """Return the standard deviation (L,) of the noise in the mean; None without a schedule."""
-        return self._by_client(self._sigma).square().sum(dim=0).sqrt() / sum(map(len, self._sigma)) if self._sigma else None
+        if not self._sent:
+            return None
+        sigma = self._by_client([part.sigma for part in self._sent])
+        return sigma.square().sum(dim=0).sqrt() / len(sigma)
 
     def figures(self, sizes: tuple[int, ...]) -> dict[str, float]:
         """Return the round's figures, empty without a schedule; only a simulation can know them where noise depends on the data.
@@ -72,13 +87,13 @@ class ScheduledNoise:
         LaDP-FL's "noise scale". ``multiplier_median``, ``multiplier_max``: noise of a layer over that of Full DP.
         ``paper_epsilon``: what the paper charges a client for the round, q = 1.
         """
-        if not (self._sigma and isinstance(self._mechanism, Gaussian) and self._mechanism.public):
+        if not (self._sent and isinstance(self._mechanism, Gaussian) and self._mechanism.public):
             return {}
-        sigma, schedule = self._by_client(self._sigma), self._mechanism.schedule
+        sigma, schedule = self._by_client([part.sigma for part in self._sent]), self._mechanism.schedule
         shares = torch.tensor(sizes).double() / sum(sizes)
         figures = {
             "protected_fraction": float(((sigma > 0).double() @ shares).mean()),
-            "norm": float(self._by_client(self._norms).sum()),
+            "norm": float(self._by_client([part.norms for part in self._sent]).sum()),
             "paper_epsilon": schedule.paper_epsilon(self._mechanism.public, sigma),
         }
         if isinstance(schedule, SensitivitySchedule) and bool((sigma > 0).any()):
@@ -88,45 +103,33 @@ class ScheduledNoise:
 
     def _by_client(self, parts: list[Tensor]) -> Tensor:
         """Return the cohort's rows in the order of the clients' numbers: sums round by order, and that of a cohort means nothing."""
-        return torch.cat(parts)[torch.cat(self._clients).argsort()]
+        return torch.cat(parts)[torch.from_numpy(np.concatenate([part.clients for part in self._sent])).argsort()]
 
 
 class ClippedRecords:
     """Counts the records whose gradient is longer than it may be."""
 
     def __init__(self) -> None:
-        self._clipped, self._all = 0, 0
+        self.clipped, self.all = 0, 0
 
     def add(self, too_long: Tensor) -> None:
         """Count records (R,), of which some are ``too_long``."""
-        self._clipped += int(too_long.sum())
-        self._all += len(too_long)
-
-    @property
-    def share(self) -> float | None:
-        """Clipped part of the records; None where there was none."""
-        return self._clipped / self._all if self._all else None
+        self.clipped += int(too_long.sum())
+        self.all += len(too_long)
 
 
 class ClippedCounter:
-    """Counts, layer by layer, the values that lie outside their range."""
+    """Counts, layer by layer, the values that lie outside their range: ``outside`` (L,)."""
 
     def __init__(self, ranges: LayerRanges) -> None:
         center, radius = ranges.expand()
         self._low, self._high = (center - radius).float().numpy(), (center + radius).float().numpy()
-        self._sizes = ranges.sizes
         self._starts = np.cumsum((0, *ranges.sizes[:-1]))
-        self._outside = np.zeros(len(ranges.sizes), dtype=np.int64)
-        self._clients = 0
+        self.outside = np.zeros(len(ranges.sizes), dtype=np.int64)
 
     def add(self, values: Tensor) -> None:
         """Count ``values`` (K, d)."""
         for rows in client_blocks(*values.shape):
             own = values[rows.start : rows.stop].numpy()
             outside = ((own < self._low) | (own > self._high)).sum(axis=0, dtype=np.int64)
-            self._outside += np.add.reduceat(outside, self._starts)
-        self._clients += len(values)
-
-    def fractions(self) -> list[float]:
-        """Return the clipped share of each layer."""
-        return [int(count) / (size * max(self._clients, 1)) for count, size in zip(self._outside, self._sizes, strict=True)]
+            self.outside += np.add.reduceat(outside, self._starts)

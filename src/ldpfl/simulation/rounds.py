@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms import BitReports, Reports
+from ldpfl.mechanisms import Gaussian
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released
-from ldpfl.server import Checkpoint, Observed, ServerState, close_idle_round, close_round, round_event
+from ldpfl.ranges import LayerRanges
+from ldpfl.server import Checkpoint, Observed, close_idle_round, close_round, round_event
 from ldpfl.shuffling import mix
-from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for, trained_in_chunks
+from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.gradients import RecordGradientTrainer
-from ldpfl.simulation.observing import ClippedCounter, ClippedRecords, ScheduledNoise
+from ldpfl.simulation.observing import ClientFacts, RoundNoise
+from ldpfl.simulation.shares import Collected, RoundStart, cut
+from ldpfl.simulation.workers import ONE_PROCESS, Workers
 
 
 def simulate(
-    federation: Federation, start: Checkpoint, rounds: int, clients_done: ClientsDone = lambda done, total: None
+    federation: Federation,
+    start: Checkpoint,
+    rounds: int,
+    clients_done: ClientsDone = lambda done, total: None,
+    workers: Workers = ONE_PROCESS,
 ) -> Iterator[Checkpoint]:
     """Yield the checkpoint after each round, from ``start`` up to ``rounds`` rounds in all.
 
@@ -37,7 +43,7 @@ def simulate(
             checkpoint = _untrained_round(federation, checkpoint, cohort, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
-            checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done)
+            checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done, workers)
         joined[cohort] += 1
         yield checkpoint
 
@@ -78,16 +84,20 @@ def _round(
     joined: NDArray[np.int64],
     chunk_size: int,
     clients_done: ClientsDone,
+    workers: Workers,
 ) -> Checkpoint:
     """Return what follows ``before`` when ``cohort`` takes part."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = federation.mechanism.in_round(before.state.public())
-    noise = ScheduledNoise(mechanism, federation.samples.sizes, joined, before.memory)
-    records = ClippedRecords()
-    if isinstance(federation.trainer, RecordGradientTrainer):
-        federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
-    reports, clipped = _collect(federation, before.state, cohort, noise, chunk_size, clients_done)
+    memory = before.memory
+    if isinstance(mechanism, Gaussian) and not memory:
+        memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
+    facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory)
+    start = RoundStart(before.state, mechanism, chunk_size)
+    done = workers.collect(federation, start, cut(federation, cohort, facts), clients_done)
+    noise = RoundNoise(mechanism, memory, [sent for part in done for sent in part.noise])
+    reports = [batch for part in done for batch in part.reports]
     # From here on nothing knows which client sent what.
     pool = mix(reports, federation.mixing(before.state, reports))
     recorded = noise.std()
@@ -99,8 +109,8 @@ def _round(
         event=_event(federation, number, released(mechanism, ranges, federation.mechanism), pool.clients, cohort, joined),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
-            clipped=() if federation.perturbed == "gradient" else clipped.fractions(),  # no range bounds gradients
-            clipped_records=records.share,
+            clipped=_clipped(done, ranges),
+            clipped_records=_clipped_records(done),
             # What noise there was tells what it hides: of a user's own data it is not kept, but for how large it may be.
             noise_std=None if recorded is None or federation.own_data else recorded.tolist(),
             noise={} if federation.own_data else noise.figures(ranges.sizes),
@@ -110,34 +120,16 @@ def _round(
     )
 
 
-def _collect(
-    federation: Federation,
-    state: ServerState,
-    cohort: NDArray[np.int64],
-    noise: ScheduledNoise,
-    chunk_size: int,
-    clients_done: ClientsDone,
-) -> tuple[list[Reports], ClippedCounter]:
-    """Train the cohort and return its reports; trained weights of a chunk are dropped as soon as it has reported."""
-    reports: list[Reports] = []
-    clipped = ClippedCounter(state.ranges)
-    done = 0
-    for places, values in trained_in_chunks(federation, state, cohort, chunk_size):
-        clients = cohort[places]
-        mechanism = noise.bind(clients, state.ranges.dimension)
-        try:
-            streams = federation.streams(state, clients, values, mechanism)
-            reports.append(mechanism.encode(values, state.ranges, streams))
-        except PrivacyError as error:
-            raise PrivacyError(f"round {state.round + 1} stopped: {error}") from error
-        noise.record(mechanism, clients, values, state.ranges, reports[-1])
-        if type(reports[-1]) is BitReports:  # other bits stay together, a client's in a row
-            reports[-1] = reports[-1].counted()  # all that mixing keeps
-        if federation.perturbed != "gradient":
-            clipped.add(values)
-        done += places.size
-        clients_done(done, len(cohort))
-    return reports, clipped
+def _clipped(done: Sequence[Collected], ranges: LayerRanges) -> list[float]:
+    """Return the share of values outside their range, by layer; nothing where no range bounds them."""
+    clients, outside = sum(part.clients for part in done), [part.outside for part in done if part.outside is not None]
+    return [int(count) / (size * clients) for count, size in zip(np.sum(outside, axis=0), ranges.sizes, strict=True)] if outside else []
+
+
+def _clipped_records(done: Sequence[Collected]) -> float | None:
+    """Return the part of the records that were clipped; None where there was none."""
+    records = sum(part.records for part in done)
+    return sum(part.clipped_records for part in done) / records if records else None
 
 
 def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:

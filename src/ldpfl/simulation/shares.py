@@ -1,0 +1,103 @@
+"""A round's cohort in shares: what one of them is, and what comes of it, in whichever process it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms import BitReports, Mechanism, Reports
+from ldpfl.server import ServerState
+from ldpfl.simulation.chunking import ALIGNED, split_evenly
+from ldpfl.simulation.cohort_training import trained_in_chunks
+from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.gradients import RecordGradientTrainer
+from ldpfl.simulation.observing import ClientFacts, ClippedCounter, ClippedRecords, SentNoise
+
+_SHARES = 64
+"""How many shares a cohort is cut into at most."""
+
+ChunkDone = Callable[[int], None]
+"""Called with how many clients were trained since the last call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Some clients of a round's cohort, and what they know of themselves."""
+
+    clients: NDArray[np.int64]
+    facts: ClientFacts
+
+
+@dataclass(frozen=True, eq=False)
+class RoundStart:
+    """What all clients are told in a round, and how many are trained at once: which changes speed, never results."""
+
+    state: ServerState
+    mechanism: Mechanism
+    chunk_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """What came of a share: reports, and what a simulation sees beside them. No trained weights.
+
+    Attributes:
+        outside: (L,) values outside their range, by layer; None where no range bounds them.
+        clipped_records, records: records whose gradient was shortened, and all of them.
+    """
+
+    clients: int
+    reports: tuple[Reports, ...]
+    noise: tuple[SentNoise, ...]
+    outside: NDArray[np.int64] | None
+    clipped_records: int
+    records: int
+
+
+def cut(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -> list[Share]:
+    """Cut a ``cohort`` into shares that depend on nothing but the cohort: clients of like size together, so that fewer steps are blank.
+
+    ``facts`` are of all clients of the federation.
+    """
+    order = np.argsort(federation.samples.sizes[cohort], kind="stable")
+    most = ALIGNED * -(-len(cohort) // (ALIGNED * _SHARES))
+    return [Share(cohort[order[piece]], facts.take(cohort[order[piece]])) for piece in split_evenly(len(cohort), most)]
+
+
+def collect(federation: Federation, start: RoundStart, share: Share, chunk_done: ChunkDone = lambda clients: None) -> Collected:
+    """Train the clients of a ``share`` and return their reports; trained weights of a chunk are dropped as soon as it has reported.
+
+    Raises:
+        PrivacyError: a client's values must not leave (NaN for instance).
+    """
+    records, clipped = ClippedRecords(), ClippedCounter(start.state.ranges)
+    if isinstance(federation.trainer, RecordGradientTrainer):
+        federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
+    reports: list[Reports] = []
+    noise: list[SentNoise] = []
+    for rows, values in trained_in_chunks(federation, start.state, share.clients, start.chunk_size):
+        clients, mechanism = share.clients[rows], share.facts.take(rows).bound(start.mechanism)
+        try:
+            streams = federation.streams(start.state, clients, values, mechanism)
+            reports.append(mechanism.encode(values, start.state.ranges, streams))
+        except PrivacyError as error:
+            raise PrivacyError(f"round {start.state.round + 1} stopped: {error}") from error
+        sent = SentNoise.of(mechanism, clients, values, start.state.ranges, reports[-1])
+        noise += [] if sent is None else [sent]
+        if federation.perturbed != "gradient":
+            clipped.add(values)
+        chunk_done(len(clients))
+        reports = list(_reduced(reports))
+    outside = None if federation.perturbed == "gradient" else clipped.outside
+    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all)
+
+
+def _reduced(reports: list[Reports]) -> Iterator[Reports]:
+    """Return what mixing keeps of ``reports``."""
+    for batch in reports:
+        # Other bits stay together, a client's in a row.
+        yield batch.counted() if type(batch) is BitReports else batch
