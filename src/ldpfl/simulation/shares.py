@@ -83,21 +83,24 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
         clients, mechanism = share.clients[rows], share.facts.take(rows).bound(start.mechanism)
         try:
             streams = federation.streams(start.state, clients, values, mechanism)
-            reports.append(mechanism.encode(values, start.state.ranges, streams))
+            batch = mechanism.encode(values, start.state.ranges, streams)
         except PrivacyError as error:
             raise PrivacyError(f"round {start.state.round + 1} stopped: {error}") from error
-        sent = SentNoise.of(mechanism, clients, values, start.state.ranges, reports[-1])
+        sent = SentNoise.of(mechanism, clients, values, start.state.ranges, batch)
         noise += [] if sent is None else [sent]
         if federation.perturbed != "gradient":
             clipped.add(values)
+        _keep(reports, batch)
         chunk_done(len(clients))
-        reports = list(_reduced(reports))
     outside = None if federation.perturbed == "gradient" else clipped.outside
     return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all)
 
 
-def _reduced(reports: list[Reports]) -> Iterator[Reports]:
-    """Return what mixing keeps of ``reports``."""
-    for batch in reports:
-        # Other bits stay together, a client's in a row.
-        yield batch.counted() if type(batch) is BitReports else batch
+def _keep(reports: list[Reports], batch: Reports) -> None:
+    """Add to ``reports`` what mixing keeps of ``batch``: of bits, how many are set."""
+    if type(batch) is not BitReports:  # other bits stay together, a client's in a row
+        reports.append(batch)
+    elif reports:
+        reports[0] = reports[0].plus(batch.counted())
+    else:
+        reports.append(batch.counted())

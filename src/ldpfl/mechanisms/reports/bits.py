@@ -87,6 +87,10 @@ class BitCounts(BitReports):
         self.ones = ones
         self._clients = clients
 
+    def plus(self, other: BitCounts) -> BitCounts:
+        """Return the counts of both."""
+        return BitCounts(self.ones + other.ones, self.clients + other.clients)
+
     @property
     def clients(self) -> int:
         return self._clients
