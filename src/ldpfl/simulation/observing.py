@@ -118,6 +118,10 @@ class ClippedRecords:
         self.all += len(too_long)
 
 
+_COUNTED = 255
+"""The most that a uint8 counter holds."""
+
+
 class ClippedCounter:
     """Counts, layer by layer, the values that lie outside their range: ``outside`` (L,)."""
 
@@ -129,7 +133,7 @@ class ClippedCounter:
 
     def add(self, values: Tensor) -> None:
         """Count ``values`` (K, d)."""
-        for rows in client_blocks(*values.shape):
+        for rows in client_blocks(*values.shape, most=_COUNTED):
             own = values[rows.start : rows.stop].numpy()
-            outside = ((own < self._low) | (own > self._high)).sum(axis=0, dtype=np.int64)
-            self.outside += np.add.reduceat(outside, self._starts)
+            outside = (own < self._low) | (own > self._high)
+            self.outside += np.add.reduceat(outside.sum(axis=0, dtype=np.uint8), self._starts, dtype=np.int64)

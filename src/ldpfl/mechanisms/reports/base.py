@@ -16,9 +16,9 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
     return (slice(start, min(start + COORDINATE_BLOCK, dimension)) for start in range(0, dimension, COORDINATE_BLOCK))
 
 
-def client_blocks(clients: int, width: int) -> Iterator[range]:
-    """Cut ``clients`` rows of ``width`` values each into blocks of four times ``COORDINATE_BLOCK`` values, or of one client."""
-    together = max(1, 4 * COORDINATE_BLOCK // max(1, width))
+def client_blocks(clients: int, width: int, most: int = 1 << 30) -> Iterator[range]:
+    """Cut ``clients`` rows of ``width`` values each into blocks of four times ``COORDINATE_BLOCK`` values, or of one client; of ``most``."""
+    together = min(most, max(1, 4 * COORDINATE_BLOCK // max(1, width)))
     return (range(row, min(row + together, clients)) for row in range(0, clients, together))
 
 
