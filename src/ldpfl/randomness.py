@@ -40,6 +40,10 @@ class Purpose(IntEnum):
     MEASURING = 10
 
 
+WORDS = "aes-256 counters, 1"
+"""How seeded words are made: a run that was begun with others would end as a mixture."""
+
+
 def known(secret: int | None) -> int:
     """Return ``secret``.
 

@@ -37,6 +37,7 @@ def test_owners_hold_their_own_places_in_order(owners: list[int]) -> None:
 def test_equal_parts_leave_a_remainder_out_and_shared_places_are_held_once() -> None:
     assert [own.tolist() for own in Division.equal(np.arange(11), 3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     shared = Division.shared(np.arange(4), 1000)
-    assert len(shared) == 1000 and shared[999].tolist() == [0, 1, 2, 3] and shared.places.size == 4
+    assert (len(shared), shared.places.size) == (1000, 4)
+    assert shared[999].tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError):
         shared[1000]

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
@@ -436,6 +437,17 @@ def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Pa
     assert process.exitcode == 0
     assert files(killed) == files(whole)
     assert len(files(killed)) == 5
+
+
+def test_a_run_of_other_random_words_is_read_and_not_gone_on_with(tiny_data: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    finished = runner(tiny_data).run(config_of("training.rounds=2"), folder, baseline=False)
+    older = replace(finished.last, words="", state=replace(finished.last.state, round=1))
+    older.save(folder.checkpoint_path)
+    assert runner(tiny_data).run(config_of("training.rounds=2"), folder, resume=True, baseline=False).figures == finished.figures
+    folder.result_path.unlink()
+    with pytest.raises(ConfigError, match="drew random numbers in another way"):
+        runner(tiny_data).run(config_of("training.rounds=2"), folder, resume=True, baseline=False)
 
 
 def test_a_run_is_not_resumed_on_other_data(tiny_data: Path, tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ def noise_free(config: RunConfig) -> RunConfig:
 def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
     """Return the baseline of ``config``, and where it lies.
 
-    The key is the config, the data, the device, the versions and the initial model. The code of a model that is
+    The key is the config, the data, the device, the versions, how random words are made, and the initial model. The code of a model that is
     named by import path is not part of it: such a baseline is run anew each time.
     """
     baseline = noise_free(config)
     federation, start = build(baseline, task)
     initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
-    facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__)
+    facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__, start.words)
     folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
     return Baseline(baseline, task, federation, start, folder)

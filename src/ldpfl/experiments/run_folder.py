@@ -366,6 +366,20 @@ class RunFolder:
             raise ConfigError(f"{self.path} was begun on {last.origin}, and this is {start.origin}: it cannot be resumed")
         return last
 
+    def checkpoint_to_go_on(self, start: Checkpoint) -> Checkpoint:
+        """Return the last checkpoint, or ``start`` if no round was finished, for more rounds to follow.
+
+        Raises:
+            ConfigError: as for :meth:`checkpoint_or`; or its rounds drew their random numbers in another way than those to come.
+        """
+        last = self.checkpoint_or(start)
+        if last.words != start.words:
+            raise ConfigError(
+                f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so its model would be a mixture: it "
+                "can be read, and not gone on with; begin another run in another folder"
+            )
+        return last
+
     def is_damaged(self) -> bool:
         """Tell whether a file of the run cannot be read."""
         try:

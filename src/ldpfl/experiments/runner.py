@@ -104,7 +104,7 @@ class Runner:
             if before is not None and before["noise_free_score"] is None and config.data.brought:
                 wants_baseline = False
             if more_rounds:  # all that may be refused has been by now, and the run still stands as it was
-                folder.checkpoint_or(start)
+                folder.checkpoint_to_go_on(start)
                 folder.reopen(config)
             folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             figures = folder.result() if resume else None
@@ -114,7 +114,7 @@ class Runner:
                 return Finished(config, federation, folder.checkpoint_or(start), figures)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
-            reached = folder.checkpoint_or(start)
+            reached = folder.checkpoint_to_go_on(start)
             if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
                     f"{folder.path} measured its columns in another way than its config now says: a second time is not charged"

@@ -15,6 +15,7 @@ from torch import Tensor
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import check_regular, replace_atomically
 from ldpfl.privacy import Ledger
+from ldpfl.randomness import WORDS
 from ldpfl.ranges import LayerRanges
 from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState
@@ -34,6 +35,7 @@ class Checkpoint:
     Attributes:
         origin: names the data and the device, so that a run is not resumed on others.
         memory: for mechanisms whose clients remember something, by name, a row a client.
+        words: how the seeded random words of its rounds were made.
     """
 
     state: ServerState
@@ -41,6 +43,7 @@ class Checkpoint:
     origin: str = ""
     ledger: Ledger = field(default_factory=Ledger)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    words: str = WORDS
 
     def save(self, path: Path) -> None:
         """Write to ``path`` so that a crash leaves this checkpoint or the one before."""
@@ -56,6 +59,7 @@ class Checkpoint:
             "round": str(self.state.round),
             "sizes": json.dumps(self.state.ranges.sizes),
             "origin": self.origin,
+            "words": self.words,
             "ledger": self.ledger.to_json(),
             "history": json.dumps([asdict(metrics) for metrics in self.history]),
         }
@@ -76,7 +80,7 @@ class Checkpoint:
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
             ranges = LayerRanges(tensors["center"], tensors["radius"], tuple(json.loads(metadata["sizes"])))
             history = tuple(RoundMetrics(**entry) for entry in json.loads(metadata["history"]))
-            origin = metadata["origin"]
+            origin, words = metadata["origin"], metadata.get("words", "")
             ledger = Ledger.from_json(metadata["ledger"], "its ledger")
             state = ServerState(
                 int(metadata["round"]), tensors["weights"].to(torch.float32), ranges, **{name: tensors.get(name) for name in _CARRIED}
@@ -84,7 +88,7 @@ class Checkpoint:
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {error}") from error
-        return cls(state, history, origin, ledger, memory)
+        return cls(state, history, origin, ledger, memory, words)
 
 
 def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", ledger: Ledger | None = None) -> Checkpoint:

@@ -17,7 +17,7 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
 
 
 def client_blocks(clients: int, width: int, most: int = 1 << 30) -> Iterator[range]:
-    """Cut ``clients`` rows of ``width`` values each into blocks of four times ``COORDINATE_BLOCK`` values, or of one client; of ``most``."""
+    """Cut ``clients`` rows of ``width`` values into blocks of 4 times ``COORDINATE_BLOCK`` values, or of one row; of ``most`` at most."""
     together = min(most, max(1, 4 * COORDINATE_BLOCK // max(1, width)))
     return (range(row, min(row + together, clients)) for row in range(0, clients, together))
 
