@@ -12,10 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl import SecureSource, SeededStreams
-from ldpfl.randomness import Purpose, RandomSource, as_source, stream
+from ldpfl import PrivacyError, SecureSource, SeededStreams
+from ldpfl.randomness import Purpose, RandomSource, as_source, draw, draw_block, draw_each, stream, stream_key
 
 WORDS = 200_000
 
@@ -59,11 +65,73 @@ def test_seeded_words_depend_on_seed_and_round() -> None:
     assert draws[0] != draws[1] != draws[2] != draws[0]
 
 
-@pytest.mark.parametrize("counts", [(10, 10, 1), (2, 18, 1), (20, 1)])
-def test_even_blocks_continue_one_stream(counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("counts", [(8, 12, 1), (4, 16, 1), (20, 1)])
+def test_whole_blocks_of_the_cipher_continue_one_stream(counts: tuple[int, ...]) -> None:
     whole = SeededStreams.for_clients(3, 0, [0]).int32(0, 21)
     source = SeededStreams.for_clients(3, 0, [0])
     assert torch.equal(torch.cat([source.int32(0, count) for count in counts]), whole)
+
+
+def test_words_are_the_key_stream_of_the_cipher() -> None:
+    """AES-256 over the client's number in the high half and the block's in the low half of a counter."""
+    key, client = stream_key(9, Purpose.MECHANISM, 4), 2**40 + 3
+    encryptor = Cipher(AES256(key), ECB()).encryptor()
+    blocks = b"".join(encryptor.update(number.to_bytes(8, "little") + client.to_bytes(8, "little")) for number in range(3))
+    source = SeededStreams.for_clients(9, 4, [7, client])
+    assert source.int32(1, 9).numpy().tobytes() == blocks[:36]
+
+
+Asked = st.lists(st.tuples(st.sampled_from(["block", "each", "int32"]), st.integers(1, 9)), min_size=1, max_size=6)
+
+
+@settings(max_examples=100, derandomize=True)
+@given(Asked, st.booleans())
+def test_in_one_call_clients_get_what_each_gets_by_itself(asked: list[tuple[str, int]], bound: bool) -> None:
+    """Whatever is asked for before: blocks, single words of some, or one client's own. With a key for all, or one for each."""
+    clients = [5, 0, 2**33]
+    values = torch.arange(6.0).reshape(3, 2)
+
+    def source(rows: list[int]) -> SeededStreams:
+        if not bound:
+            return SeededStreams.for_clients(1, 2, [clients[row] for row in rows])
+        return SeededStreams.bound(1, Purpose.MECHANISM, [(clients[row],) for row in rows], values[rows])
+
+    together, alone = source([0, 1, 2]), [source([row]) for row in range(3)]
+    for how, count in asked:
+        if how == "block":
+            found = draw_block(together, range(1, 3), count)
+            for row in (1, 2):
+                assert found[row - 1].tolist() == draw_block(alone[row], range(1), count)[0].tolist()
+        elif how == "each":
+            rows = np.repeat([0, 2], [count, 2])
+            words = draw_each(together, rows)
+            for row in (0, 2):
+                assert words[rows == row].tolist() == draw_each(alone[row], np.zeros((rows == row).sum(), dtype=np.int64)).tolist()
+        else:
+            assert torch.equal(together.int32(2, count), alone[2].int32(0, count))
+
+
+def test_blocks_of_a_source_that_knows_none_are_drawn_row_by_row() -> None:
+    class Rows:
+        def int32(self, row: int, count: int) -> Tensor:
+            return torch.arange(count, dtype=torch.int32) + 100 * row
+
+    assert draw_block(Rows(), range(1, 3), 2).tolist() == [[100, 101], [200, 201]]
+    assert draw_each(Rows(), np.array([0, 2, 2])).tolist() == [0, 200, 201]
+
+
+def test_more_clients_than_a_source_has_and_words_of_another_kind_are_refused() -> None:
+    source = SeededStreams.for_clients(0, 0, [1, 2])
+    for ask in (lambda: draw_block(source, range(1, 3), 4), lambda: draw_each(source, np.array([1, 2])), lambda: draw(source, 2, 4)):
+        with pytest.raises(PrivacyError):
+            ask()
+
+    class Short(SecureSource):
+        def block(self, rows: range, count: int) -> NDArray[np.int32]:
+            return super().block(rows, count)[:, 1:]
+
+    with pytest.raises(PrivacyError, match="expected int32"):
+        draw_block(Short(), range(2), 4)
 
 
 @pytest.mark.parametrize(

@@ -152,13 +152,11 @@ class SeededStreams:
 
     def int32(self, row: int, count: int) -> Tensor:
         """Return ``count`` words for the client in ``row``."""
-        if not 0 <= row < len(self._clients):
-            raise IndexError(row)
         return torch.from_numpy(self.block(range(row, row + 1), count)[0])
 
     def block(self, rows: range, count: int) -> NDArray[np.int32]:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
-        own, blocks = slice(rows.start, rows.stop), -(-count // _WORDS)
+        own, blocks = self._own(rows.start, rows.stop), -(-count // _WORDS)
         counters = np.empty((len(rows), blocks, 2), dtype="<u8")
         np.add(self._used[own, None], np.arange(blocks, dtype=np.uint64), out=counters[:, :, 0])
         counters[:, :, 1] = self._clients[own, None]
@@ -168,7 +166,7 @@ class SeededStreams:
     def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
         first = int(rows[0])
-        own = slice(first, int(rows[-1]) + 1)
+        own = self._own(first, int(rows[-1]) + 1)
         rows = rows - first
         counts = np.bincount(rows)
         blocks = -(-counts // _WORDS)
@@ -180,6 +178,11 @@ class SeededStreams:
         self._used[own] += blocks.view(np.uint64)
         words = self._enciphered(counters, range(own.start, own.stop), blocks.tolist())
         return words[(_WORDS * before - words_before)[rows] + np.arange(len(rows))]
+
+    def _own(self, start: int, stop: int) -> slice:
+        if not 0 <= start <= stop <= len(self._clients):
+            raise IndexError(stop)
+        return slice(start, stop)
 
     def _enciphered(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int]) -> NDArray[np.int32]:
         """Return what ``counters`` (..., 2), so many ``blocks`` of each of ``rows``, are enciphered to, (n,) words."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms import Gaussian, Mechanism
+from ldpfl.mechanisms import Gaussian
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -42,7 +42,7 @@ from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import Fixed
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.observing import ScheduledNoise
+from ldpfl.simulation.observing import ClientFacts, RoundNoise, SentNoise
 from simulated import CLIENTS, federation_of
 
 ROUNDS = 4
@@ -318,15 +318,16 @@ def test_other_mechanisms_have_no_such_figures_and_no_memory(mechanism: str, tin
     assert last.memory == {}
 
 
-def clients_noise(mechanism: Mechanism, federation: Federation, values: Tensor, start: Checkpoint) -> ScheduledNoise:
+def clients_noise(mechanism: Gaussian, federation: Federation, values: Tensor, start: Checkpoint) -> RoundNoise:
     """The clients' side of one round in which everybody sends ``values``."""
-    samples = np.array([own.size for own in federation.samples])
-    noise = ScheduledNoise(mechanism, samples, np.zeros(CLIENTS, dtype=np.int64), {})
-    clients = np.arange(CLIENTS)
-    bound = noise.bind(clients, start.state.ranges.dimension)
-    reports = bound.encode(values, start.state.ranges, SeededStreams.for_clients(1, 2, range(CLIENTS)))
-    noise.record(bound, clients, values, start.state.ranges, reports)
-    return noise
+    ranges, clients = start.state.ranges, np.arange(CLIENTS)
+    memory = mechanism.schedule.initial_memory(CLIENTS, ranges.dimension)
+    facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.zeros(CLIENTS, dtype=torch.int64), memory)
+    bound = facts.bound(mechanism)
+    reports = bound.encode(values, ranges, SeededStreams.for_clients(1, 2, range(CLIENTS)))
+    sent = SentNoise.of(bound, clients, values, ranges, reports)
+    assert sent is not None
+    return RoundNoise(mechanism, memory, [sent])
 
 
 @pytest.mark.parametrize(("name", "same"), [("ladp-sound", True), ("ladp", False)])
@@ -342,6 +343,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
     assert (ours.history[-1].noise_std == theirs.history[-1].noise_std) == same
 
     mechanism = federation.mechanism.in_round(earlier.state.public())
+    assert isinstance(mechanism, Gaussian)
     values = torch.randn(CLIENTS, 4010, generator=torch.Generator().manual_seed(1))
     stds = [clients_noise(mechanism, federation, scale * values, start).std() for scale in (1e-3, 1e-1)]
     assert stds[0] is not None

@@ -200,7 +200,9 @@ class _Thresholds:
         slopes, limit = half / ranges.radius, np.float32(half / 2**_LOW)
         if float(limit) > half / 2**_LOW:
             limit = np.nextafter(limit, np.float32(0))
-        return cls(half, ranges, slopes, (slopes / 2**_LOW).float(), limit, not bool(ranges.center.any()))
+        return cls(
+            half, ranges, slopes, (slopes / 2**_LOW).clamp_max(np.finfo(np.float32).max).float(), limit, not bool(ranges.center.any())
+        )
 
     def bits(self, values: NDArray[np.float32], own: slice, source: RandomSource, rows: range) -> NDArray[np.bool_]:
         """Return the bits (k, b) of the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
@@ -210,7 +212,8 @@ class _Thresholds:
         )
         # Where all centers are 0, as of updates, a pass over the weights is saved.
         offset = values if self.centered else np.subtract(values, center, dtype=np.float64)
-        first = np.multiply(offset, first_slope, dtype=np.float32, casting="same_kind")
+        with np.errstate(over="ignore"):  # what is infinite is clipped
+            first = np.multiply(offset, first_slope, dtype=np.float32, casting="same_kind")
         np.floor(first.clip(-self.first_limit, self.first_limit, out=first), out=first)
         ours = first.astype(np.int16)
         drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
