@@ -267,7 +267,7 @@ def draw_block(source: RandomSource, rows: range, count: int) -> NDArray[np.int3
     block: Callable[[range, int], NDArray[np.int32]] | None = getattr(source, "block", None)
     if block is None:
         return np.stack([draw(source, row, count).numpy() for row in rows])
-    return _asked(lambda: block(rows, count), (len(rows), count))
+    return _asked(lambda: block(rows, count), (len(rows), count), rows.stop - 1)
 
 
 def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -283,11 +283,11 @@ def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32
         found, counts = np.unique(rows, return_counts=True)
         words = [draw(source, row, count).numpy() for row, count in zip(found.tolist(), counts.tolist(), strict=True)]
         return np.concatenate(words)
-    return _asked(lambda: each(rows), rows.shape)
+    return _asked(lambda: each(rows), rows.shape, int(rows[-1]))
 
 
-def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Return what ``ask`` gives, if it is int32 of ``shape``.
+def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last: int) -> NDArray[np.int32]:
+    """Return what ``ask`` gives for client rows up to ``last``, if it is int32 of ``shape``.
 
     Raises:
         PrivacyError: the source ran out, or returned another shape or dtype.
@@ -295,7 +295,7 @@ def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]) -> NDAr
     try:
         words = ask()
     except IndexError:
-        raise PrivacyError("the random source has fewer clients than there are rows; nothing was sent") from None
+        raise PrivacyError(f"the random source has no stream for client row {last}; nothing was sent") from None
     if words.dtype != np.int32 or words.shape != shape:
         raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
     return words

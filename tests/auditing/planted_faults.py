@@ -81,9 +81,9 @@ class Reusing:
         if self._blocks:
             kept = self._kept.setdefault(row, self._source.int32(row, COORDINATE_BLOCK))
             return kept[:count].clone()
-        if row == 0 or not self._clients:
-            self._kept[0] = self._source.int32(0, count)
-        return self._kept[0].clone()
+        if row == 0 or not self._clients or count not in self._kept:
+            self._kept[count] = self._source.int32(0, count)
+        return self._kept[count].clone()
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,6 +41,7 @@ from flower_parts import (
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
 from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeights, NotSetUp, OtherRunConfig
@@ -125,15 +126,15 @@ def test_a_deployed_client_draws_from_the_secure_source(monkeypatch: pytest.Monk
     drawn: list[int] = []
 
     class Watched(SecureSource):
-        def int32(self, row: int, count: int) -> torch.Tensor:
-            drawn.append(count)
-            return super().int32(row, count)
+        def block(self, rows: range, count: int) -> NDArray[np.int32]:
+            drawn.append(len(rows) * count)
+            return super().block(rows, count)
 
     monkeypatch.setattr("ldpfl.flower.client_app.SecureSource", Watched)
     node = OpenNode()
     app = LdpClientApp(shift, node=lambda context: node)
     reports = {report_of(ask(app)) for _ in range(6)}
-    assert drawn == [15] * 6
+    assert drawn == [8] * 6  # 16 bits for each of 15 weights
     assert len(reports) > 1
 
 
@@ -579,7 +580,7 @@ def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.Mon
 
     def spoiling(message: Message, context: Context) -> Message:
         torch.set_default_dtype(torch.float64)
-        monkeypatch.setattr(SeededStreams, "int32", lambda *_: torch.zeros(1))
+        monkeypatch.setattr(SeededStreams, "block", lambda *_: np.zeros(1))
         return shift(message, context)
 
     assert ask(app_of(spoiling), instruction(terms_of(reply_s=4.0))).content == ask(app_of(shift)).content

@@ -28,17 +28,16 @@ CNN = (250, 10, 5000, 20, 16_000, 50, 500, 10)
 
 
 class Prepared:
-    """Hands every row the same place and sign words, so that a test decides what is sampled and every comparison."""
+    """Hands every row the same place words, and the only row the halves of its sign's, so that a test decides every comparison."""
 
-    def __init__(self, places: Sequence[int], signs: Tensor | None = None) -> None:
+    def __init__(self, places: Sequence[int], sign: int | None = None) -> None:
         self._places = torch.tensor(places, dtype=torch.int32)
-        self._signs = signs
+        self._halves = [] if sign is None else [sign >> 16, sign & 0xFFFF]
 
     def int32(self, row: int, count: int) -> Tensor:
         if count == self._places.numel():
             return self._places
-        assert self._signs is not None
-        return self._signs[row].to(torch.int32).reshape(count)
+        return torch.tensor([self._halves.pop(0)], dtype=torch.int32).reshape(count)
 
 
 def place_words(index: int, size: int) -> tuple[int, int]:
@@ -60,7 +59,7 @@ def plus_counts(mechanism: Harmony, values: Sequence[float], ranges: LayerRanges
     low, high = LOWEST, -LOWEST
     while low < high:
         middle = (low + high) // 2
-        source = Prepared(place_words(index, len(values)), torch.tensor([[middle]]))
+        source = Prepared(place_words(index, len(values)), middle)
         report = mechanism.encode(torch.tensor([list(values)]), ranges, source)
         assert report.index.tolist() == [[index]]
         low, high = (middle + 1, high) if report.signs[0, 0] else (low, middle)
@@ -118,7 +117,7 @@ def test_the_place_is_the_upper_half_of_word_times_size(size: int) -> None:
     edges = [0, 1, WORDS - 1, WORDS, (1 << 64) - 1, 1 << 63, *(-(-(index << 64) // size) - 1 for index in range(1, min(size, 5)))]
     for word in edges + [int(high) << 32 | int(low) for high, low in generator.integers(0, WORDS, (20, 2))]:
         halves = [half - WORDS if half >= WORDS // 2 else half for half in (word >> 32, word % WORDS)]
-        report = Harmony(1.0).encode(values, ranges, Prepared(halves, torch.tensor([[0]])))
+        report = Harmony(1.0).encode(values, ranges, Prepared(halves, 0))
         assert int(report.index[0, 0]) == word * size >> 64
 
 
@@ -260,10 +259,10 @@ class Counting:
     [(3, (12,), 4), (10_000, (40_000,), 4), (None, (2, 5, 2), 3), (None, (7, 50_000, 9), 3), (20_000, (30_000, 3), 3)],
 )
 def test_words_are_drawn_for_each_group_and_not_for_each_weight(group: int | None, layers: tuple[int, ...], groups: int) -> None:
-    """Two for the place and one for the sign, whatever the number of weights."""
+    """Two for the place and half of one for the sign, whatever the number of weights."""
     ranges, source = box([0.0] * len(layers), [1.0] * len(layers), layers), Counting(2)
     Harmony(1.0, group).encode(torch.zeros(2, sum(layers)), ranges, source)
-    assert source.used == [3 * groups] * 2
+    assert source.used == [2 * groups + -(-groups // 2)] * 2
 
 
 def test_each_report_moves_one_weight_of_each_group_and_leaves_the_centers() -> None:
@@ -441,10 +440,10 @@ def test_a_bad_value_is_refused_where_it_is_sampled_and_not_looked_at_elsewhere(
     ranges = box([0.0], [1.0], [3])
     values = torch.tensor([[0.1, bad, SECRET]])
     with pytest.raises(PrivacyError, match="NaN or infinity; nothing was sent") as caught:
-        Harmony(1.0).encode(values, ranges, Prepared(place_words(1, 3), torch.tensor([[0]])))
+        Harmony(1.0).encode(values, ranges, Prepared(place_words(1, 3), 0))
     assert "867" not in str(caught.value)
     for index in (0, 2):
-        report = Harmony(1.0).encode(values, ranges, Prepared(place_words(index, 3), torch.tensor([[0]])))
+        report = Harmony(1.0).encode(values, ranges, Prepared(place_words(index, 3), 0))
         assert bool(torch.isfinite(Harmony(1.0).decode(report, ranges)).all())
 
 

@@ -217,7 +217,7 @@ FALSE_ALARM = 1e-6  # of each chi-square test below, were its seed not fixed
 @pytest.mark.slow
 def test_every_dealing_of_sampled_weights_to_records_is_equally_likely() -> None:
     """All 5! / (2! 2! 1!) = 30 ways to deal one report: this is the law of a client's records, given its report."""
-    plan, source = plan_of(SAMPLED, 2), SeededStreams([np.random.default_rng(5)])
+    plan, source = plan_of(SAMPLED, 2), SeededStreams.for_clients(5, 1, [0])
     [payload] = encode(SAMPLED, 1).payloads()
     seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
     for _ in range(600):
@@ -236,7 +236,7 @@ def test_a_record_tells_of_another_one_of_its_client_only_what_it_does_not_hold(
     plan, clients = plan_of(mechanism, 2, ranges), 900
     seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
     for row, payload in enumerate(encode(mechanism, clients, ranges=ranges).payloads()):
-        seen[tuple(map(weights, held(plan, plan.split(payload, SeededStreams([np.random.default_rng((6, row))])))))] += 1
+        seen[tuple(map(weights, held(plan, plan.split(payload, SeededStreams.for_clients(6, 1, [row])))))] += 1
     pairs = list(combinations(range(6), 2))
     possible = [(first, second) for first in pairs for second in pairs if not set(first) & set(second)]
     assert len(possible) == 90
@@ -253,7 +253,7 @@ def test_records_of_sampled_weights_are_not_linked_by_where_they_begin_and_end()
     ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.5), (20_000,))
     plan, right, guesses = plan_of(mechanism, 10, ranges), 0, 0
     for seed in range(20):
-        source = SeededStreams([np.random.default_rng((7, seed))])
+        source = SeededStreams.for_clients(7, 1, [seed])
         own = [held(plan, plan.split(payload, source)) for payload in encode(mechanism, clients, seed, ranges).payloads()]
         ends = np.array([[record[-1][0] for record in records] for records in own])
         begins = np.array([[record[0][0] for record in records] for records in own])
@@ -269,7 +269,7 @@ def test_records_of_sampled_weights_are_not_linked_by_where_they_begin_and_end()
 @pytest.mark.parametrize("linked", LINKED)
 def test_the_aggregate_does_not_depend_on_how_sampled_weights_were_dealt(linked: int) -> None:
     plan, reports = plan_of(SAMPLED, linked), encode(SAMPLED)
-    dealt = [[plan.split(payload, SeededStreams([np.random.default_rng((seed, 8))])) for payload in reports.payloads()] for seed in (1, 2)]
+    dealt = [[plan.split(payload, SeededStreams.for_clients(seed, 8, [0])) for payload in reports.payloads()] for seed in (1, 2)]
     assert linked != 2 or not np.array_equal(dealt[0], dealt[1])
     one, other = (plan.join(np.concatenate(records), CLIENTS) for records in dealt)
     assert flat(one) == flat(other)

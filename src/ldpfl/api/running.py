@@ -28,6 +28,7 @@ from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
+from ldpfl.simulation.workers import Count, checked_count
 
 OnRound = Callable[[RoundMetrics], None]
 
@@ -44,6 +45,7 @@ def run(
     baseline: bool = True,
     data_dir: str | Path | None = None,
     device: str | torch.device | None = "auto",
+    workers: Count = "auto",
     progress: bool | ProgressDisplay = True,
     on_round: OnRound | None = None,
     data: object = None,
@@ -70,6 +72,8 @@ def run(
         baseline: whether to train without noise as well, to compare.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
         device: auto, cpu or cuda, or one of PyTorch.
+        workers: how many processes train, of one thread each; ``auto`` takes one a core for a run that takes long enough. Results are the
+            same, bit by bit.
         progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
         on_round: called with the figures of each private round when it is done; what it raises ends the run.
         data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
@@ -98,7 +102,7 @@ def run(
     if more_rounds and (changes := longer.differences(config)):
         raise ConfigError(f"a run goes on for more rounds as it was: {'; '.join(changes)}")
     with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display if on_round is None else _OnRound(display, on_round), given)
+        runner = runner_for(data_dir, device, display if on_round is None else _OnRound(display, on_round), given, workers)
         if path is None:
             return RunResult.of(runner.in_memory(config, baseline=baseline), None)
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
@@ -162,11 +166,15 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
 
 
 def runner_for(
-    data_dir: str | Path | None, device: str | torch.device | None, display: ProgressDisplay | _OnRound, given: Given = NOTHING
+    data_dir: str | Path | None,
+    device: str | torch.device | None,
+    display: ProgressDisplay | _OnRound,
+    given: Given = NOTHING,
+    workers: Count = "auto",
 ) -> Runner:
     """Return what runs configs where a caller wants them run."""
     folder = None if data_dir is None else Path(data_dir)
-    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given)
+    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given, checked_count(workers))
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import SWEEP, Kind, RunFolder
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.experiments.sweep_config import MOST_SEEDS, SweepConfig, axis_of, cells, load_sweep, sweep_of
-from ldpfl.experiments.sweep_parallel import cores
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
 from ldpfl.importing import GIVEN
@@ -43,6 +42,7 @@ from ldpfl.report.scores import shown
 from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import terminal
 from ldpfl.server import Checkpoint
+from ldpfl.simulation.workers import cores
 
 
 def run(
@@ -53,6 +53,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    workers: Annotated[str, typer.Option(help="Processes that train, of one thread each: auto or a number; same results.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all randomness; without it, noise on your own data is secret.")] = None,
     data: DataOption = None,
     target: TargetOption = None,
@@ -99,6 +100,7 @@ def run(
                 "baseline": baseline,
                 "data_dir": data_dir,
                 "device": device,
+                "workers": int(workers) if workers.isdecimal() else workers,
                 "on_round": written and written.round_done,
             }
             trained = api.run(config, settings=() if config else overrides, progress=display, **options)

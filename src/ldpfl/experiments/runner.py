@@ -29,6 +29,7 @@ from ldpfl.files import writing
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
+from ldpfl.simulation.workers import Count, workers
 
 Value = TypeVar("Value")
 _Scores = Callable[[RunConfig, Dataset, int | None], Reference]
@@ -54,6 +55,7 @@ class Runner:
         draw_curve: called with (path, result) to draw how a run went.
         preparing: called while features are computed.
         given: data or a model that a caller hands over.
+        workers: how many processes train, see :func:`ldpfl.simulation.workers.workers`; results do not depend on it.
     """
 
     data_dir: Path | None
@@ -62,6 +64,7 @@ class Runner:
     draw_curve: Callable[[Path, dict[str, Any]], None]
     preparing: Progress = quietly
     given: Given = NOTHING
+    workers: Count = "auto"
 
     @as_usual()
     def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
@@ -155,12 +158,13 @@ class Runner:
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
         last, warned = start, False
-        for last in simulate(federation, start, rounds, self.observer.clients_done):
-            save(last)
-            self.observer.round_done(last.history[-1])
-            if not warned and label == _PRIVATE and (clamped := _clamped(last.history[-1])):  # without noise nothing is clamped
-                self.observer.warn(clamped)
-                warned = True
+        with workers(self.workers, self.device, self.observer.warn) as pool:
+            for last in simulate(federation, start, rounds, self.observer.clients_done, pool):
+                save(last)
+                self.observer.round_done(last.history[-1])
+                if not warned and label == _PRIVATE and (clamped := _clamped(last.history[-1])):  # without noise nothing is clamped
+                    self.observer.warn(clamped)
+                    warned = True
         after = stopped_after(federation, last)
         if after is not None:
             waited = f"the loss on validation rows has not fallen for {federation.patience} rounds"

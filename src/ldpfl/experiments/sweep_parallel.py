@@ -26,13 +26,6 @@ OnRounds = Callable[[int, int, int, int], None]
 """Called with (rounds done, rounds, runs done, runs) now and then."""
 
 
-def cores() -> int:
-    """Return how many processes of one thread this machine runs at once: OMP_NUM_THREADS if set, else the cores there are for this one."""
-    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
-        return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def rounds_done(cell: Cell, out: Path) -> int:
     """Return how many rounds of ``cell`` are finished in the sweep's folder ``out``; all of them if its run is over."""
     folder, rounds = cell.folder(out), cell.config.training.rounds

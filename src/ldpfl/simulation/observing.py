@@ -133,7 +133,7 @@ class ClippedCounter:
 
     def add(self, values: Tensor) -> None:
         """Count ``values`` (K, d)."""
-        for rows in client_blocks(*values.shape, most=_COUNTED):
+        for rows in client_blocks(len(values), values.shape[1], most=_COUNTED):
             own = values[rows.start : rows.stop].numpy()
             outside = (own < self._low) | (own > self._high)
             self.outside += np.add.reduceat(outside.sum(axis=0, dtype=np.uint8), self._starts, dtype=np.int64)

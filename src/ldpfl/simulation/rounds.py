@@ -43,7 +43,7 @@ def simulate(
             checkpoint = _untrained_round(federation, checkpoint, cohort, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
-            checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, clients_done, workers)
+            checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, rounds, clients_done, workers)
         joined[cohort] += 1
         yield checkpoint
 
@@ -83,10 +83,11 @@ def _round(
     cohort: NDArray[np.int64],
     joined: NDArray[np.int64],
     chunk_size: int,
+    rounds: int,
     clients_done: ClientsDone,
     workers: Workers,
 ) -> Checkpoint:
-    """Return what follows ``before`` when ``cohort`` takes part."""
+    """Return what follows ``before`` when ``cohort`` takes part in one of ``rounds``."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = federation.mechanism.in_round(before.state.public())
@@ -94,7 +95,7 @@ def _round(
     if isinstance(mechanism, Gaussian) and not memory:
         memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
     facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory)
-    start = RoundStart(before.state, mechanism, chunk_size)
+    start = RoundStart(before.state, mechanism, chunk_size, rounds - number)
     done = workers.collect(federation, start, cut(federation, cohort, facts), clients_done)
     noise = RoundNoise(mechanism, memory, [sent for part in done for sent in part.noise])
     reports = [batch for part in done for batch in part.reports]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Mechanism, Reports
+from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.server import ServerState
 from ldpfl.simulation.chunking import ALIGNED, split_evenly
 from ldpfl.simulation.cohort_training import trained_in_chunks
@@ -34,11 +35,12 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class RoundStart:
-    """What all clients are told in a round, and how many are trained at once: which changes speed, never results."""
+    """What all clients are told in a round; how many are trained at once, and how many rounds follow: that changes speed, not results."""
 
     state: ServerState
     mechanism: Mechanism
     chunk_size: int
+    rounds_left: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,6 @@ def _keep(reports: list[Reports], batch: Reports) -> None:
     """Add to ``reports`` what mixing keeps of ``batch``: of bits, how many are set."""
     if type(batch) is not BitReports:  # other bits stay together, a client's in a row
         reports.append(batch)
-    elif reports:
-        reports[0] = reports[0].plus(batch.counted())
-    else:
-        reports.append(batch.counted())
+        return
+    before = reports.pop() if reports else None
+    reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.counted())

@@ -38,8 +38,18 @@ Count = int | Literal["auto"]
 PAYS_S = 20.0
 """Seconds that all that is left of a run must be expected to take in one process before ``auto`` begins others, which takes 3 to 6."""
 
+_TOLD_S = 0.5
+"""Seconds after which a display is told how far a round is, whether a share was finished or not."""
+
 _DEATHS = 3
 """How many worker processes may die in a row, with no share done in between, before a run ends."""
+
+
+def cores() -> int:
+    """Return how many processes of one thread this machine runs at once: OMP_NUM_THREADS if set, else the cores there are for this one."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers(Protocol):
@@ -127,11 +137,11 @@ class Processes:
                 asked[self._pool.submit(_collected, own, told, share)] = place_
         total, waiting = sum(len(share.clients) for share in shares), set(asked)
         while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            finished, waiting = wait(waiting, timeout=_TOLD_S, return_when=FIRST_COMPLETED)
+            clients_done(sum(part.clients for part in done.values()), total)  # which may end the run
             for future in finished:
                 if not isinstance(future.exception(), BrokenProcessPool):
                     done[asked[future]] = future.result()
-                    clients_done(sum(part.clients for part in done.values()), total)
             for future in finished:
                 future.result()
 
@@ -185,8 +195,8 @@ def _private_folder() -> Path:
 class Automatic:
     """This process, until what is left of a run is expected to take ``PAYS_S`` or more; then ``count`` processes. Close it."""
 
-    def __init__(self, count: int, rounds_left: Callable[[], int], warn: Callable[[str], None] = lambda message: None) -> None:
-        self._count, self._rounds_left, self._warn = count, rounds_left, warn
+    def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
+        self._count, self._warn = count, warn
         self._processes: Processes | None = None
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
@@ -197,7 +207,7 @@ class Automatic:
             told = partial(_told, clients_done, trained, total)
             done += ONE_PROCESS.collect(federation, start, [shares[len(done)]], told)
             trained = sum(part.clients for part in done)
-            left = total - trained + total * self._rounds_left()
+            left = total - trained + total * start.rounds_left
             if (time.perf_counter() - began) / trained * left > PAYS_S:
                 self._processes = Processes(self._count, self._warn)
         rest = shares[len(done) :]
@@ -216,22 +226,24 @@ def _told(clients_done: ClientsDone, before: int, total: int, done: int, _: int)
     clients_done(before + done, total)
 
 
-@contextmanager
-def workers(
-    count: Count, device: torch.device, rounds_left: Callable[[], int], warn: Callable[[str], None] = lambda message: None
-) -> Iterator[Workers]:
-    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU.
+def checked_count(count: object) -> Count:
+    """Return ``count`` if it says how many processes there may be.
 
     Raises:
-        ConfigError: ``count`` is no whole number from 1 on, and not ``auto``.
+        ConfigError: it is no whole number from 1 on, and not ``auto``.
     """
-    if count != "auto" and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ConfigError(f"workers must be auto or a whole number from 1 on, got {count!r}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if device.type != "cpu" or count == 1 or (count == "auto" and (cores == 1 or not _may_begin_processes())):
+    if count == "auto" or (isinstance(count, int) and not isinstance(count, bool) and count >= 1):
+        return count
+    raise ConfigError(f"workers must be auto or a whole number from 1 on, got {count!r}")
+
+
+@contextmanager
+def workers(count: Count, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
+    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU."""
+    if device.type != "cpu" or count == 1 or (count == "auto" and (cores() == 1 or not _may_begin_processes())):
         yield ONE_PROCESS
         return
-    several = Automatic(cores, rounds_left, warn) if count == "auto" else Processes(count, warn)
+    several = Automatic(cores(), warn) if count == "auto" else Processes(count, warn)
     try:
         yield several
     finally:

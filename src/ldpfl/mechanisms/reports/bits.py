@@ -65,7 +65,7 @@ class BitReports:
         clients = sum(batch.clients for batch in batches)
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
-    def counted(self) -> BitReports:
+    def counted(self) -> BitCounts:
         """Return what mixing keeps of these reports: how many set each bit."""
         return BitCounts(count_ones([self]).numpy(), self.clients)
 
@@ -87,9 +87,9 @@ class BitCounts(BitReports):
         self.ones = ones
         self._clients = clients
 
-    def plus(self, other: BitCounts) -> BitCounts:
-        """Return the counts of both."""
-        return BitCounts(self.ones + other.ones, self.clients + other.clients)
+    def plus(self, batch: BitReports) -> BitCounts:
+        """Return the counts with those of ``batch``."""
+        return BitCounts(count_ones([self, batch]).numpy(), self.clients + batch.clients)
 
     @property
     def clients(self) -> int:
