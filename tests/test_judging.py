@@ -117,6 +117,15 @@ def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
     assert low < 0.1 < high
 
 
+def test_macro_f1_is_of_the_same_classes_in_each_resample() -> None:
+    """A class of two rows that is never told: where neither is drawn, the mean of the two other classes would be half as much again."""
+    classes = np.concatenate([np.arange(ROWS - 2) % 2, [2, 2]])
+    logits = np.eye(3)[np.where(np.arange(ROWS) % 5 == 0, 1 - classes % 2, classes % 2)]
+    figures = judging.of_several_classes(logits, classes)
+    point, (low, high) = judging.point(figures, ROWS)["macro F1"], judging.intervals(figures, ROWS, seed=0)["macro F1"]
+    assert low < point < high < 1.2 * point
+
+
 def test_a_count_is_a_row_that_is_there_so_often() -> None:
     logits, events = drawn(30)
     often = np.random.default_rng(2).integers(3, size=30)

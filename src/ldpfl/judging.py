@@ -86,13 +86,14 @@ def of_several_classes(logits: Floats, classes: NDArray[np.int64]) -> Counted:
     chances, told, seen = softmax(logits, axis=1), known[logits.argmax(axis=1)], known[classes]
     sums_of = np.concatenate([told * seen, told, seen, ((chances - seen) ** 2).sum(axis=1, keepdims=True)], axis=1)
     auroc, commonest = _mean_auroc(chances, seen), seen.sum(axis=0).argmax()
+    counted = (told + seen).any(axis=0)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         *by_class, brier = (counts @ sums_of).T
         right, said, there = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
         values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: there[commonest] / rows}
-        return {**values, MACRO_F1: _mean(2 * right / (said + there)), **auroc(counts), BRIER: brier / rows}
+        return {**values, MACRO_F1: _mean((2 * right / (said + there))[counted]), **auroc(counts), BRIER: brier / rows}
 
     return figures
 
@@ -102,14 +103,14 @@ def of_labels(logits: Floats, labels: NDArray[np.bool_]) -> Counted:
     seen, told = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (told == seen).all(axis=1, keepdims=True)
     sums_of = np.concatenate([told * seen, told, seen, exact], axis=1)
-    auroc = _mean_auroc(logits, seen)
+    auroc, counted = _mean_auroc(logits, seen), _with_both(seen)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         *by_label, right = (counts @ sums_of).T
         found, said, there = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
         f1 = np.where((there > 0) & (there < rows), np.nan_to_num(2 * found / (said + there)), np.nan)
-        return {**auroc(counts), MACRO_F1: _mean(f1), "exact match": right / rows}
+        return {**auroc(counts), MACRO_F1: _mean(f1[counted]), "exact match": right / rows}
 
     return figures
 
@@ -178,17 +179,21 @@ def intervals(
     return ends
 
 
-def calibration(predicted: Floats, observed: Floats, *, shares: bool, bins: int = 10) -> list[dict[str, float]]:
+def calibration(
+    predicted: Floats, observed: Floats, *, shares: bool, bins: int = 10, whose: NDArray[np.int64] | None = None
+) -> list[dict[str, float]]:
     """Return, for each tenth of the rows by what was ``predicted`` (n,), the mean of that and of what was ``observed`` (n,).
 
     The interval is a 95 % one of the mean (Wilson's) where observations are events, so ``shares``; of numbers it holds the middle 80 %.
+    Where rows have persons, ``whose`` (n,), it is as wide as that of as many rows as there are persons: those of one person are alike.
     """
     from scipy.stats import binomtest  # slow to import
 
     found = []
     for own in np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(predicted))):
         if shares:
-            ends = binomtest(int(observed[own].sum()), own.size).proportion_ci(method="wilson")
+            units = own.size if whose is None else np.unique(whose[own]).size
+            ends = binomtest(round(float(observed[own].mean()) * units), units).proportion_ci(method="wilson")
             low, high = float(ends.low), float(ends.high)
         else:
             low, high = (float(end) for end in np.quantile(observed[own], (0.1, 0.9)))
@@ -219,15 +224,22 @@ def _mean_auroc(scores: Floats, seen: Floats) -> Callable[[Floats], dict[str, Fl
     """Return what gives the mean AUROC over columns; nothing of many columns, which would take long."""
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
-    columns = [_ranked(own, there) for own, there in zip(scores.T, seen.T, strict=True)]
-    return lambda counts: {AUROC: _mean(np.array([column(counts)[0] for column in columns]))}
+    both = _with_both(seen)
+    columns = [_ranked(own, there) for own, there in zip(scores.T[both], seen.T[both], strict=True)]
+    return lambda counts: {AUROC: _mean(np.array([column(counts)[0] for column in columns]).reshape(len(columns), len(counts)))}
+
+
+def _with_both(seen: Floats) -> NDArray[np.bool_]:
+    """Return which columns of ``seen`` (n, K) have rows with and without it."""
+    return np.asarray((seen > 0).any(axis=0) & (seen == 0).any(axis=0))
 
 
 def _mean(values: Floats) -> Floats:
-    """Return the mean over the rows of ``values`` (K, B) that have one."""
-    known = np.isfinite(values)
-    mean: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
-    return mean
+    """Return the mean over the rows of ``values`` (K, B), those that count for all samples; NaN for a resample in which one has no value.
+
+    The same figure would otherwise be that of fewer classes in some resamples.
+    """
+    return np.asarray(values.sum(axis=0) / (len(values) or np.nan))
 
 
 def _slope(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:

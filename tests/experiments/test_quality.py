@@ -80,7 +80,7 @@ def test_each_client_has_its_own_figures_the_worst_first_or_a_reason(kept: ldpfl
     assert sites[: len(known)] == known
     scores = [site["scores"]["AUROC"] for site in known]
     assert scores == sorted(scores)
-    few = "too few events: figures need 10 rows with one, and as many without"
+    few = "too few rows with or without the event: figures need 10 of each"
     assert reasons == {"few": "too few rows: figures need 20", "nobody died": "no event among its rows", "a": few}
     assert sum(site["rows"] for site in sites) == 600
     assert list(kept.sites_to_dataframe()["name"]) == [site["name"] for site in sites]
@@ -142,6 +142,28 @@ def test_numbers_have_their_error_in_their_unit_and_tenths_of_what_was_predicted
 
 
 @pytest.mark.slow
+def test_events_of_few_persons_have_no_interval_however_many_rows_there_are() -> None:
+    """600 rows of 100 persons, of whom six have the event in each of their rows."""
+    random = np.random.default_rng(3)
+    person = np.repeat(np.arange(100), 6)
+    frame = pandas.DataFrame({"x": random.normal(size=600), "who": person, "outcome": np.where(person % 16 == 5, "died", "alive")})
+    how: dict[str, Any] = {"count": 2, "rounds": 1, "seed": 1, "baseline": False, "progress": False}
+    settings = {"data.bounds": {"x": [-4, 4]}, "data.classes": ["alive", "died"]}
+    found = ldpfl.run(data=frame, target="outcome", person="who", settings=settings, **how)
+    assert np.isfinite(found.scores["AUROC"] or np.nan)
+    assert not found.intervals
+
+
+def test_a_label_that_few_rows_have_leaves_auroc_and_f1_without_interval() -> None:
+    random = np.random.default_rng(3)
+    labels = np.stack([random.random(600) < 0.3, np.arange(600) % 100 == 0], axis=1).astype(int)
+    frame = pandas.DataFrame({"x": random.normal(size=600), "a": labels[:, 0], "b": labels[:, 1]})
+    how: dict[str, Any] = {"task": "multilabel", "count": 2, "rounds": 1, "seed": 1, "baseline": False, "progress": False}
+    found = ldpfl.run(data=frame, target=["a", "b"], **how)
+    assert "exact match" in found.intervals
+    assert not {"AUROC", "macro F1"} & set(found.intervals)
+
+
 def test_an_f1_of_0_is_explained_where_no_label_is_likely_enough_to_be_told(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     labels = (random.random((600, 2)) < 0.1).astype(int)

@@ -19,6 +19,7 @@ from ldpfl.data.cells import reads
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import toml_value
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
@@ -94,6 +95,14 @@ def export(
     with terminal(stderr=True).status("accounting ..."):
         api.export(run, folder, key=key)
     terminal().print(Text(f"{folder}: to be handed on as it is; {folder / 'README.md'} says what is in it"), soft_wrap=True)
+    config = RunFolder(run).config()
+    if config.data.brought and not config.secret_noise:
+        said = (
+            f"all noise of this run follows from the seed {config.seed}, which was given: whoever knows or guesses it takes the noise off"
+        )
+        terminal(stderr=True).print(
+            Text(f"{said}; for a model that is handed on, run again without a seed", style="yellow"), soft_wrap=True
+        )
 
 
 def overrides_of(

@@ -56,14 +56,18 @@ def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any
     if judged.figures is None:
         return found
     rows = len(judged.seen)
-    if not _few_events(judged, judged.seen):
-        known = judging.intervals(judged.figures, rows, seed, whose=_whose(federation, np.arange(rows)))
-        found["intervals"] = {name: known[name] for name in judged.scores if name in known}
+    whose = _whose(federation, np.arange(rows))
+    unsure, _ = _few_events(judged, judged.seen, whose)
+    known = judging.intervals(judged.figures, rows, seed, whose=whose)
+    if whose is not None:
+        found["resampled"] = "persons"
+    if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
+        found["intervals"] = intervals
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         encoder, risks = federation.encoder, expit(judged.told)
         found["event"] = printable(encoder.classes[1]) if encoder is not None and encoder.classes else "1"
-        found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True)
+        found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
         found["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}
     elif judged.is_of_numbers:
@@ -198,23 +202,41 @@ def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> di
         return {**found, "note": f"too few {'rows' if whose is None else 'persons'}: figures need {MIN_SITE_ROWS}"}
     if judged.is_of_two_classes and found["events"] in (0, own.size):
         return {**found, "note": "no event among its rows" if not found["events"] else "an event in each of its rows"}
-    if few := _few_events(judged, seen):
-        return {**found, "note": few}
+    unsure, few = _few_events(judged, seen, whose)
     if judged.kind is None:
-        return found
+        return {**found, "note": few}
     figures = judged.kind(told, seen)
-    return {**found, "scores": judging.point(figures, own.size), "intervals": judging.intervals(figures, own.size, seed, whose=whose)}
+    sure = {name: value for name, value in judging.point(figures, own.size).items() if name not in unsure}
+    known = judging.intervals(figures, own.size, seed, whose=whose) if sure else {}
+    return {**found, "scores": sure, "intervals": {name: known[name] for name in sure if name in known}, "note": few}
 
 
-def _few_events(judged: _Judged, seen: NDArray[Any]) -> str:
-    """Return why figures of rows with ``seen`` say too little: intervals over few events are too narrow; "" where they are enough."""
+def _few_events(judged: _Judged, seen: NDArray[Any], whose: NDArray[np.int64] | None) -> tuple[frozenset[str], str]:
+    """Return which figures of rows with ``seen`` say too little, and why: intervals over few events are too narrow.
+
+    Events are those of each class or label that some row has; where rows have persons, ``whose`` (n,), these are counted.
+    """
     if judged.is_of_two_classes:
-        events = int(min(seen.sum(), len(seen) - seen.sum()))
+        columns, unsure = seen[:, None] > 0, frozenset(judged.scores)
     elif judged.is_of_times:
-        events = int((seen[:, 1] > 0).sum())
+        columns, unsure = seen[:, 1:] > 0, frozenset(judged.scores)
+    elif judged.kind is judging.of_several_classes:
+        columns, unsure = seen[:, None] == np.unique(seen), frozenset((judging.AUROC, judging.MACRO_F1))
+    elif judged.kind is judging.of_labels:
+        columns, unsure = seen[:, seen.any(axis=0)], frozenset((judging.AUROC, judging.MACRO_F1))
     else:
-        return ""
-    return "" if events >= MIN_EVENTS else f"too few events: figures need {MIN_EVENTS} rows with one, and as many without"
+        return frozenset(), ""
+    units = np.arange(len(seen)) if whose is None else whose
+    sides = (columns,) if judged.is_of_times else (columns, ~columns)
+    fewest = min((np.unique(units[own]).size for side in sides for own in side.T), default=0)
+    if fewest >= MIN_EVENTS:
+        return frozenset(), ""
+    what = "rows" if whose is None else "persons"
+    kind = "event" if len(columns.T) == 1 else "class" if judged.kind is judging.of_several_classes else "label"
+    return unsure, f"too few {what} with or without {_AN[kind]}: figures need {MIN_EVENTS} of each"
+
+
+_AN = {"event": "the event", "class": "one of the classes", "label": "one of the labels"}
 
 
 def _whose(federation: Federation, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -163,6 +163,7 @@ class RunFolder:
         """Let the run that stands here go on under ``config``; its result is no longer one. A crash leaves the run as it was, or that."""
         self.result_path.unlink(missing_ok=True)  # first: without one, the old config just ends the run anew
         self.description_path.unlink(missing_ok=True)  # nor is the model of the old rounds the run's any more
+        (self.path / "report-public.html").unlink(missing_ok=True)  # which tells of fewer rounds than there will be
         write_text(self.config_path, config.to_toml())
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:

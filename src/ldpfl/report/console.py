@@ -25,6 +25,7 @@ from ldpfl.report.scores import (
     shown,
     site_columns,
     site_rows,
+    units_of,
     untold_labels,
     with_interval,
 )
@@ -79,7 +80,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     """Return the table of all figures beside their references, and that of clients; none where there is one figure, or no client."""
     tables = []
     if len(result["scores"]) > 1:
-        intervals = "Intervals: 95 %, by a bootstrap over test rows." if result.get("intervals") else ""
+        intervals = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if result.get("intervals") else ""
         said = filter(None, (event_of(result), untold_labels(result), intervals, POOLED if result.get("pooled_scores") else ""))
         caption = " ".join(said)
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))

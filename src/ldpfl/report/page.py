@@ -34,6 +34,7 @@ from ldpfl.report.scores import (
     shown,
     site_columns,
     site_rows,
+    units_of,
     untold_labels,
     with_interval,
 )
@@ -217,6 +218,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "quality_columns": figure_columns(result),
         "event": event_of(result) or untold_labels(result),
         "pooled": POOLED if result.get("pooled_scores") else "",
+        "units": units_of(result),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",

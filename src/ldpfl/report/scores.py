@@ -58,6 +58,11 @@ def event_of(result: Mapping[str, Any]) -> str:
     return f"The event is {result['event']!r}, the second class: {share} of {result['test_rows']:,} test rows."
 
 
+def units_of(result: dict[str, Any]) -> str:
+    """Return what intervals draw with replacement."""
+    return "persons, each with all its rows" if result.get("resampled") == "persons" else "rows"
+
+
 def untold_labels(result: Mapping[str, Any]) -> str:
     """Return why F1 is 0 where a model of several labels tells none of them; nothing elsewhere."""
     scores = result.get("scores", {})
