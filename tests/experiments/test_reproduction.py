@@ -15,12 +15,13 @@ import pytest
 
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, DataError, api
-from ldpfl.experiments import read_config, sweep_parallel
+from ldpfl.experiments import read_config
 from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_rows import Row
 from ldpfl.report.reproduction import tidy
+from ldpfl.simulation import workers
 
 RESULTS = Path(__file__).parents[2] / "results"
 SWEEP = """
@@ -201,9 +202,9 @@ def test_the_spread_is_that_of_the_figure_that_is_compared(shows: Shows, ours: f
 
 def test_as_many_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert sweep_parallel.cores() == 3
+    assert workers.cores() == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert sweep_parallel.cores() >= 1
+    assert workers.cores() >= 1
 
 
 def kept() -> list[Path]:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -138,10 +139,10 @@ class Processes:
         total, waiting = sum(len(share.clients) for share in shares), set(asked)
         while waiting:
             finished, waiting = wait(waiting, timeout=_TOLD_S, return_when=FIRST_COMPLETED)
-            clients_done(sum(part.clients for part in done.values()), total)  # which may end the run
             for future in finished:
                 if not isinstance(future.exception(), BrokenProcessPool):
                     done[asked[future]] = future.result()
+            clients_done(sum(part.clients for part in done.values()), total)  # which may end the run
             for future in finished:
                 future.result()
 
@@ -157,7 +158,7 @@ class Processes:
 
     def _started(self) -> ProcessPoolExecutor:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        return ProcessPoolExecutor(self._count, context=get_context("loky"), initializer=_begin, env=threads)
+        return ProcessPoolExecutor(self._count, context=get_context("loky"), initializer=_begin, initargs=(os.getpid(),), env=threads)
 
     def _of(self, federation: Federation) -> Path:
         """Return where the ``federation`` is placed."""
@@ -255,10 +256,17 @@ def _may_begin_processes() -> bool:
     return not multiprocessing.current_process().daemon and multiprocessing.parent_process() is None
 
 
-def _begin() -> None:
-    """Prepare a worker process: an interrupt is for the process that began it, which ends it."""
+def _begin(parent: int) -> None:
+    """Prepare a worker process: an interrupt is for the process that began it, which ends it; without that it ends by itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 _federation = lru_cache(maxsize=2)(placed)
