@@ -24,7 +24,7 @@ BALANCED = np.repeat(np.arange(10), 500)
 """A tenth of CIFAR-10's training labels."""
 
 
-def divide(labels: Labels, clients: int, seed: int = 0, private: int = PRIVATE, **settings: Any) -> tuple[Labels, ...]:
+def divide(labels: Labels, clients: int, seed: int = 0, private: int = PRIVATE, **settings: Any) -> Division:
     isolated = Isolation(private, settings.pop("private_alpha", 0.5))
     return partition(labels, clients, np.random.default_rng(seed), isolated=isolated, **settings)
 

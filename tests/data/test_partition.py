@@ -25,7 +25,7 @@ def labelled(draw: st.DrawFn) -> tuple[Labels, int]:
     return np.array(labels, dtype=np.int64), draw(st.integers(1, len(labels)))
 
 
-def divide(labels: Labels, clients: int, seed: int = 0, **settings: Any) -> tuple[Labels, ...]:
+def divide(labels: Labels, clients: int, seed: int = 0, **settings: Any) -> Division:
     return partition(labels, clients, np.random.default_rng(seed), **settings)
 
 
