@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from ldpfl.data import CURIOUS_CLIENT, Isolation, partition
+from ldpfl.data.division import Division
 from ldpfl.data.partition import Scheme
 from ldpfl.errors import ConfigError
 

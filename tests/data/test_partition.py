@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ldpfl.data import partition
+from ldpfl.data.division import Division
 from ldpfl.data.partition import Scheme
 from ldpfl.errors import ConfigError
 
