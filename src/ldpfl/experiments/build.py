@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -30,7 +31,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.table_rules import start_on_table
-from ldpfl.experiments.trainers import told_of, tried
+from ldpfl.experiments.trainers import quickest, told_of, tried
 from ldpfl.importing import is_code
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
@@ -44,7 +45,9 @@ from ldpfl.server import Checkpoint, initial_checkpoint
 from ldpfl.simulation import (
     Federation,
     LocalTask,
+    Trainer,
 )
+from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
@@ -178,9 +181,18 @@ def build(
         patience=config.training.patience,
         full_weight=_full_weight(config, mechanism),
     )
-    origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}"
+    federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
+    compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
+    origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
+    """Return what trains the federation's clients quickest: its trainer, or that compiled."""
+    joined = 1 / config.training.rounds if federation.once_over is not None else federation.fraction
+    samples = int(config.training.rounds * joined * config.training.epochs * int(federation.samples.sizes.sum()))
+    return quickest(config, federation.trainer, weights, samples, federation.batch_width, warn)
 
 
 def _threshold(config: RunConfig, task: Dataset) -> float | None:

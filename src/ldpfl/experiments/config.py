@@ -123,6 +123,9 @@ class TrainingConfig(_Section):
     """Part of the server's last step that is carried on to the next (heavy ball; for ``adam`` and ``yogi`` beta 1, such as 0.9)."""
     server_schedule: Schedule = "constant"
     """Of the server's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether clients' steps are compiled, which takes a C++ compiler and 10 s the first time, and changes last bits of the model. ``auto``
+    does so for long runs on a CPU."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
 

@@ -24,6 +24,7 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
+from ldpfl.simulation.compiled_training import CompiledTrainer
 
 
 def summarise(
@@ -74,6 +75,7 @@ def summarise(
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
+        "compiled": isinstance(federation.trainer, CompiledTrainer),
         "threads": torch.get_num_threads(),
         "data_fingerprint": task.fingerprint,
         "versions": {

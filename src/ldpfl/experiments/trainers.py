@@ -24,6 +24,7 @@ from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
+from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler, pays
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
 from ldpfl.simulation.unchanged import PARTS, VIEWS
@@ -109,6 +110,50 @@ def tried(
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
+
+
+def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, samples: int, width: int, warn: Warn) -> Trainer:
+    """Return the ``trainer``, or its compiled form, if ``config`` asks for that or the run is long enough.
+
+    Args:
+        samples: on which all rounds together train, each time counted.
+        width: of a client's steps, in samples.
+
+    Raises:
+        ConfigError: compiling is asked for, and cannot be done here.
+    """
+    asked = config.training.compile
+    if not isinstance(trainer, VectorizedTrainer) or asked == "off" or trainer.task.data.device.type != "cpu":
+        return _not_asked(asked, trainer)
+    if asked == "auto" and not (has_compiler() and pays(samples, weights.numel())):
+        return trainer
+    if not has_compiler():
+        raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
+    compiled = CompiledTrainer(trainer.task, width)
+    index = torch.zeros(compiled.block, 1, width, dtype=torch.int64)
+    once = BatchSchedule(index, torch.ones_like(index, dtype=torch.float32))
+    reason = "its weights are others then"
+    try:
+        apart = (compiled.train(weights, once) - trainer.train(weights, once)).double().norm()
+        if apart <= _ROUNDING * (trainer.train(weights, once) - weights).double().norm() + _TINY:
+            return compiled
+    except LdpflError:
+        raise
+    except Exception as error:  # whatever PyTorch meets in a user's forward; it is of the model's code, and no private value is in it
+        reason = first_line(error)
+    if asked == "on":
+        raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
+    warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained as it is")
+    return trainer
+
+
+def _not_asked(asked: str, trainer: Trainer) -> Trainer:
+    if asked == "on":
+        raise ConfigError(
+            "training.compile is 'on', and only local steps of many clients at once are compiled, on a CPU: leave it at 'auto' "
+            "for gradients, for models that are trained client by client, and on a GPU"
+        )
+    return trainer
 
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:

@@ -26,13 +26,13 @@ _SLOWER = 1.1
 _COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 
 
-def split_evenly(count: int, largest: int) -> Iterator[slice]:
-    """Cut ``count`` clients into runs of nearly equal length, none above ``largest``; as far as that goes, of 16 times some number.
+def split_evenly(count: int, largest: int, unit: int = ALIGNED) -> Iterator[slice]:
+    """Cut ``count`` clients into runs of nearly equal length, none above ``largest``; as far as that goes, of ``unit`` times some number.
 
     How products are rounded depends on where a client's rows lie in memory, which after 16 clients is as at the start: so a client's
     weights do not depend on how many are trained together, where that is at least 16.
     """
-    unit = ALIGNED if largest >= ALIGNED else 1
+    unit = unit if largest >= unit else 1
     units = -(-count // unit)
     pieces = -(-units // (largest // unit))
     bounds = [min(count, unit * (units * piece // pieces)) for piece in range(pieces + 1)]

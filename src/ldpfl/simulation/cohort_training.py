@@ -17,6 +17,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.randomness import Purpose, SeededStreams, known
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
+from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch, poisson_batch
@@ -55,10 +56,17 @@ def trained_in_chunks(
     """Train the cohort in chunks and yield each chunk's places in ``cohort`` and its clients' values, (k,) and (k, d)."""
     # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
-    for piece in split_evenly(len(cohort), chunk_size):
+    block = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else 0
+    # Where blocks are cut must not depend on how many clients are trained at once.
+    for piece in split_evenly(len(cohort), chunk_size) if not block else _whole_blocks(len(cohort), block):
         places = order[piece]
         trained = train_clients(federation, state, cohort[places])
         yield places, client_values(trained, state, federation.perturbed)
+
+
+def _whole_blocks(count: int, block: int) -> Iterator[slice]:
+    most = block * max(1, MOST_CLIENTS // block)
+    return (slice(start, min(start + most, count)) for start in range(0, count, most))
 
 
 def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
@@ -97,6 +105,8 @@ def _gradient_batch(federation: Federation, number: int, clients: NDArray[np.int
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
     """Return how many clients of ``cohort`` to train at once: as many as memory allows where that says nothing of the time."""
+    if isinstance(federation.trainer, CompiledTrainer):
+        return MOST_CLIENTS
     if isinstance(federation.trainer, RecordGradientTrainer):  # it takes records in blocks of its own, whosever they are
         return min(len(cohort), MOST_CLIENTS, most_sums(state.weights, federation.device))
     largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]

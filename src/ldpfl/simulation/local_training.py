@@ -142,12 +142,17 @@ class VectorizedTrainer:
                 # Clients share no parameter, so the gradient of the sum is every client's own gradient.
                 gradients = torch.autograd.grad(total, parameters)
             if task.clip_norm is not None:
-                factors = _clip_factors(gradients, task.clip_norm)
-                # Not in place: autograd may hand out one tensor as the gradient of two parameters.
-                gradients = tuple(gradient * beside(factors, gradient) for gradient in gradients)
+                gradients = clipped(gradients, task.clip_norm)
             descent.step(gradients, mask.amax(dim=1))
         trained = dict(zip(names, (p.detach() for p in parameters), strict=True))
         return task.layout.flatten(trained)
+
+
+def clipped(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, ...]:
+    """Return the gradients (K, *shape) of K clients, each shortened to ``clip_norm`` as a whole."""
+    factors = _clip_factors(gradients, clip_norm)
+    # Not in place: autograd may hand out one tensor as the gradient of two parameters.
+    return tuple(gradient * beside(factors, gradient) for gradient in gradients)
 
 
 def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:

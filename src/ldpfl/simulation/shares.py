@@ -14,6 +14,7 @@ from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.server import ServerState
 from ldpfl.simulation.chunking import ALIGNED, split_evenly
 from ldpfl.simulation.cohort_training import trained_in_chunks
+from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.observing import ClientFacts, ClippedCounter, ClippedRecords, SentNoise
@@ -66,8 +67,9 @@ def cut(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -
     ``facts`` are of all clients of the federation.
     """
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
-    most = ALIGNED * -(-len(cohort) // (ALIGNED * _SHARES))
-    return [Share(cohort[order[piece]], facts.take(cohort[order[piece]])) for piece in split_evenly(len(cohort), most)]
+    unit = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else ALIGNED
+    pieces = split_evenly(len(cohort), unit * -(-len(cohort) // (unit * _SHARES)), unit)
+    return [Share(cohort[order[piece]], facts.take(cohort[order[piece]])) for piece in pieces]
 
 
 def collect(federation: Federation, start: RoundStart, share: Share, chunk_done: ChunkDone = lambda clients: None) -> Collected:
