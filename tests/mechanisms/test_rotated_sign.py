@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import exp, pi, sqrt
 from typing import Any
 
@@ -23,13 +24,21 @@ RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))
 
 
 class Words:
-    """A source that gives each client these words, or the same one for every bit."""
+    """A source that gives each client the same word for every bit: its first 16 bits, and the others if they are asked for.
 
-    def __init__(self, words: int | np.ndarray) -> None:
-        self.words = words
+    Where coordinates are sampled, places are drawn before, by whole words.
+    """
+
+    def __init__(self, word: int, *, sampled: bool = False) -> None:
+        self._word, self._sampled, self._asked = word, sampled, Counter[int]()
 
     def int32(self, row: int, count: int) -> torch.Tensor:
-        return torch.from_numpy(np.broadcast_to(self.words, count).astype(np.int32))
+        self._asked[row] += 1
+        if self._sampled and self._asked[row] == 1:
+            return torch.full((count,), self._word, dtype=torch.int32)
+        if self._asked[row] == 1 + self._sampled:
+            return torch.from_numpy(np.full(2 * count, self._word >> 16, dtype=np.int16).view(np.int32))
+        return torch.full((count,), self._word & 0xFFFF, dtype=torch.int32)
 
 
 def test_the_rotation_is_orthogonal_and_another_one_in_each_round() -> None:
@@ -73,9 +82,10 @@ def test_a_full_update_uses_both_thresholds_and_none_uses_half() -> None:
         """Return how often each bit is +, by a search for the word at which it turns."""
         low, high = np.full(rotated_size(DIMENSION), -(2**31)), np.full(rotated_size(DIMENSION), 2**31 - 1)
         while (high - low > 1).any():
-            middle = (low + high) // 2
-
-            plus = np.unpackbits(mechanism.encode(values, RANGES, Words(middle)).packed[0], bitorder="little").astype(bool)
+            middle, plus = (low + high) // 2, np.empty(len(low), dtype=bool)
+            for word in np.unique(middle).tolist():
+                sent = np.unpackbits(mechanism.encode(values, RANGES, Words(word)).packed[0], bitorder="little").astype(bool)
+                plus[middle == word] = sent[middle == word]
             low, high = np.where(plus, middle, low), np.where(plus, high, middle)
         return np.asarray(high)
 
@@ -199,7 +209,7 @@ def test_the_odds_of_a_sampled_bit_stay_within_epsilon_and_its_place_does_not_de
     low, high = thresholds(0.7)
     updates = torch.randn(50, DIMENSION, generator=torch.Generator().manual_seed(8)) * torch.logspace(-9, 9, 50)[:, None]
     for word, plus in ((low - 2**31 - 1, True), (high - 2**31, False)):
-        reports = mechanism.encode(updates, RANGES, Words(word))
+        reports = mechanism.encode(updates, RANGES, Words(word, sampled=True))
         assert (reports.signs == plus).all()
         assert (reports.index == reports.index[0]).all()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -206,7 +206,6 @@ class _Thresholds:
 
     def bits(self, values: NDArray[np.float32], own: slice, source: RandomSource, rows: range) -> NDArray[np.bool_]:
         """Return the bits (k, b) of the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
-        width = values.shape[1]
         center, slope, first_slope = (
             self.ranges.spread(told, own.start, own.stop).numpy() for told in (self.ranges.center, self.slopes, self.first_slopes)
         )
@@ -215,11 +214,30 @@ class _Thresholds:
         with np.errstate(over="ignore"):  # what is infinite is clipped
             first = np.multiply(offset, first_slope, dtype=np.float32, casting="same_kind")
         np.floor(first.clip(-self.first_limit, self.first_limit, out=first), out=first)
-        ours = first.astype(np.int16)
-        drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
-        bits: NDArray[np.bool_] = drawn < ours
-        row, place = np.divmod(np.flatnonzero(drawn == ours), width)
-        exact = np.rint(offset[row, place].astype(np.float64) * slope[place]).clip(-self.half, self.half).astype(np.int64)
-        low = draw_each(source, row + rows.start) & ((1 << _LOW) - 1)
-        bits[row, place] = low < exact - (ours[row, place].astype(np.int64) << _LOW)
-        return bits
+
+        def exact(row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+            scaled = np.rint(offset[row, place].astype(np.float64) * slope[place])
+            return np.asarray(scaled.clip(-self.half, self.half).astype(np.int64))
+
+        return words_below(first.astype(np.int16), exact, source, rows)
+
+
+def words_below(
+    first: NDArray[np.int16],
+    exact: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]],
+    source: RandomSource,
+    rows: range,
+) -> NDArray[np.bool_]:
+    """Return which random words of 32 bits lie below thresholds (k, b), of the clients in ``rows``.
+
+    Args:
+        first: the first 16 bits of each threshold, or nearly: then the probability is that of a threshold between both.
+        exact: returns the thresholds at some rows (m,) and places (m,).
+    """
+    width = first.shape[1]
+    drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
+    bits: NDArray[np.bool_] = drawn < first
+    row, place = np.divmod(np.flatnonzero(drawn == first), width)
+    low = draw_each(source, row + rows.start) & ((1 << _LOW) - 1)
+    bits[row, place] = low < exact(row, place) - (first[row, place].astype(np.int64) << _LOW)
+    return bits

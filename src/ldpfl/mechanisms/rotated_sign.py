@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import pi, sqrt
 from typing import Any, ClassVar, Literal
 
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
-from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds, words_below
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.reports.base import client_blocks, coordinate_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import Units
@@ -31,7 +33,7 @@ from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
 from ldpfl.quantities import Count, NotNegative
-from ldpfl.randomness import RandomSource, as_source, draw
+from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
 
 
@@ -98,12 +100,16 @@ class RotatedSign(Mechanism):
     def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> NDArray[np.uint8]:
         """Return ``signs`` (K, s) by randomised response, packed; of rows that are worth ``lengths`` (K,) of a whole one."""
         half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
-        limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).to(torch.int32)
+        limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
         packed = np.empty((len(signs), packed_size(signs.shape[1])), dtype=np.uint8)
-        for row in range(len(signs)):
-            # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
-            below = draw(source, row, signs.shape[1]).numpy() < (signs[row] * limits[row]).numpy()
-            packed[row] = np.packbits(below, bitorder="little")
+        for own in coordinate_blocks(signs.shape[1]):
+            for rows in client_blocks(len(signs), own.stop - own.start):
+                # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
+                part, limit = signs[rows.start : rows.stop, own].numpy(), limits[rows.start : rows.stop]
+                at_most, at_least = (limit >> 16).astype(np.int16), (-limit >> 16).astype(np.int16)
+                first = np.where(part > 0, at_most, np.where(part < 0, at_least, np.int16(0)))
+                below = words_below(first, partial(_signed, part, limit), source, rows)
+                packed[rows.start : rows.stop, own.start // 8 : packed_size(own.stop)] = np.packbits(below, axis=1, bitorder="little")
         return packed
 
     def _signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
@@ -180,6 +186,11 @@ class RotatedSign(Mechanism):
     @property
     def assumptions(self) -> tuple[str, ...]:
         return ("the rotation is public", "random bits are uniform and secret")
+
+
+def _signed(signs: NDArray[np.int32], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the thresholds at some rows and places: each client's limit by the sign of a coordinate."""
+    return np.asarray(signs[row, place] * limits[row, 0])
 
 
 class RotatedSignSettings(EpsilonSettings):
