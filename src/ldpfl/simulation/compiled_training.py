@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -93,7 +94,9 @@ class CompiledTrainer:
             found: list[Tensor] = vmap(grad(loss))(values, task.normalised(inputs), targets, mask)
             return found
 
-        return torch.compile(gradients, dynamic=False, fullgraph=True)
+        # PyTorch compiles a piece of code for few shapes only; each trainer has a copy, which counts by itself.
+        own = FunctionType(gradients.__code__.replace(), gradients.__globals__, closure=gradients.__closure__)
+        return torch.compile(own, dynamic=False, fullgraph=True)
 
 
 def _filled(schedule: BatchSchedule, clients: int) -> BatchSchedule:
