@@ -48,4 +48,4 @@ def federation_of(
         batch_size=batch_size,
         chunk_size=4,
     )
-    return federation, initial_checkpoint(weights, LayerRanges(0.0, 0.02, layout.sizes))  # type: ignore[arg-type]
+    return federation, initial_checkpoint(weights, LayerRanges(0.0, 0.02, layout.sizes))

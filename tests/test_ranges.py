@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,7 +124,7 @@ def test_a_part_has_the_ranges_of_the_chosen_weights(sizes: list[int], data: st.
     part = ranges.part(chosen)
     for own, whole in zip(part.expand(), ranges.expand(), strict=True):
         assert torch.equal(own, whole[chosen])
-    changed = ranges.with_part(replace(part, center=part.center - 100, radius=part.radius * 2), chosen)
+    changed = ranges.with_part(LayerRanges(part.center - 100, part.radius * 2, part.sizes), chosen)
     touched = torch.stack([layer.any() for layer in chosen.split_with_sizes(sizes)])
     assert changed.sizes == ranges.sizes
     assert torch.equal(changed.center, torch.where(touched, ranges.center - 100, ranges.center))

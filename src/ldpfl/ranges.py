@@ -6,55 +6,72 @@ import math
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ldpfl.errors import ConfigError
+from ldpfl.lazy import torch
 from ldpfl.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGEST = 1e25
 _SHOWN = 3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class LayerRanges:
     """The box [center - radius, center + radius] that each layer's values are clamped to.
 
-    Attributes:
-        center: (L,) float64, one value a layer.
-        radius: (L,) float64, positive.
-        sizes: number of scalar values of each layer; they add up to the dimension d.
+    Ranges are public: the server issues them, and they may depend on released aggregates only. What a mechanism costs is computed from
+    the numbers; the tensors, which values are clamped by, are made when they are first used. So a plan needs no PyTorch.
 
-    Ranges are public: the server issues them, and they may depend on released aggregates only.
+    Attributes:
+        centers: (L,) one value a layer.
+        radii: (L,) positive.
+        sizes: number of scalar values of each layer; they add up to the dimension d.
 
     Raises:
         ConfigError: shapes disagree, a value is not finite, or a radius is not positive.
     """
 
-    center: Tensor
-    radius: Tensor
+    centers: NDArray[np.float64]
+    radii: NDArray[np.float64]
     sizes: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", _whole_numbers(self.sizes))
-        for name in ("center", "radius"):
-            value = torch.as_tensor(getattr(self, name), dtype=torch.float64).detach().cpu()
-            value = value.expand(len(self.sizes)).clone() if value.dim() == 0 else value.clone()
+    def __init__(self, center: ArrayLike, radius: ArrayLike, sizes: Sequence[int]) -> None:
+        """Take the center and the radius of each layer, (L,), or one number for all of them."""
+        object.__setattr__(self, "sizes", _whole_numbers(sizes))
+        for name, field, given in (("center", "centers", center), ("radius", "radii", radius)):
+            value = _numbers(given)
+            value = np.full(len(self.sizes), value) if value.ndim == 0 else value
             if value.shape != (len(self.sizes),):
-                raise ConfigError(f"range {name} has shape {tuple(value.shape)}, expected one value for each of {len(self.sizes)} layers")
-            if not bool(torch.isfinite(value).all()):
-                raise ConfigError(f"range {name} must be finite, found {_shown(value[~torch.isfinite(value)])}")
-            object.__setattr__(self, name, value)
+                raise ConfigError(f"range {name} has shape {value.shape}, expected one value for each of {len(self.sizes)} layers")
+            if not np.isfinite(value).all():
+                raise ConfigError(f"range {name} must be finite, found {_shown(value[~np.isfinite(value)])}")
+            object.__setattr__(self, field, value)
         # Below, squares of differences would underflow; nothing is lost, for no float32 around a radius is as close to its center.
-        self.center[self.center.abs() < 1 / _LARGEST] = 0.0
-        if not bool((self.radius > 0).all()):
-            raise ConfigError(f"range radius must be positive, found {_shown(self.radius[~(self.radius > 0)])}")
-        if not bool(((self.radius >= 1 / _LARGEST) & (self.radius <= _LARGEST) & (self.center.abs() <= _LARGEST)).all()):
+        self.centers[np.abs(self.centers) < 1 / _LARGEST] = 0.0
+        if not (self.radii > 0).all():
+            raise ConfigError(f"range radius must be positive, found {_shown(self.radii[~(self.radii > 0)])}")
+        if not ((self.radii >= 1 / _LARGEST) & (self.radii <= _LARGEST) & (np.abs(self.centers) <= _LARGEST)).all():
             raise ConfigError(f"ranges must lie between {1 / _LARGEST:g} and {_LARGEST:g}, so that float32 can hold every estimate")
+
+    @cached_property
+    def center(self) -> Tensor:
+        """The centers as a tensor, (L,) float64."""
+        return torch.from_numpy(self.centers)
+
+    @cached_property
+    def radius(self) -> Tensor:
+        """The radii as a tensor, (L,) float64."""
+        return torch.from_numpy(self.radii)
 
     @property
     def dimension(self) -> int:
@@ -113,7 +130,7 @@ class LayerRanges:
             raise ConfigError(f"the part has {len(part.sizes)} layers that are not those of the {int(counts.sum())} chosen weights")
         center, radius = self.center.clone(), self.radius.clone()
         center[kept], radius[kept] = part.center, part.radius
-        return replace(self, center=center, radius=radius)
+        return LayerRanges(center, radius, self.sizes)
 
     def _count(self, chosen: Tensor) -> Tensor:
         """Return how many weights of each layer are ``chosen``, (L,)."""
@@ -134,6 +151,12 @@ class LayerRanges:
         center = torch.stack([(layer.max() + layer.min()) / 2 for layer in layers])
         radius = torch.stack([(layer.max() - layer.min()) / 2 for layer in layers])
         return cls(center, (radius * margin).clamp_min(floor), tuple(sizes))
+
+
+def _numbers(given: ArrayLike) -> NDArray[np.float64]:
+    """Return a copy of ``given``, which may be a tensor on any device, as numbers of NumPy."""
+    value: Any = given
+    return np.array(value.detach().cpu().double().numpy() if hasattr(value, "detach") else value, dtype=np.float64)
 
 
 def _whole_numbers(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -216,7 +239,7 @@ class Denoised:
         common = (step * (size - 1)).sum() / (size - 1).sum().clamp_min(1)
         trust = (size - 1) / (size - 1 + self.borrowed)
         factor = torch.exp((trust * step + (1 - trust) * common).clamp(-math.log(2), math.log(2)))
-        return replace(ranges, center=torch.tensor(centers, dtype=torch.float64), radius=(ranges.radius * factor).clamp_min(self.floor))
+        return LayerRanges(centers, (ranges.radius * factor).clamp_min(self.floor), ranges.sizes)
 
     def _center(self, center: float, values: Tensor, variance: Tensor) -> float:
         shift = float(values.mean()) - center
@@ -263,7 +286,7 @@ def range_rule(name: str, *, floor: float) -> RangeRule:
     return rules[name]
 
 
-def _shown(values: Tensor) -> str:
+def _shown(values: NDArray[np.float64]) -> str:
     """Return the first few: there may be very many, and a server that others run may have written them."""
     few = ", ".join(f"{value:g}" for value in values[:_SHOWN].tolist())
     return few if len(values) <= _SHOWN else f"{few} and {len(values) - _SHOWN:,} more"

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 import ldpfl
+import ldpfl.api.auditing  # with which audits show themselves
 from ldpfl.api.results import SweepResult, as_released
 from ldpfl.attacks.canary import CanaryRow, RunAudit
 from ldpfl.auditing import MechanismAudit
@@ -25,7 +26,6 @@ from ldpfl.auditing.checks import Check
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row
 from ldpfl.planning.planner import Setting, plan
-from ldpfl.planning.regimes import plan_regime
 from ldpfl.privacy import Ledger, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
@@ -67,7 +67,7 @@ def statement() -> Statement:
 SHOWN: tuple[tuple[Shown, tuple[str, ...]], ...] = (
     (statement(), ("This is no protection", "one client, whole run", "because", "warning: too large")),
     (plan(Setting(1.0, 10, 5, 2, channel="direct")), ("plan: duchi", "sent by a client in a round", "one client, whole run")),
-    (plan_regime("local", 4.0, clients=100, weights=20, rounds=2), ("plan: local", "noise in the mean", "one client, whole run")),
+    (ldpfl.plan_regime("local", 4.0, clients=100, weights=20, rounds=2), ("plan: local", "noise in the mean", "one client, whole run")),
     (MechanismAudit("duchi", 1.0, 0.5, 1000, 1e-4, (Check("a bias", 0.1, 1.0, 1e-5, True, "said"),)), ("nothing found", "a bias", "ok")),
     (RunAudit("mine", 9, 5, "duchi", 1.0, 100, 1e-5, (CanaryRow(5, 0.9, 0.8, 0.95, 1.5, 0.73),)), ("mine: what a round's pool", "80.0%")),
 )

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl import Guarantee, LayerRanges, SeededStreams
@@ -50,12 +51,12 @@ class LateClamp(Duchi):
     """Clamps, but to ten times the range."""
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
-        return super().encode(values, replace(ranges, radius=10 * ranges.radius), generator)
+        return super().encode(values, LayerRanges(ranges.center, 10 * ranges.radius, ranges.sizes), generator)
 
 
 class HalfTheRange(Duchi):
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
-        return super().encode(values, replace(ranges, radius=ranges.radius / 2), generator)
+        return super().encode(values, LayerRanges(ranges.center, ranges.radius / 2, ranges.sizes), generator)
 
 
 class TwoPercentMore(OwnEncoder):
@@ -138,7 +139,7 @@ class LaplaceNoise(Mechanism):
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
         raise NotImplementedError
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         raise NotImplementedError
 
     def payload_bits(self, ranges: LayerRanges) -> int:
@@ -268,7 +269,7 @@ class OneLayer(Duchi):
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
         radius = ranges.radius.clone()
         radius[self.layer : self.layer + 1] *= 1.25
-        return super().encode(values, replace(ranges, radius=radius), generator)
+        return super().encode(values, LayerRanges(ranges.center, radius, ranges.sizes), generator)
 
 
 @dataclass(frozen=True)

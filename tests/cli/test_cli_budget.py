@@ -20,7 +20,7 @@ from ldpfl.privacy.budget_file import read_books, set_limit
 from ldpfl.privacy.policy import Policy, Request
 
 FILE = Path("budget.sqlite")
-RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(10,))  # type: ignore[arg-type]
+RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(10,))
 DUCHI = mechanisms.create("duchi", epsilon=0.5)
 POLICY = Policy(
     mechanisms=("duchi", "full-dp", "none"),

@@ -32,7 +32,7 @@ a patient's note: failed: everything
 
 def test_figures_of_budget_and_log_are_counted_and_nothing_names_a_run_or_a_reason(ldpfl: CommandLine) -> None:
     policy = Policy(mechanisms=("duchi",), epsilon_per_unit=1, epsilon_per_round=10, lifetime_epsilon=99, rounds=9, transports=("direct",))
-    ranges = LayerRanges(center=0.0, radius=0.1, sizes=(10,))  # type: ignore[arg-type]
+    ranges = LayerRanges(center=0.0, radius=0.1, sizes=(10,))
     set_limit(FILE, 40.0, 0.0)
 
     def charge(cohort: int) -> None:

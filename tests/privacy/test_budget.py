@@ -34,7 +34,7 @@ from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
 from ldpfl.privacy.policy import Limit, Policy, Request
 from ldpfl.privacy.statement import account
 
-RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))  # type: ignore[arg-type]
+RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))
 DUCHI, NOISE, NONE = mechanisms.create("duchi", epsilon=0.5), mechanisms.create("full-dp", epsilon=0.5), mechanisms.create("none")
 KEY = bytes(range(32))
 POLICY = Policy(

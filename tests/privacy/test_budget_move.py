@@ -14,7 +14,7 @@ from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
 from ldpfl.privacy.policy import Policy, Request
 
-RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(10,))  # type: ignore[arg-type]
+RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(10,))
 DUCHI = mechanisms.create("duchi", epsilon=0.5)
 POLICY = Policy(
     mechanisms=("duchi",),

@@ -21,7 +21,7 @@ from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.policy import Limit, Policy, Request, read_policy
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
-RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))  # type: ignore[arg-type]
+RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))
 
 
 def text_of(key: bytes) -> str:
@@ -236,7 +236,7 @@ def test_what_is_accepted_keeps_every_bound(
     linked: int,
     number: int,
 ) -> None:
-    ranges = LayerRanges(center=0.0, radius=0.1, sizes=(dimension,))  # type: ignore[arg-type]
+    ranges = LayerRanges(center=0.0, radius=0.1, sizes=(dimension,))
     mechanism = mechanisms.create(name, epsilon=epsilon, delta=delta) if name == "full-dp" else mechanisms.with_defaults(name, epsilon)
     try:
         asked = Request.of(mechanism, ranges, run="r", round=number, cohort=cohort, transport=transport, key=key, linked=linked)

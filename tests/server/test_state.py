@@ -120,7 +120,7 @@ class Recording:
 
     def update(self, ranges: LayerRanges, mean: Tensor, mean_variance: Tensor) -> LayerRanges:
         self.told.append((ranges, mean, mean_variance))
-        return replace(ranges, radius=ranges.radius / 2)
+        return LayerRanges(ranges.center, ranges.radius / 2, ranges.sizes)
 
 
 @pytest.mark.parametrize("perturbed", ["weights", "update"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -613,9 +612,9 @@ def test_the_fingerprint_differs_with_everything_that_both_sides_must_share() ->
         plan_of(DUCHI),
         plan_of(create("duchi", epsilon=1.0 + 2**-52)),
         plan_of(DUCHI, 2),
-        plan_of(DUCHI, ranges=replace(RANGES, radius=up)),
-        plan_of(DUCHI, ranges=replace(RANGES, center=RANGES.center + 2**-40)),
-        plan_of(DUCHI, ranges=replace(RANGES, sizes=(13, 7, 1))),
+        plan_of(DUCHI, ranges=LayerRanges(RANGES.center, up, RANGES.sizes)),
+        plan_of(DUCHI, ranges=LayerRanges(RANGES.center + 2**-40, RANGES.radius, RANGES.sizes)),
+        plan_of(DUCHI, ranges=LayerRanges(RANGES.center, RANGES.radius, (13, 7, 1))),
         *(plan_of(mechanism) for name, mechanism in MECHANISMS.items() if name != "duchi"),
         plan_of(create("full-dp", epsilon=1.0, norm=2.0)),
     ]

@@ -186,6 +186,6 @@ def test_noise_on_own_data_follows_from_the_ranges_too(tiny_task: Dataset) -> No
         return tuple(source.int32(0, 8).tolist())
 
     ranges, sizes = start.state.ranges, start.state.ranges.sizes
-    assert words(LayerRanges(0.0, 0.02, sizes)) == words(ranges)  # type: ignore[arg-type]
-    others = [LayerRanges(0.0, 0.03, sizes), LayerRanges(0.01, 0.02, sizes)]  # type: ignore[arg-type]
+    assert words(LayerRanges(0.0, 0.02, sizes)) == words(ranges)
+    others = [LayerRanges(0.0, 0.03, sizes), LayerRanges(0.01, 0.02, sizes)]
     assert len({words(ranges), *map(words, others)}) == 3

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from ldpfl.errors import ConfigError, shown
+
+Settings = Mapping[str, Any] | Sequence[str] | None
+"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them, or one such text."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -44,10 +48,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, value: Any) -> Any:
     where = f"{function.__name__}: {parameter.name}"
     plain = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
-    try:
-        kind = eval(parameter.annotation, function.__globals__)
-    except NameError:  # imported for type checkers alone, because it is slow to: who takes the value says what it is not
-        kind = Any
+    kind = eval(parameter.annotation, {}, _Names(function.__globals__))
     if isinstance(plain, str | Path) and "\0" in str(plain):
         raise ConfigError(f"{where} has a null character")
     if _fits(plain, kind):
@@ -58,6 +59,30 @@ def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, 
     found = shown(plain) if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
     expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
     raise ConfigError(f"{where} is {found}, expected {expected}{_by_name(function, parameter, plain)}")
+
+
+class _NotImported(type):
+    """A class, or a package of classes, that a module names for type checkers alone, because it is slow to import.
+
+    Instances are known by the name of their class.
+    """
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _NotImported(name, (), {})
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return any(kind.__name__ == cls.__name__ for kind in type(value).__mro__)
+
+
+class _Names(dict[str, Any]):
+    """The names of a module, for its annotations."""
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):  # debuggers ask for such
+            raise KeyError(name)
+        return getattr(builtins, name) if hasattr(builtins, name) else _NotImported(name, (), {})
 
 
 def _by_name(function: Callable[..., object], parameter: inspect.Parameter, value: object) -> str:

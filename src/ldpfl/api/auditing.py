@@ -15,6 +15,11 @@ from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Mechanism
+from ldpfl.report.privacy import audit_table, canary_table
+from ldpfl.shown import look
+
+look.register(MechanismAudit, audit_table)
+look.register(RunAudit, canary_table)
 
 
 @checked

@@ -24,10 +24,10 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.statement import DELTA
 from ldpfl.verifying.certificate_file import Certificate
-from ldpfl.verifying.signature import read, signed
+from ldpfl.verifying.signature import signed
 
 if TYPE_CHECKING:
-    from ldpfl.verifying.verdicts import SecondOpinion
+    pass
 
 
 @checked
@@ -69,29 +69,6 @@ def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> li
         return public_caveats(config, [str(caveat) for caveat in result.get("caveats", ())])
     unfinished = f"{config.training.rounds} rounds were meant to be run, and {events} releases were made when this was certified"
     return [unfinished, *of_extending(config)]
-
-
-@checked
-def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:
-    """Return what a second implementation of the accountants, which shares no line with the first, finds of a certificate.
-
-    Args:
-        certificate: itself, or its file, whose signature is checked.
-        ledger: a ledger's file, or a run's folder, that it must be of.
-        signed_by: public key that must have signed it.
-
-    Raises:
-        DataError: it was changed, is signed by somebody else, is not of this ledger, or charges less than that holds.
-    """
-    from ldpfl.verifying.verdicts import second_opinion  # slow to import
-
-    made = certificate if isinstance(certificate, Certificate) else read(Path(certificate))
-    if ledger is None:
-        return second_opinion(made, None, signed_by)
-    path = RunFolder(Path(ledger)).ledger_path if Path(ledger).is_dir() else Path(ledger)
-    if path.is_file():
-        Ledger.load(path)  # one whose events do not follow from each other was changed
-    return second_opinion(made, path, signed_by)
 
 
 def _signing_key(path: Path) -> Ed25519PrivateKey:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ldpfl import mechanisms
-from ldpfl.api.arguments import checked
+from ldpfl.api.arguments import Settings, checked
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text
@@ -20,9 +20,6 @@ from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.importing import GIVEN
 from ldpfl.suggestions import did_you_mean
-
-Settings = Mapping[str, Any] | Sequence[str] | None
-"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them, or one such text."""
 
 _SEED_BITS = 63
 

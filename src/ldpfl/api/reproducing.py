@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import ldpfl
-from ldpfl.api.arguments import checked
-from ldpfl.api.configuring import Settings, listed
+from ldpfl.api.arguments import Settings, checked
+from ldpfl.api.configuring import listed
 from ldpfl.api.results import ReproductionResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import sweep

@@ -15,8 +15,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import nn
 
-from ldpfl.attacks.canary import RunAudit
-from ldpfl.auditing import MechanismAudit
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.new_rows import answered
 from ldpfl.errors import ConfigError
@@ -26,28 +24,19 @@ from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
-from ldpfl.planning.planner import Plan
-from ldpfl.planning.regimes import RegimePlan
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
-from ldpfl.report.privacy import audit_table, canary_table, guarantees, plan_table, regime_table
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
 from ldpfl.server import RoundMetrics
-from ldpfl.shown import Shown, look
+from ldpfl.shown import Shown
 from ldpfl.tasks import ACCURACY
 
 if TYPE_CHECKING:
     import pandas
-
-look.register(Statement, lambda statement: guarantees(statement.to_dict()))
-look.register(Plan, lambda plan: Group(plan_table(plan.to_dict()), plan.statement))
-look.register(RegimePlan, lambda plan: Group(regime_table(plan.to_dict()), plan.statement))
-look.register(MechanismAudit, audit_table)
-look.register(RunAudit, canary_table)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ldpfl.api.arguments import checked
-from ldpfl.api.configuring import Settings, brought, configured_for, listed
+from ldpfl.api.arguments import Settings, checked
+from ldpfl.api.configuring import brought, configured_for, listed
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import as_usual, build, choose_device

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ldpfl.api.arguments import checked
-from ldpfl.api.configuring import Settings, brought, by_key, listed
+from ldpfl.api.arguments import Settings, checked
+from ldpfl.api.configuring import brought, by_key, listed
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short

@@ -24,7 +24,7 @@ from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset
 from ldpfl.data.samples import normalise
 from ldpfl.files import replace_atomically
-from ldpfl.randomness import SeededDraws
+from ldpfl.seeded_draws import SeededDraws
 
 _INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 _INCEPTION_DIGEST = "6726825d"

@@ -30,7 +30,7 @@ from ldpfl.data import Samples
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.layout import ParameterLayout, called_with
 from ldpfl.models import InputShape
-from ldpfl.randomness import SeededDraws
+from ldpfl.seeded_draws import SeededDraws
 
 Progress = Callable[[int, int], None]
 

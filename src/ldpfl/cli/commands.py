@@ -37,8 +37,8 @@ COMMANDS = {
         "own:export",
         "Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret.",
     ),
-    "plan": ("privacy:plan", "Print what a federation would guarantee and cost, before anything is run."),
-    "ledger": ("privacy:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
+    "plan": ("plan:plan", "Print what a federation would guarantee and cost, before anything is run."),
+    "ledger": ("ledger:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
     "certify": (
         "certificates:certify",
         "Write what a run guarantees, and from what that follows, in a small file for others to check. No figure of the data is in it.",
@@ -48,7 +48,7 @@ COMMANDS = {
         "Check a certificate by other accountants than it was made with. Exit code 3: a line is not confirmed; 4: it cannot be checked.",
     ),
     "audit": (
-        "privacy:audit",
+        "audit:audit",
         "Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails.",
     ),
     "attack": ("attacks:app", "Attack what is published or sent, to see what protection is worth."),

@@ -22,7 +22,7 @@ from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, read_description
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
-from ldpfl.privacy import Ledger
+from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import LocalTask
 
@@ -87,7 +87,7 @@ class RunFolder:
 
     @property
     def ledger_path(self) -> Path:
-        return self.path / "ledger.json"
+        return self.path / LEDGER_FILE
 
     @property
     def model_path(self) -> Path:

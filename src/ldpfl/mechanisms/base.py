@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -22,6 +23,9 @@ from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +115,7 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """Return the largest standard deviation (L,) of the mean's noise in each layer."""
 
     @abstractmethod

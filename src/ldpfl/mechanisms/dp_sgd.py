@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
-from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_shape_of
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
@@ -22,6 +23,9 @@ from ldpfl.privacy import GaussianRelease
 from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _UP = 1 + 2.0**-48
 """More than what rounding 2 / noise_multiplier can take off."""
@@ -144,9 +148,9 @@ class DpSgd(VectorMechanism):
         """(s / (q m))^2 / n, exact."""
         return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """With the noise multiplier s and m records a client, each there with probability q, s / (q m sqrt(n)), in units of C."""
-        return torch.full_like(ranges.radius, self._std / sqrt(clients))
+        return np.full_like(ranges.radii, self._std / sqrt(clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         """A float32 a weight; a lattice point of 64 bits where reports are to be summed."""

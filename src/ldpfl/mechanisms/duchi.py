@@ -8,14 +8,13 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, isfinite, log, sqrt
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ldpfl.errors import ConfigError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks, coordinate_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, count_ones, packed_size
@@ -24,6 +23,9 @@ from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
 from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = 32
 """Width of the uniform integers that thresholds are compared with."""
@@ -150,9 +152,9 @@ class Duchi(Mechanism):
             return ((radius * self.gain) ** 2).float()
         return (((radius * self.gain) ** 2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """r A / sqrt(n) (LDP-FL, Lemma 3, upper bound)."""
-        return ranges.radius * (self.gain / sqrt(clients))
+        return np.asarray(ranges.radii * (self.gain / sqrt(clients)))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension

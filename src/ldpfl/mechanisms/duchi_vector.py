@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, pi, sqrt
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ldpfl.errors import PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
@@ -22,6 +21,9 @@ from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TRIES = 2000
 """Draws after which a random source is taken for broken: one is rejected with probability 1/2 at most."""
@@ -124,9 +126,9 @@ class DuchiVector(Mechanism):
             return (amplitude**2).float()
         return ((amplitude**2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """r B / sqrt(n), reached at the center."""
-        return ranges.radius * (self.gain(ranges.dimension) / sqrt(clients))
+        return np.asarray(ranges.radii * (self.gain(ranges.dimension) / sqrt(clients)))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension

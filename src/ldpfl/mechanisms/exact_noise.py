@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 import mpmath
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.randomness import RandomSource, draw
 
 Integers = NDArray[np.int64]

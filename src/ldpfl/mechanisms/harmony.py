@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports, unit_bits
@@ -23,6 +23,9 @@ from ldpfl.privacy.guarantee import Unit
 from ldpfl.quantities import Count
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CLAIM = 'Optimal LDP-FL, section 4: the "framework satisfies eps-LDP"; epsilon is spent once a layer and round, and these add up'
 
@@ -123,9 +126,9 @@ class Harmony(Mechanism):
         center, _ = ranges.expand()
         return ((moment - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """r A sqrt(s / n) for the largest group s of each layer (upper bound)."""
-        return ranges.radius * torch.from_numpy(Groups.of(ranges, self.group).largest).double().sqrt() * (self.gain / sqrt(clients))
+        return np.asarray(ranges.radii * np.sqrt(Groups.of(ranges, self.group).largest) * (self.gain / sqrt(clients)))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         groups = GroupCounts.of(ranges, self.group)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Identity(Mechanism):
     def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
         return torch.zeros_like(mean)
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
-        return torch.zeros_like(ranges.radius)
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
+        return np.zeros_like(ranges.radii)
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
-from torch import Tensor
 
 from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_direction
@@ -24,11 +24,14 @@ from ldpfl.quantities import Positive
 from ldpfl.randomness import RandomSource, as_source, draw
 from ldpfl.ranges import LayerRanges
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _SMALLEST_EPSILON, _LARGEST_EPSILON = 1e-6, 1e4
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20
 """Outside, float32 cannot hold every estimate, or the optimum is lost to rounding."""
 
-Number = TypeVar("Number", float, Tensor)
+Number = TypeVar("Number", float, "Tensor")
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,13 @@ class PrivUnitG(VectorMechanism):
         squares = offset**2 / total if total > 0 else torch.full_like(offset, 1 / ranges.dimension)
         return ((second / scale**2 + (second - length**2) * squares) / clients).float()
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """The most that any vector leads to, the same in every layer.
 
         Lengths not sent: norm sqrt(1 / m^2 + 1 / d) for the zero vector, whose direction is noise too, and norm / m for
         all others. Lengths sent: V (1 + 1 / m^2) - N^2, all of the vector in one weight, at the worst length N.
         """
-        return torch.full_like(ranges.radius, sqrt(self._worst_variance(ranges.dimension) / clients))
+        return np.full_like(ranges.radii, sqrt(self._worst_variance(ranges.dimension) / clients))
 
     @property
     def assumptions(self) -> tuple[str, ...]:

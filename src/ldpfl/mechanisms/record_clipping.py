@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ldpfl.errors import ConfigError
+from ldpfl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEPS = 2**20
 """Lattice points to the norm C."""

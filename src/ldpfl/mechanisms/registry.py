@@ -9,7 +9,6 @@ from importlib import import_module
 from importlib.metadata import entry_points, version
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -128,7 +127,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
-    mechanism = settings.build(Facts(LayerRanges(torch.zeros(1), torch.ones(1), (1,))))  # which have no part in it
+    mechanism = settings.build(Facts(LayerRanges(0.0, 1.0, (1,))))  # which have no part in it
     _check_name(name, mechanism.name)
     return mechanism
 

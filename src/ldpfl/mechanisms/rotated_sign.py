@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import pi, sqrt
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ldpfl.errors import ConfigError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds, words_below
 from ldpfl.mechanisms.harmony import Harmony
@@ -35,6 +34,9 @@ from ldpfl.privacy import BinaryRelease
 from ldpfl.quantities import Count, NotNegative
 from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,9 @@ class RotatedSign(Mechanism):
         """g A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
         return torch.full_like(mean, float(self.noise_std(ranges, clients)[0]) ** 2, dtype=torch.float32)
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """A sqrt(g pi / (2 D n))."""
-        return torch.full_like(ranges.radius, self._gain * self._scale(rotated_size(ranges.dimension)) * sqrt(self.group / clients))
+        return np.full_like(ranges.radii, self._gain * self._scale(rotated_size(ranges.dimension)) * sqrt(self.group / clients))
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return self._sent.payload_bits(self.unit_ranges(ranges))
@@ -170,7 +172,7 @@ class RotatedSign(Mechanism):
     def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
         """Those of a rotated direction, in which a sign is worth a radius."""
         size = rotated_size(ranges.dimension)
-        return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.tensor([self._scale(size)], dtype=torch.float64), (size,))
+        return LayerRanges(0.0, self._scale(size), (size,))
 
     def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from ldpfl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _AT_ONCE = 1 << 18
 """Values that are rotated at once: 1 MiB, which a cache holds."""

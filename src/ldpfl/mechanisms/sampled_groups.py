@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Groups:
         largest, counts, last = _cut(ranges, group)
         sizes = np.repeat(largest, counts)
         sizes[np.cumsum(counts) - 1] = last
-        return cls(sizes, np.cumsum(sizes) - sizes, largest, replace(ranges, sizes=tuple(counts.tolist())))
+        return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
 
     def scale(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return each group's center, and the step s r ``gain`` that one sign makes, (G,) both."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor, nextafter, sqrt
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.dense import DenseReports
@@ -31,6 +31,9 @@ from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.quantities import Count
 from ldpfl.randomness import RandomSource, as_source, uniform
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Coordinates = int | Literal["auto"] | None
 
@@ -154,9 +157,9 @@ class ScalarMechanism(Mechanism):
         estimate = (offset + slope * m**2) * radius**2 / (clients + slope)
         return estimate.clamp_min(0).float()  # below 0 only by the rounding of the mean
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         offset, slope = self._quadratic(ranges)
-        return ranges.radius * sqrt((offset + max(0.0, slope)) / clients)
+        return ranges.radii * sqrt((offset + max(0.0, slope)) / clients)
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         taken = self.sampled(ranges)

@@ -11,16 +11,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from math import cbrt, exp, expm1, floor, inf, isfinite, log, log2, nextafter, sqrt, tanh
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.duchi import BITS, thresholds
 from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, below, happens, largest_probability, rounded
 from ldpfl.randomness import RandomSource, draw
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SMALLEST_EPSILON = 1e-9
 """Below it the reports outgrow what float32 leaves room for beside the widest ranges."""

@@ -17,7 +17,7 @@ from ldpfl.layout import refuse_lost_in_copies
 from ldpfl.models import dense, images, texts
 from ldpfl.models.images import InputShape
 from ldpfl.models.mending import copied
-from ldpfl.randomness import SeededDraws
+from ldpfl.seeded_draws import SeededDraws
 from ldpfl.suggestions import did_you_mean
 
 CENTERED = "centered-linear"

@@ -10,7 +10,6 @@ from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
-import torch
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 from scipy.optimize import brentq
@@ -150,7 +149,7 @@ class Setting:
     def _in_layers(self, layers: int) -> LayerRanges:
         each, more = divmod(self.weights, layers)
         sizes = (each + 1,) * more + (each,) * (layers - more)
-        return LayerRanges(torch.zeros(layers), torch.full((layers,), self.radius), sizes)
+        return LayerRanges(0.0, self.radius, sizes)
 
     def build(self) -> Mechanism:
         """Return the mechanism."""

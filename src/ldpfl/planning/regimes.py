@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
-import torch
-
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgd
@@ -186,7 +184,7 @@ class _Asked:
 
     @property
     def ranges(self) -> LayerRanges:
-        return LayerRanges(torch.zeros(1), torch.ones(1), (self.weights,))
+        return LayerRanges(0.0, 1.0, (self.weights,))
 
     def mechanism(self, strength: float) -> Mechanism:
         if self.regime == "shuffled":

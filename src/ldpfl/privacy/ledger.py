@@ -23,6 +23,9 @@ from ldpfl.files import read_text, unique_fields, write_text
 from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
+LEDGER_FILE = "ledger.json"
+"""Name of the ledger in a run's folder."""
+
 FORMAT = "ldpfl-ledger"
 VERSION = 3
 _CHAINED = 3

@@ -11,14 +11,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.attacks.canary import RunAudit
-from ldpfl.auditing import MechanismAudit
 from ldpfl.errors import printable
 from ldpfl.number_format import number
-from ldpfl.planning.planner import LARGEST_EPSILON
-from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, PROTECTED, TRUSTED, WHAT_IS_PROTECTED
+from ldpfl.planning.planner import LARGEST_EPSILON, Plan
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, PROTECTED, TRUSTED, WHAT_IS_PROTECTED, Statement
+from ldpfl.shown import look
 
 if TYPE_CHECKING:
+    from ldpfl.attacks.canary import RunAudit
+    from ldpfl.auditing import MechanismAudit
     from ldpfl.verifying.verdicts import Verdict
 
 CLAIM = "paper's claim"
@@ -48,6 +49,10 @@ def guarantees(privacy: dict[str, Any]) -> Group:
     """Return the same as one thing to be shown, wrapped as wide as the table."""
     verdict = [Text(privacy["verdict"], style="bold")] if privacy["verdict"] else []
     return Group(*verdict, guarantee_table(privacy), *_beside(privacy))
+
+
+look.register(Statement, lambda statement: guarantees(statement.to_dict()))
+look.register(Plan, lambda plan: Group(plan_table(plan.to_dict()), plan.statement))
 
 
 def _beside(privacy: dict[str, Any]) -> Iterator[Text]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import LdpflError
+from ldpfl.privacy.ledger import LEDGER_FILE
 from ldpfl.report.page import page
 
 HOST = "127.0.0.1"
@@ -36,7 +37,7 @@ class _Latest:
             return self._text
 
     def _made_of(self) -> object:
-        return tuple(_stamp(self._folder / name) for name in ("checkpoint.safetensors", "ledger.json", "result.json"))
+        return tuple(_stamp(self._folder / name) for name in ("checkpoint.safetensors", LEDGER_FILE, "result.json"))
 
     def _made(self) -> str:
         try:

@@ -8,7 +8,9 @@ from fractions import Fraction
 from functools import lru_cache
 from math import inf, isfinite, sqrt
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
@@ -120,9 +122,9 @@ class Gaussian(VectorMechanism):
         """sigma^2 / n; infinite where sigma depends on the clients' data, and the server cannot know it."""
         return self._public_sigma(ranges).square().div(clients).repeat_interleave(torch.tensor(ranges.sizes)).float()
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> Tensor:
+    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """sigma / sqrt(n); infinite where sigma depends on the clients' data: it has no known bound then."""
-        return self._public_sigma(ranges) / sqrt(clients)
+        return np.asarray(self._public_sigma(ranges) / sqrt(clients))
 
     @property
     def delta(self) -> float:

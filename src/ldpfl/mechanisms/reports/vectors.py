@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ldpfl.errors import PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Commands about privacy: plan a federation, account a ledger, audit a mechanism or a run."""
+"""The command that plans a federation."""
 
 from __future__ import annotations
 
@@ -7,50 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress, track
+from rich.progress import track
 from rich.text import Text
 
-from ldpfl import api, mechanisms
-from ldpfl.auditing import ERROR_RATE
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl import api
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts, epsilon_among
 from ldpfl.privacy.statement import DELTA
-from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
-from ldpfl.report.privacy import audit_table, canary_table, plan_table, print_guarantees, regime_table
+from ldpfl.report.privacy import plan_table, print_guarantees, regime_table
 from ldpfl.report.terminal import terminal
-from ldpfl.suggestions import did_you_mean
-
-AUDIT_FAILED = 3
-"""Exit code when an audit finds a fault."""
-
-
-def ledger(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN|RECIPE...",
-            help="A run's folder, a ledger file, a recipe's name, or a config file. Several on the same data are added up.",
-        ),
-    ],
-    delta: Annotated[float | None, typer.Option(help="Failure probability.", show_default="the run's")] = None,
-    colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of a recipe.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Account what a run released, or what a recipe would release, and print what holds."""
-    found = [api.released(one, set_ or ()) for one in what]
-    chosen = max(own for _, own in found) if delta is None else delta
-    together = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
-    statement = api.warned(together, what)
-    name, rounds = " + ".join(what), sum(len(events.events) for events, _ in found)
-    if as_json:
-        print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
-        return
-    console = terminal()
-    console.print(Text(f"{name}: {rounds} rounds"), soft_wrap=True)
-    print_guarantees(console, statement.to_dict())
 
 
 def plan(
@@ -122,6 +87,8 @@ def plan(
     if target_central is not None and epsilon is None and clients is None:
         raise ConfigError("--target-central needs --epsilon (to find the clients) or --clients (to find the epsilon)")
     if plot is not None:  # before the work, not after it
+        from ldpfl.report.plots import draw_epsilon_by_clients, require_plot  # plots take seconds to import
+
         require_plot(plot)
         check_central(Setting(**{**setting, "epsilon": epsilon or 1.0, "clients": clients or MOST_CLIENTS}))
     with terminal(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
@@ -150,54 +117,3 @@ def _plan_regime(regime: str, target: float, as_json: bool, **figures: Any) -> N
     console = terminal()
     console.print(regime_table(planned))
     print_guarantees(console, planned)
-
-
-def audit(
-    what: Annotated[str, typer.Argument(metavar="MECHANISM|RUN", help="A mechanism's name, or a run's folder.")],
-    epsilon: Annotated[float | None, typer.Option(help="Budget of one report, for a mechanism.", show_default="1")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials for each input.", show_default="by what is audited")] = None,
-    error_rate: Annotated[
-        float | None, typer.Option(help="Probability that a sound mechanism fails.", show_default=f"{ERROR_RATE:g}")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Repeatable bits instead of the operating system's.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder with data sets, for a run.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for a run.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails."""
-    known = what in mechanisms.names()
-    if known and Path(what).is_dir():
-        said = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
-        terminal(stderr=True).print(Text(said, style="yellow"), soft_wrap=True)
-    elif Path(what).is_dir():
-        unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
-        if unused:
-            raise ConfigError(f"{' and '.join(unused)} is for a mechanism: a run is audited as its config says, so leave that out")
-        _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
-        return
-    if not known:
-        raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names())}")
-    rate = ERROR_RATE if error_rate is None else error_rate
-    result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
-    else:
-        terminal().print(audit_table(result))
-    if not result.passed:
-        raise SystemExit(AUDIT_FAILED)
-
-
-def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, seed: int, *, as_json: bool) -> None:
-    """Put a canary among the run's clients and print what its pool gives away."""
-    RunFolder(folder).config()  # which names what is missing, before a progress bar is drawn
-    with Progress(console=terminal(stderr=True), disable=as_json, transient=True) as progress:
-        task = progress.add_task("canary trials", total=trials)
-
-        def on_trial(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        result = api.audit_run(folder, data_dir=data_dir, device=device, trials=trials, seed=seed, on_trial=on_trial)
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
-    else:
-        terminal().print(canary_table(result))

@@ -1,0 +1,55 @@
+"""What runs released, what recipes would release, and what their guarantees rest on: for :mod:`ldpfl.api.accounting`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ldpfl.api.arguments import Settings
+from ldpfl.api.configuring import configured, listed
+from ldpfl.api.results import RunResult
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import check_persons_named
+from ldpfl.experiments.figures import of_extending
+from ldpfl.experiments.planned_ledger import planned_ledger
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.secret_seed import of_shared_seeds
+from ldpfl.privacy import Ledger
+
+
+def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
+    """Return the events of a run, or of what a recipe or config would release, and the delta that was chosen for them.
+
+    Raises:
+        ConfigError, DataError: as :func:`ldpfl.api.account`.
+    """
+    if isinstance(what, RunResult):
+        return what.ledger, what.config.privacy.delta
+    if isinstance(what, RunConfig) or not Path(what).is_dir():
+        config = configured(what, listed(settings))
+        check_persons_named(config.data)
+        return planned_ledger(settled(config)), config.privacy.delta
+    if settings:
+        raise ConfigError("settings change a recipe, not a run that was made")
+    folder = RunFolder(Path(what))
+    chosen = folder.config().privacy.delta  # which names what is missing or damaged there
+    return folder.ledger(), chosen
+
+
+def warnings_of(runs: Iterable[RunResult | RunConfig | str | Path]) -> list[str]:
+    """Return a warning of each thing in how ``runs`` were made that their guarantee together rests on."""
+    made = [run for one in runs if (run := _run_of(one)) is not None]
+    said = [line for config, _ in made for line in of_extending(config)]
+    return said + list(of_shared_seeds(config for config, simulated in made if simulated))
+
+
+def _run_of(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
+    """Return the config of a run that was made, and whether it was simulated; None of anything else."""
+    if isinstance(what, RunResult):
+        return what.config, True
+    if isinstance(what, str | Path) and Path(what).is_dir():
+        folder = RunFolder(Path(what))
+        return folder.config(), not folder.kind().on_flower
+    return None

@@ -1,0 +1,40 @@
+"""The command that accounts what was released."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from ldpfl import api
+from ldpfl.report.privacy import print_guarantees
+from ldpfl.report.terminal import terminal
+
+
+def ledger(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|RECIPE...",
+            help="A run's folder, a ledger file, a recipe's name, or a config file. Several on the same data are added up.",
+        ),
+    ],
+    delta: Annotated[float | None, typer.Option(help="Failure probability.", show_default="the run's")] = None,
+    colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of a recipe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Account what a run released, or what a recipe would release, and print what holds."""
+    found = [api.released(one, set_ or ()) for one in what]
+    chosen = max(own for _, own in found) if delta is None else delta
+    together = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
+    statement = api.warned(together, what)
+    name, rounds = " + ".join(what), sum(len(events.events) for events, _ in found)
+    if as_json:
+        print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
+        return
+    console = terminal()
+    console.print(Text(f"{name}: {rounds} rounds"), soft_wrap=True)
+    print_guarantees(console, statement.to_dict())
