@@ -1,4 +1,4 @@
-"""One round of MNIST, 100 clients x 600 digits, two-layer CNN, one local epoch at batch size 10: eager and compiled, by one and two processes.
+"""A round of MNIST, 100 clients x 600 digits, two-layer CNN, an epoch at batch size 10: eager and compiled, by one and two processes.
 
     python benchmarks/mnist_round.py --data-dir DIR [--repeats 3] [--workers 1 2]
 
