@@ -261,7 +261,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
     def work(*arguments: object) -> None:
         raise RuntimeError("planned before the plot was looked at")
 
-    monkeypatch.setattr("ldpfl.api.accounting.plan_setting", work)
+    monkeypatch.setattr("ldpfl.api.planning.plan_setting", work)
     assert named in ldpfl.refused("plan", "--epsilon", "1", "--clients", "100", *arguments)
     assert list(Path().iterdir()) == []
 
