@@ -17,7 +17,7 @@ from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.number_format import number
-from ldpfl.planning.planner import smallest
+from ldpfl.planning.search import smallest
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.authors import released

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from math import ceil, exp, floor, inf, log, nan, tanh
+from functools import cached_property
+from math import ceil, floor, inf, nan, tanh
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
-from scipy.optimize import brentq
 
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError, shown
 from ldpfl.mechanisms import Mechanism
-from ldpfl.privacy.accountants.binomial import sigmoid
+from ldpfl.planning.search import fewest, smallest, smallest_by
+from ldpfl.privacy.accountants.binomial import fewest_ones, sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.authors import released
@@ -238,9 +238,7 @@ def _cohort_of(setting: Setting, release: Release) -> int:
     averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
     if setting.participation == 1 or not setting.self_sampling or averaged:
         return setting.cohort
-    from scipy.stats import binom  # slow to import
-
-    return max(1, int(binom.ppf(_RARE / setting.rounds, setting.clients, setting.participation)))
+    return max(1, fewest_ones(_RARE / setting.rounds, setting.clients, setting.participation))
 
 
 @dataclass(frozen=True)
@@ -284,9 +282,10 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
     check_central(setting)
     found = Solution(target)
     if clients:
-        found = replace(found, clients=_clients(setting, target, _certified, _PRECISE))
+        necessary = _necessary(setting, target)
+        found = replace(found, clients=_clients(setting, _enough(setting, target, necessary)))
         if setting.participation == 1:
-            found = replace(found, clients_necessary=_clients(setting, target, _attained, 1e-6))
+            found = replace(found, clients_necessary=_clients(setting, necessary))
     return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
 
 
@@ -365,27 +364,46 @@ def _attained(rounds: ShuffledRounds, delta: float) -> float:
     return attained_epsilon([rounds], delta)
 
 
-def _clients(setting: Setting, target: float, value: Callable[[ShuffledRounds, float], float], precise: float) -> int | None:
-    def epsilon_among(cohort: float) -> float:
-        return value(_rounds(setting, max(1, ceil(cohort))), setting.delta)
-
-    cohort = smallest(epsilon_among, _normal_cohort(setting, target), target, 1.0, float(MOST_CLIENTS), precise)
-    # The fewest of which as many take part, rounded up as a round does.
+def _clients(setting: Setting, cohort: float | None) -> int | None:
+    """Return the fewest clients of which ``cohort`` take part, rounded up as a round does."""
     return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
 
 
+def _necessary(setting: Setting, target: float) -> int | None:
+    """Return the cohort below which some data set exceeds the target."""
+    return fewest(
+        lambda cohort: _attained(_rounds(setting, cohort), setting.delta), _normal_cohort(setting, target), target, MOST_CLIENTS, 1e-6
+    )
+
+
+def _enough(setting: Setting, target: float, necessary: int | None) -> float | None:
+    """Return a cohort of which it is certified that it is enough."""
+
+    def among(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
+        return lambda cohort: value(_rounds(setting, max(1, ceil(cohort))), setting.delta)
+
+    if necessary is None:
+        return None
+    return smallest_by(among(_certified), among(_attained), necessary, target, 1.0, float(MOST_CLIENTS), _PRECISE)
+
+
 def _epsilon(setting: Setting, target: float) -> float | None:
-    def epsilon_at(inverse: float) -> float:
-        other = replace(setting, epsilon=1 / inverse)
-        check_central(other)
-        return _certified(_rounds(other, setting.cohort - setting.colluding), setting.delta)
+    def at(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
+        def epsilon_at(inverse: float) -> float:
+            other = replace(setting, epsilon=1 / inverse)
+            check_central(other)
+            return value(_rounds(other, setting.cohort - setting.colluding), setting.delta)
+
+        return epsilon_at
 
     if "epsilon" not in mechanisms.settings_of(setting.mechanism).model_fields:
         raise ConfigError(f"{setting.mechanism} has no epsilon that could be solved for: without a target, ldpfl plan says what holds")
     # For a small budget mu is close to budget * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
-    inverse = smallest(epsilon_at, guess, target, 1 / LARGEST_EPSILON, 1e6, _PRECISE)
+    low, high = 1 / LARGEST_EPSILON, 1e6
+    start = smallest(at(_attained), guess, target, low, high, _PRECISE)
+    inverse = None if start is None else smallest_by(at(_certified), at(_attained), start, target, low, high, _PRECISE)
     return None if inverse is None else 1 / inverse
 
 
@@ -395,31 +413,3 @@ def _normal_cohort(setting: Setting, target: float) -> float:
     epsilon, units = setting.release.parameter, setting.release.units
     spread = sigmoid(epsilon) * sigmoid(-epsilon)
     return float(units * setting.rounds * tanh(epsilon / 2) ** 2 / (mu**2 * spread))
-
-
-def smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:
-    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most ``precise`` of itself above the smallest; None if there is none.
-
-    ``value`` falls with x. A bracket is opened around the guess and then closed by Brent's method, on logarithmic scales.
-    """
-
-    @cache
-    def excess(position: float) -> float:
-        return log(max(value(exp(position)), 1e-300) / target)
-
-    start, step = min(max(log(guess), log(low)), log(high)), 0.004
-    left = right = start
-    if excess(start) <= 0:
-        while left > log(low) and excess(left) <= 0:
-            left, right, step = max(left - step, log(low)), left, 2 * step
-        if excess(left) <= 0:
-            return exp(left)
-    else:
-        while excess(right) > 0:
-            if right >= log(high):
-                return None
-            left, right, step = right, min(right + step, log(high)), 2 * step
-    position = float(brentq(excess, left, right, xtol=precise / 4, rtol=1e-12))
-    while excess(position) > 0:
-        position += precise / 4
-    return exp(position)

@@ -15,7 +15,8 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.mechanisms.settings import Part
 from ldpfl.number_format import number
-from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS, smallest
+from ldpfl.planning.planner import MOST_CLIENTS, MOST_REPORTS
+from ldpfl.planning.search import smallest
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
 from ldpfl.privacy.authors import released

@@ -185,7 +185,7 @@ def test_exact_and_cells_join_without_a_step() -> None:
 def test_grid_losses_dominate_every_data_set(clients: int, epsilon0: float) -> None:
     losses = shuffled_losses(epsilon0, clients)
     epsilons = np.linspace(0.0, 1.05, 8) * min(epsilon0, losses.half * losses.step)
-    joint = losses.dominating()
+    joint = losses.dominating
     assert joint.masses.sum() + joint.infinite == pytest.approx(1.0, abs=1e-9)
     for epsilon in epsilons.tolist():
         worst = max(hockey_stick(*pair(epsilon0, clients, m), epsilon) for m in {0, clients // 2, max(clients - 2, 0), clients - 1})
@@ -198,7 +198,7 @@ def test_grid_losses_dominate_every_data_set(clients: int, epsilon0: float) -> N
 
 
 def test_the_dominating_pair_may_be_swapped() -> None:
-    joint = shuffled_losses(1.0, 50).dominating()
+    joint = shuffled_losses(1.0, 50).dominating
     epsilons = np.linspace(0.0, 0.8, 30)
     forward = curve_of(joint.losses, joint.masses, epsilons)
     backward = curve_of(-joint.losses[::-1], (joint.masses * np.exp(-joint.losses))[::-1], epsilons)

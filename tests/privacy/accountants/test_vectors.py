@@ -121,7 +121,7 @@ def shuffle_compose(inputs: Values, outputs: Values, rtol: float) -> set[str]:
     assert outputs.get("eps_tilted", outputs["eps_upper"]) == outputs["eps_upper"]
     if "eps_sup_pld" in outputs:
         losses = shuffled_losses(epsilon0, clients)
-        composed = losses.dominating().composed(count, delta)
+        composed = losses.dominating.composed(count, delta)
         assert composed is not None
         assert composed.epsilon(delta) == pytest.approx(outputs["eps_sup_pld"], rel=rtol)
         by_moments = epsilon_from_log_moment(lambda order: count * losses.log_moment(order), delta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from math import exp, log, tanh
 
-from scipy.optimize import brentq
+from ldpfl.privacy.accountants.roots import brentq
 
 _SMALLEST_DELTA = 1e-300
 _DELTAS = tuple(0.8**power for power in range(1, 60))

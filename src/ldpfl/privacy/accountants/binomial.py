@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, floor, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
-from scipy.optimize import brentq
-from scipy.special import expit, log_expit, logsumexp
+from scipy.special import bdtr, expit, log_expit, logsumexp
+
+from ldpfl.privacy.accountants.roots import brentq
 
 Array = NDArray[np.floating[Any]]
 
@@ -70,6 +72,19 @@ def sigmoid(x: float) -> float:
 def log_sigmoid(x: float) -> float:
     """log(1 / (1 + e^-x))."""
     return float(log_expit(x))
+
+
+@lru_cache(maxsize=16)
+def fewest_ones(probability: float, count: int, share: float) -> int:
+    """Return the smallest k for which at most k of ``count`` coins, each a 1 with probability ``share``, has ``probability`` or more.
+
+    It is the quantile of ``scipy.stats.binom``, which takes half a second to import.
+    """
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bdtr(middle, count, share) >= probability else (middle, high)
+    return high
 
 
 def convolved(first: Array, second: Array) -> Array:

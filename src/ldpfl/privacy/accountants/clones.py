@@ -12,11 +12,11 @@ from __future__ import annotations
 from math import exp, inf, log, log1p
 
 import numpy as np
-from scipy.optimize import brentq
 
-from ldpfl.privacy.accountants.binomial import Array, Binomial, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.binomial import Array, Binomial, fewest_ones, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
+from ldpfl.privacy.accountants.roots import brentq
 
 _POINTS = 2048
 _COIN_CELLS = 64
@@ -59,9 +59,7 @@ def clone_outside(clients: int, coin_share: float) -> float:
 def _fewest_coins(clients: int, coin_share: float) -> int:
     if coin_share >= 1:
         return clients - 1
-    from scipy.stats import binom  # slow to import
-
-    return max(0, int(binom.ppf(_OUTSIDE, clients - 1, coin_share)) - 1)
+    return max(0, fewest_ones(_OUTSIDE, clients - 1, coin_share) - 1)
 
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from math import exp, hypot, inf, log, pi, sqrt
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.roots import brentq
 
 _HUGE = 1e6
 """Above this mu the second term of the curve is below rounding."""

@@ -12,16 +12,16 @@ clients whose extreme the cell leaves open, each is a fair coin with probability
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil, exp
 from typing import TypeVar
 
 import numpy as np
 
-from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, log_pmf_of_sum, log_sigmoid, sigmoid
-from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment
+from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, fewest_ones, log_pmf_of_sum, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment, largest_with_mass
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 
 EXACT_CLIENTS = 1024
@@ -31,6 +31,9 @@ _CELLS = 256
 _LARGE = 30.0
 _HALF = 2048
 """Grid points on each side of loss 0; a row's variance grows by less than 1e-4 of itself."""
+
+_KEPT = 10**6
+"""Clients up to which the rows of the last question are kept: some 50 MB each time."""
 
 _AT_ONCE = 11
 """Orders whose moments are taken together: some megabytes on the finest grid."""
@@ -86,9 +89,21 @@ class ShuffledLosses:
     def losses(self) -> Array:
         return np.arange(-self.half, self.half + 1) * self.step
 
+    @cached_property
+    def _peak(self) -> float:
+        return largest_with_mass(self.losses, self.masses)
+
+    @cached_property
+    def _log_moments(self) -> dict[bytes, Array]:
+        """What :meth:`log_moment` found: searches for the best order all begin on one grid."""
+        return {}
+
     def log_moment(self, order: Array) -> Array:
-        """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows."""
-        return np.asarray(np.minimum(largest_log_moment(self.losses, self.masses, order), self.epsilon0 * order))
+        """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows; not to be written to."""
+        key = order.tobytes()
+        if key not in self._log_moments:
+            self._log_moments[key] = np.minimum(largest_log_moment(self.losses, self.masses, order, self._peak), self.epsilon0 * order)
+        return self._log_moments[key]
 
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
         """Return mean, variance and a bound of the third absolute central moment under the weights e^(order * loss), (T, rows) each.
@@ -114,6 +129,7 @@ class ShuffledLosses:
         fourth = np.maximum(four - 4 * one * three + 6 * one**2 * two - 3 * one**4, variance**2)
         return pivot + one, variance, np.sqrt(variance) * np.sqrt(fourth)  # whose product may be 0 where neither is
 
+    @cached_property
     def dominating(self) -> GridLosses:
         """Return one loss distribution whose delta is at every epsilon the largest of the rows': a dominating pair.
 
@@ -139,7 +155,7 @@ def shuffled_losses(epsilon0: float, clients: int, half: int = _HALF) -> Shuffle
 
     On 2 ``half`` + 1 points. Up to 1e8 clients: some ten seconds on one core; below 1,024 clients a tenth of a second.
     """
-    return _on_grid(list(_rows(epsilon0, clients)), epsilon0, clients, half)
+    return _on_grid(tuple(_rows(epsilon0, clients)), epsilon0, clients, half)
 
 
 def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> ShuffledLosses:
@@ -148,7 +164,7 @@ def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> Shuffle
     return replace(losses, outside=0.0)  # to leave something out is safe for a lower bound
 
 
-def _on_grid(rows: list[tuple[Array, Array]], epsilon0: float, clients: int, half: int) -> ShuffledLosses:
+def _on_grid(rows: Sequence[Row], epsilon0: float, clients: int, half: int) -> ShuffledLosses:
     """Put all rows on one grid that covers every loss of a probability that matters."""
     limit = max(float(np.max(np.abs(losses[mass > TAIL]))) for losses, mass in rows)
     step = limit / half
@@ -162,20 +178,31 @@ def _on_grid(rows: list[tuple[Array, Array]], epsilon0: float, clients: int, hal
     return ShuffledLosses(epsilon0, clients, step, grid / grid.sum(axis=1, keepdims=True), 0.0 if whole else outside + 2 * TAIL)
 
 
-def _rows(epsilon0: float, clients: int) -> Iterator[tuple[Array, Array]]:
-    """Yield (losses ascending, probabilities) of each worst case, or of each cell of them."""
-    from scipy.stats import binom  # slow to import
+Row = tuple[Array, Array]
+"""Losses, ascending, and their probabilities."""
 
+
+def _rows(epsilon0: float, clients: int) -> Iterable[Row]:
+    """Return each worst case, or each cell of them."""
+    return _kept_rows(epsilon0, clients) if clients <= _KEPT else _made_rows(epsilon0, clients)
+
+
+@lru_cache(maxsize=2)  # a plan asks for one bit, what it realises, one round and the whole run in turn
+def _kept_rows(epsilon0: float, clients: int) -> tuple[Row, ...]:
+    return tuple(_made_rows(epsilon0, clients))
+
+
+def _made_rows(epsilon0: float, clients: int) -> Iterator[Row]:
     width = 1 if clients <= EXACT_CLIENTS else ceil(clients / _CELLS)
     coins_share = 2 * sigmoid(-epsilon0)
     for low in range(0, clients, width):
         high = min(low + width, clients) - 1
         undecided = high - low
-        coins = max(0, int(binom.ppf(TAIL, undecided, coins_share))) if undecided else 0
+        coins = fewest_ones(TAIL, undecided, coins_share)
         yield _row(epsilon0, [Binomial(low, epsilon0), Binomial(clients - 1 - high, -epsilon0), Binomial(coins, 0.0)])
 
 
-def _row(epsilon0: float, others: list[Binomial]) -> tuple[Array, Array]:
+def _row(epsilon0: float, others: list[Binomial]) -> Row:
     """Return losses and probabilities of the count, given what the other clients add to it."""
     _, logs = log_pmf_of_sum(others)
     # One more place at each end, for the client's own bit; -inf where the others cannot have been.

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, log, pi, sqrt
 
 import numpy as np
@@ -104,6 +105,11 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
     if len(groups) == 1 and groups[0].releases == 1:
         single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
         return single, single
+    return _certified(groups, delta)
+
+
+@lru_cache(maxsize=32)  # a search ends with what a plan then begins with
+def _certified(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
     inside = delta - rounds.outside
     renyi, order = best_order(rounds.log_moment, inside)
@@ -115,7 +121,11 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
-    groups = _of_few_sizes(_of_few_budgets(_merged(groups, None, None)))
+    return _attained(_of_few_sizes(_of_few_budgets(_merged(groups, None, None))), delta)
+
+
+@lru_cache(maxsize=64)  # as above
+def _attained(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
     if _nothing_to_hide_in(groups, delta):
         # Of one budget, or where no failure is allowed, that is exact; of several, what one of them attains by itself.
         exact = delta <= 0 or len(groups) < 2
@@ -171,7 +181,7 @@ class _Composition:
         """Return epsilon by the dominating pair of each bit, where the convolution is not too long."""
         if len(self.groups) > 1:
             return inf
-        composed = self.losses[0].dominating().composed(self.groups[0].releases, delta)
+        composed = self.losses[0].dominating.composed(self.groups[0].releases, delta)
         return composed.epsilon(delta) if composed is not None else inf
 
     def by_rounds(self, delta: float) -> float:
@@ -207,7 +217,7 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
     logs = reports * losses.log_moment(orders) + _sharp_factor([losses], [reports], orders)
     curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
     curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))
-    composed = losses.dominating().composed(reports, 1e4 * negligible)
+    composed = losses.dominating.composed(reports, 1e4 * negligible)
     if composed is not None:
         curve = np.minimum(curve, curve_of(composed.losses, composed.masses, epsilons) + composed.infinite + 1e-15)
     return np.asarray(curve)
@@ -311,7 +321,7 @@ def _of_few_budgets(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds
     return [group for group in groups if group.epsilon0 in kept]
 
 
-def _of_few_sizes(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds]:
+def _of_few_sizes(groups: Sequence[ShuffledRounds]) -> tuple[ShuffledRounds, ...]:
     """Round cohorts up to a few sizes: more clients hide more, so what is attained among them is attained."""
     up = rounded_up({group.clients for group in groups}, _ATTAINED_SIZES)
     return _merged([replace(group, clients=up[group.clients]) for group in groups], None, None)

@@ -29,12 +29,12 @@ from math import ceil, exp, inf, log1p, log2, sqrt
 
 import numpy as np
 from scipy import fft
-from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
+from ldpfl.privacy.accountants.roots import brentq
 from ldpfl.privacy.accountants.shuffled import rounded_down, rounded_up
 
 _SPENT = 0.01
