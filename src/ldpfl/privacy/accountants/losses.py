@@ -234,7 +234,7 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
         relevant = kept > delta
         if relevant.any():
             found = float(np.max(np.log(kept[relevant] - delta) - log_lower[relevant]))
-            if log(upper[-1]) - log_lower[-1] <= found:
+            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(found)) <= found:
                 break
     return inf if isnan(found) else max(0.0, found)
 
