@@ -376,8 +376,8 @@ def test_a_convolution_keeps_what_dp_accounting_keeps() -> None:
 
 
 def test_an_epsilon_is_the_largest_over_all_sets_though_few_are_looked_at() -> None:
-    for seed, scale in ((seed, scale) for seed in range(40) for scale in (0.01, 1.0, 30.0, 150.0)):
-        losses, masses = random_losses(seed, 500, scale)
+    for seed, scale in ((seed, scale) for seed in range(8) for scale in (0.01, 1.0, 30.0, 150.0)):
+        losses, masses = random_losses(seed, 10_001, scale)
         for delta in (1e-12, 1e-5, 0.1, 0.5, 0.99):
             upper = np.cumsum(masses[::-1])
             lower = np.logaddexp.accumulate(np.log(masses[::-1]) - losses[::-1])

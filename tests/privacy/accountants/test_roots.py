@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from scipy import optimize, stats
@@ -31,7 +32,9 @@ def test_a_root_is_that_of_scipy() -> None:
             lambda x, a=a, b=b: max(math.atan(x - b) * abs(a) ** 9, -1e-300),  # type: ignore[misc]
         )
         low, high = -abs(d) * 10 ** draw.uniform(-2, 3) - 0.01, abs(c) * 10 ** draw.uniform(-2, 3) + 0.01
-        settings = draw.choice([{}, {"xtol": 1e-6}, {"xtol": 1e-3, "rtol": 1e-3}, {"xtol": 1e-300, "rtol": 1e-14}, {"maxiter": 6}])
+        settings: dict[str, Any] = draw.choice(
+            [{}, {"xtol": 1e-6}, {"xtol": 1e-3, "rtol": 1e-3}, {"xtol": 1e-300, "rtol": 1e-14}, {"maxiter": 6}]
+        )
         for function in functions:
             theirs = outcome(optimize.brentq, function, low, high, **settings)
             assert outcome(brentq, function, low, high, **settings) == theirs, (case, settings)
