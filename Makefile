@@ -47,6 +47,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/starting.py
 	$(BIN)/python benchmarks/harmony.py
 	$(BIN)/python benchmarks/ladp.py
 	$(BIN)/python benchmarks/sealing.py

@@ -19,6 +19,9 @@ import typer
 import ldpfl
 from ldpfl.cli import app
 from ldpfl.cli.commands import Commands, command
+from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
+from ldpfl.privacy.budget_file import set_limit
+from ldpfl.privacy.events import OURS
 
 PACKAGE = Path(ldpfl.__file__).parent
 SLOW = ("flwr", "matplotlib", "datasets")
@@ -224,6 +227,67 @@ def test_a_help_text_and_a_list_of_recipes_load_nothing_that_computes() -> None:
         loaded = set(json.loads(done.stdout.splitlines()[-1]))
         assert "ldpfl.cli.commands" in loaded
         assert not loaded & {"torch", "scipy", "numpy", "pydantic", *SLOW}, arguments
+
+
+HEAVY = {"torch", "matplotlib", "pandas", "pyarrow", "datasets", "PIL", "sklearn", "flwr"}
+
+
+@pytest.mark.slow
+def test_planning_and_accounting_need_no_pytorch(tmp_path: Path) -> None:
+    """All in one process, for each takes most of a second: the first that loads something heavy is named."""
+    ledger = Ledger().charge(RoundEvent(1, BinaryRelease("duchi", 1.0, 1, author=OURS), 10, 10, 1))
+    ledger.save(tmp_path / "ledger.json")
+    set_limit(tmp_path / "budget.db", 1.0, 1e-5)
+    arguments = {"epsilon": 1.0, "clients": 100, "weights": 1, "rounds": 1}
+    plan = ["plan", "--weights", "1", "--rounds", "1"]
+    code = f"""
+import json, os, sys
+import ldpfl
+import ldpfl.planning.planner
+from ldpfl.cli import app
+
+loaded = {{}}
+def look(name):
+    loaded[name] = sorted({HEAVY} & set(sys.modules))
+
+def run(*arguments):
+    try:
+        app(list(arguments), standalone_mode=False)
+    except SystemExit as stop:
+        loaded["exit code of " + arguments[0]] = [stop.code] if stop.code else []
+    look(arguments[0] + " " + arguments[-1])
+
+out, sys.stdout = sys.stdout, open(os.devnull, "w")
+run(*{[*plan, "--epsilon", "1", "--clients", "100"]})
+loaded["slow parts of SciPy"] = sorted({{"scipy.stats", "scipy.optimize", "dp_accounting"}} & set(sys.modules))
+run(*{[*plan, "--epsilon", "1", "--target-central", "0.5"]})
+run(*{[*plan, "--clients", "100", "--target-central", "0.5", "--json"]})
+for name in ("harmony", "duchi-vector", "rotated-sign", "privunit-g", "laplace", "piecewise", "none"):
+    planned = ldpfl.planning.planner.Setting(1.0, 100, 10, 2, mechanism=name, layers=2)
+    planned.build().noise_std(planned.ranges(), 100), planned.release
+look("of other mechanisms")
+run("ledger", "ledger.json")
+run("budget", "show", "--file", "budget.db")
+ldpfl.plan(**{arguments})
+ldpfl.plan_regime
+print(ldpfl.account("ledger.json"))
+look("in Python")
+print(json.dumps(loaded), file=out)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {name: found for name, found in json.loads(done.stdout.splitlines()[-1]).items() if found} == {}
+
+
+@pytest.mark.slow
+def test_a_certificate_is_verified_without_pytorch(tmp_path: Path) -> None:
+    ledger = Ledger().charge(RoundEvent(1, BinaryRelease("duchi", 1.0, 1, author=OURS), 10, 10, 1))
+    ledger.save(tmp_path / "ledger.json")
+    (tmp_path / "certificate.json").write_text(ldpfl.certify(tmp_path / "ledger.json").to_json())
+    verify = ["verify", "certificate.json", "--ledger", "ledger.json", "--json"]
+    code = f"import json, sys; from ldpfl.cli import app; app({verify}, standalone_mode=False); print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert not set(json.loads(done.stdout.splitlines()[-1])) & HEAVY
 
 
 def test_importing_the_package_computes_nothing_and_gives_all_that_it_names() -> None:

@@ -202,7 +202,7 @@ _INPUTS = (
 
 
 def plan(setting: Setting) -> Plan:
-    """Return what ``setting`` guarantees and costs. Seconds on one core, half a minute for the largest settings.
+    """Return what ``setting`` guarantees and costs. A second on one core, half a minute for the largest settings.
 
     Raises:
         ConfigError: a figure is out of range.
@@ -271,7 +271,7 @@ class Solution:
 def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Solution:
     """Return how many clients, or which budget a report, bring the run's central epsilon down to ``target``.
 
-    Behind an ideal shuffler, for inputs that adapt to what was released before, as in training. Some ten seconds on one
+    Behind an ideal shuffler, for inputs that adapt to what was released before, as in training. A few seconds on one
     core for each of the two questions.
 
     Raises:

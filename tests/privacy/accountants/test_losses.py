@@ -356,3 +356,31 @@ def test_a_moment_that_underflows_counts_as_unknown_and_not_as_small() -> None:
     found = largest_log_moment(losses, np.array([[0.5, 0.5, 1e-320]]), np.array([1e-3, 1e6]))
     assert found[0] == pytest.approx(np.log(0.5 + 0.5 * np.exp(-1e-3)), abs=1e-6)
     assert found[1] >= 1e9 - 1000
+
+
+def test_a_convolution_keeps_what_dp_accounting_keeps() -> None:
+    """Its bounds are computed here, because importing them takes longer than a plan."""
+    for seed, size, times, delta in (
+        (1, 50, 3, 1e-5),
+        (2, 400, 1000, 1e-5),
+        (3, 2000, 21_840, 1e-8),
+        (4, 2, 7, 1e-3),
+        (5, 4097, 100, 1e-12),
+    ):
+        masses = np.random.default_rng(seed).exponential(1.0, size) ** 4
+        masses /= masses.sum()
+        low, high = common.compute_self_convolve_bounds(masses, times, 1e-6 * delta)
+        composed = GridLosses(0.01, -(size // 2), masses).composed(times, delta)
+        assert composed is not None
+        assert (composed.first, composed.masses.size) == (-(size // 2) * times + low, high - low + 1)
+
+
+def test_an_epsilon_is_the_largest_over_all_sets_though_few_are_looked_at() -> None:
+    for seed, scale in ((seed, scale) for seed in range(8) for scale in (0.01, 1.0, 30.0, 150.0)):
+        losses, masses = random_losses(seed, 10_001, scale)
+        for delta in (1e-12, 1e-5, 0.1, 0.5, 0.99):
+            upper = np.cumsum(masses[::-1])
+            lower = np.logaddexp.accumulate(np.log(masses[::-1]) - losses[::-1])
+            kept = upper > delta
+            largest = max(0.0, float(np.max(np.log(upper[kept] - delta) - lower[kept]))) if kept.any() else 0.0
+            assert epsilon_of(losses, masses, delta) == pytest.approx(largest, rel=1e-9, abs=1e-12), (seed, scale, delta)

@@ -36,6 +36,9 @@ _VANISHES = -75.0
 _MOST_TOO_MUCH = 100.0
 """Logarithm of what a law may have in all: rounding adds to one of tiny losses, each time that it is released."""
 
+_SHORT = 10_000
+"""Losses up to which all are looked at for an epsilon: looking at a part of them first saves nothing."""
+
 _FLAT = 600.0
 """Losses may lie so far apart without their exponentials leaving the floating-point numbers."""
 
@@ -228,13 +231,14 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
         return 0.0 if np.isfinite(upper[-1]) else inf  # what is not a number is larger than nothing
     # R(S) grows with S, and P(S) up to the whole: most often a part of the sets is seen to hold the largest.
     is_flat = losses[-1] - losses[0] < _FLAT
-    for size in (min(int(np.searchsorted(upper, 0.2 * upper[-1])) + 1, upper.size), upper.size):
+    part = min(int(np.searchsorted(upper, 0.2 * upper[-1])) + 1, upper.size)
+    for size in (part, upper.size) if upper.size > _SHORT else (upper.size,):
         kept = upper[:size]
         log_lower = _log_lower(losses[::-1][:size], masses[::-1][:size], is_flat)
         relevant = kept > delta
         if relevant.any():
             found = float(np.max(np.log(kept[relevant] - delta) - log_lower[relevant]))
-            if log(upper[-1]) - log_lower[-1] <= found:
+            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(found)) <= found:
                 break
     return inf if isnan(found) else max(0.0, found)
 

@@ -6,7 +6,10 @@ Importing ``scipy.optimize`` takes a tenth of the time of a whole plan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isnan
+from math import inf, isnan
+
+_Point = tuple[float, float]
+"""x, and the function there."""
 
 _PRECISE = 4 * 2.0**-52
 
@@ -41,11 +44,10 @@ def brentq(
         if at_now == 0 or abs(half) < precision:
             return now
         if abs(last) > precision and abs(at_now) < abs(at_before):
-            if before == other:
-                wanted = -at_now * (now - before) / (at_now - at_before)
-            else:
-                first, second = (at_before - at_now) / (before - now), (at_other - at_now) / (other - now)
-                wanted = -at_now * (at_other * second - at_before * first) / (second * first * (at_other - at_before))
+            try:
+                wanted = _interpolated((before, at_before), (now, at_now), (other, at_other))
+            except ZeroDivisionError:  # of values that rounding makes equal
+                wanted = inf
             step, last = (wanted, step) if 2 * abs(wanted) < min(abs(last), 3 * abs(half) - precision) else (half, half)
         else:
             step = last = half
@@ -53,6 +55,14 @@ def brentq(
         now += step if abs(step) > precision else (precision if half > 0 else -precision)
         at_now = _at(function, now)
     raise RuntimeError(f"no root was found in {maxiter} steps; the last was at {now:g}")
+
+
+def _interpolated(before: _Point, now: _Point, other: _Point) -> float:
+    """Return the step from ``now`` to where a line through two points is 0, or the inverse parabola through three."""
+    if before[0] == other[0]:
+        return -now[1] * (now[0] - before[0]) / (now[1] - before[1])
+    first, second = (before[1] - now[1]) / (before[0] - now[0]), (other[1] - now[1]) / (other[0] - now[0])
+    return -now[1] * (other[1] * second - before[1] * first) / (second * first * (other[1] - before[1]))
 
 
 def _at(function: Callable[[float], float], x: float) -> float:
