@@ -23,12 +23,13 @@ def federation_of(
     seed: int = 5,
     batch_size: int = 5,
     learning_rate: float = 0.05,
+    clients: int = CLIENTS,
 ) -> tuple[Federation, Checkpoint]:
     """A small federation over ``data``, and its state before the first round."""
     module = models.create(model, data.shape, data.outputs, seed=1)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    samples = partition(data.train.targets.numpy(), CLIENTS, np.random.default_rng(2), scheme=scheme)  # type: ignore[arg-type]
+    samples = partition(data.train.targets.numpy(), clients, np.random.default_rng(2), scheme=scheme)  # type: ignore[arg-type]
     task = LocalTask(module, layout, data.train, data.mean, data.std, LocalOptimiser(learning_rate))
     parameters = {"epsilon": 2.0} if mechanism == "duchi" else {}
     federation = Federation(

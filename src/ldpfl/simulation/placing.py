@@ -27,15 +27,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
         return super().reducer_override(value)
 
 
-def place(value: object, path: Path) -> None:
-    """Write ``value`` to ``path``, for :func:`placed` to read."""
+def packed(value: object) -> tuple[memoryview, list[memoryview]]:
+    """Return ``value`` as a pickle, and beside it the bytes of its arrays, which are not copied."""
     outside: list[pickle.PickleBuffer] = []
     inside = io.BytesIO()
     _Pickler(inside, protocol=5, buffer_callback=outside.append).dump(value)
-    arrays = [buffer.raw() for buffer in outside]
+    return inside.getbuffer(), [buffer.raw() for buffer in outside]
+
+
+def place(value: object, path: Path) -> None:
+    """Write ``value`` to ``path``, for :func:`placed` to read."""
+    inside, arrays = packed(value)
     sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
     with path.open("wb") as file:
-        file.write(_HEAD.pack(len(arrays), inside.tell()) + sizes + inside.getbuffer())
+        file.write(_HEAD.pack(len(arrays), inside.nbytes) + sizes + inside)
         for array in arrays:
             file.write(bytes(-file.tell() % _ALIGNED))
             file.write(array)

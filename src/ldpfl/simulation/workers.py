@@ -163,7 +163,7 @@ class Processes:
     def _of(self, federation: Federation) -> Path:
         """Return where the ``federation`` is placed."""
         if id(federation) not in self._placed:
-            self._placed[id(federation)] = federation, self._written(_for_shares(federation))
+            self._placed[id(federation)] = federation, self._written(for_shares(federation))
         return self._placed[id(federation)][1]
 
     def _written(self, value: object) -> Path:
@@ -179,7 +179,7 @@ class Processes:
         resource_tracker.unregister(str(self._folder), "folder")
 
 
-def _for_shares(federation: Federation) -> Federation:
+def for_shares(federation: Federation) -> Federation:
     """Return ``federation`` without what no share needs."""
     return replace(federation, encoder=None, evaluation_clients=None, evaluation_persons=None, client_names=(), validation=None)
 
