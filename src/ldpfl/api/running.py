@@ -72,8 +72,8 @@ def run(
         baseline: whether to train without noise as well, to compare.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
         device: auto, cpu or cuda, or one of PyTorch.
-        workers: how many processes train, of one thread each; ``auto`` takes one a core for a run that takes long enough. Results are the
-            same, bit by bit.
+        workers: how many processes train, of one thread each; ``auto`` takes one a core for a run that takes long enough; ``ray`` or
+            ``ray://HOST:PORT`` takes a Ray cluster. Results are the same, bit by bit.
         progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
         on_round: called with the figures of each private round when it is done; what it raises ends the run.
         data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of

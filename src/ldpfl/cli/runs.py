@@ -53,7 +53,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    workers: Annotated[str, typer.Option(help="Processes that train, of one thread each: auto or a number; same results.")] = "auto",
+    workers: Annotated[str, typer.Option(help="Processes that train: auto, a number, or ray[://HOST:PORT]; same results.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all randomness; without it, noise on your own data is secret.")] = None,
     data: DataOption = None,
     target: TargetOption = None,

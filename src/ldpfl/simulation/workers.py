@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import psutil
 import torch
@@ -33,8 +33,8 @@ from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.placing import place, placed
 from ldpfl.simulation.shares import Collected, RoundStart, Share, collect
 
-Count = int | Literal["auto"]
-"""How many processes; ``auto``: one a core, once a run turns out to be long enough."""
+Count = int | str
+"""How many processes; ``auto``: one a core, once a run turns out to be long enough; ``ray`` or ``ray://HOST:PORT``: tasks of Ray."""
 
 PAYS_S = 20.0
 """Seconds that all that is left of a run must be expected to take in one process before ``auto`` begins others, which takes 3 to 6."""
@@ -231,20 +231,36 @@ def checked_count(count: object) -> Count:
     """Return ``count`` if it says how many processes there may be.
 
     Raises:
-        ConfigError: it is no whole number from 1 on, and not ``auto``.
+        ConfigError: it is no whole number from 1 on, not ``auto``, and names no Ray cluster.
     """
-    if count == "auto" or (isinstance(count, int) and not isinstance(count, bool) and count >= 1):
+    if isinstance(count, str) and (count in ("auto", _RAY) or count.startswith(f"{_RAY}://")):
         return count
-    raise ConfigError(f"workers must be auto or a whole number from 1 on, got {count!r}")
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
+        return count
+    raise ConfigError(f"workers must be auto, a whole number from 1 on, ray or ray://HOST:PORT, got {count!r}")
+
+
+_RAY = "ray"
 
 
 @contextmanager
 def workers(count: Count, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
-    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU."""
+    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU and without Ray.
+
+    Raises:
+        ConfigError: Ray is asked for, and is not installed.
+        LdpflError: there is no such cluster.
+    """
+    if isinstance(count, str) and count != "auto":
+        from ldpfl.simulation.ray_workers import ray_workers  # which needs this module
+
+        with ray_workers(count, device, warn) as tasks:
+            yield tasks
+        return
     if device.type != "cpu" or count == 1 or (count == "auto" and (cores() == 1 or not _may_begin_processes())):
         yield ONE_PROCESS
         return
-    several = Automatic(cores(), warn) if count == "auto" else Processes(count, warn)
+    several = Processes(count, warn) if isinstance(count, int) else Automatic(cores(), warn)
     try:
         yield several
     finally:
