@@ -22,8 +22,9 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
+from ldpfl.simulation.asked_workers import checked_count, workers
 from ldpfl.simulation.placing import place, placed
-from ldpfl.simulation.workers import OneProcess, Processes, checked_count, workers
+from ldpfl.simulation.workers import OneProcess, Processes
 
 CLIENTS = 40
 RECIPES = {

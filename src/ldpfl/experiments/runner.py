@@ -29,7 +29,7 @@ from ldpfl.files import writing
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.workers import Count, workers
+from ldpfl.simulation.asked_workers import Count, workers
 
 Value = TypeVar("Value")
 _Scores = Callable[[RunConfig, Dataset, int | None], Reference]

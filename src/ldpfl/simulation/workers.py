@@ -6,7 +6,6 @@ stands in one process. Data are in a file that they map, in memory where there i
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -27,14 +26,11 @@ import torch
 from loky import ProcessPoolExecutor
 from loky.backend import get_context, resource_tracker
 
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.placing import place, placed
 from ldpfl.simulation.shares import Collected, RoundStart, Share, collect
-
-Count = int | str
-"""How many processes; ``auto``: one a core, once a run turns out to be long enough; ``ray`` or ``ray://HOST:PORT``: tasks of Ray."""
 
 PAYS_S = 20.0
 """Seconds that all that is left of a run must be expected to take in one process before ``auto`` begins others, which takes 3 to 6."""
@@ -225,51 +221,6 @@ class Automatic:
 def _told(clients_done: ClientsDone, before: int, total: int, done: int, _: int) -> None:
     """Tell ``clients_done`` of some shares of a round, when ``before`` clients had been trained."""
     clients_done(before + done, total)
-
-
-def checked_count(count: object) -> Count:
-    """Return ``count`` if it says how many processes there may be.
-
-    Raises:
-        ConfigError: it is no whole number from 1 on, not ``auto``, and names no Ray cluster.
-    """
-    if isinstance(count, str) and (count in ("auto", _RAY) or count.startswith(f"{_RAY}://")):
-        return count
-    if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
-        return count
-    raise ConfigError(f"workers must be auto, a whole number from 1 on, ray or ray://HOST:PORT, got {count!r}")
-
-
-_RAY = "ray"
-
-
-@contextmanager
-def workers(count: Count, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
-    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU and without Ray.
-
-    Raises:
-        ConfigError: Ray is asked for, and is not installed.
-        LdpflError: there is no such cluster.
-    """
-    if isinstance(count, str) and count != "auto":
-        from ldpfl.simulation.ray_workers import ray_workers  # which needs this module
-
-        with ray_workers(count, device, warn) as tasks:
-            yield tasks
-        return
-    if device.type != "cpu" or count == 1 or (count == "auto" and (cores() == 1 or not _may_begin_processes())):
-        yield ONE_PROCESS
-        return
-    several = Processes(count, warn) if isinstance(count, int) else Automatic(cores(), warn)
-    try:
-        yield several
-    finally:
-        several.close()
-
-
-def _may_begin_processes() -> bool:
-    """Whether this process may have others: not one that is itself a worker of somebody's."""
-    return not multiprocessing.current_process().daemon and multiprocessing.parent_process() is None
 
 
 def _begin(parent: int) -> None:
