@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from abc import ABCMeta
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -182,6 +183,27 @@ def test_a_release_has_the_author_that_is_found_and_the_class_that_is_ours() -> 
     assert released(Duchi(1.0), RANGES, Mine(1.0)).author == f"{__name__}:Mine"
     assert Duchi(1.0).guarantee(RANGES).status == "proved"
     assert Mine(1.0).guarantee(RANGES).status == "author's claim"
+
+
+class EqualToAll(ABCMeta):
+    """A class of which is said that it equals every other: what is ours is found by what is the same, not by what says so."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    __hash__ = ABCMeta.__hash__
+
+
+def test_a_class_that_says_it_equals_all_others_is_not_ours() -> None:
+    class Equal(Duchi, metaclass=EqualToAll):
+        name: ClassVar[str] = "equal"
+
+        def release(self, ranges: LayerRanges) -> Any:
+            return replace(Duchi(0.001).release(ranges), mechanism="duchi")
+
+    assert author_of(Equal(8.0)) != OURS
+    assert released(Equal(8.0), RANGES).author != OURS
+    assert Equal(8.0).guarantee(RANGES).status == "author's claim"
 
 
 @pytest.mark.parametrize("said", ["turning", "duchi"])

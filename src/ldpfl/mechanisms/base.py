@@ -18,7 +18,7 @@ from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
 from ldpfl.privacy.accountants.registry import unit_epsilon
-from ldpfl.privacy.authors import author_of
+from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.randomness import RandomSource
@@ -128,7 +128,7 @@ class Mechanism(ABC):
 
     def guarantee(self, ranges: LayerRanges) -> Guarantee:
         """State what one report protects: it follows from :meth:`release`."""
-        release = self.release(ranges)
+        release = released(self, ranges)
         epsilon = unit_epsilon(release, self.delta)
         return Guarantee(
             epsilon=epsilon,
@@ -137,7 +137,7 @@ class Mechanism(ABC):
             units_per_round=release.units,
             adjacency=_ADJACENCY[release.unit],
             trust_model="local",
-            status="proved" if author_of(self) == OURS else AUTHORS_CLAIM,
+            status="proved" if release.author == OURS else AUTHORS_CLAIM,
             assumptions=self.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
             source=self.source,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -102,12 +102,12 @@ def author_of(*things: object) -> str:
     waiting, seen = list(things), dict[int, object]()
     while waiting:
         thing = waiting.pop()
-        if id(thing) in seen or type(thing) in _VALUES:
+        if id(thing) in seen or _is_any(type(thing), _VALUES):
             continue
         seen[id(thing)] = thing
         if type(thing) is dict:
             waiting += [*thing.keys(), *thing.values()]
-        elif type(thing) in _CONTAINERS:
+        elif _is_any(type(thing), _CONTAINERS):
             waiting += thing  # type: ignore[arg-type]  # a container, which mypy does not see
         elif type(thing) is MethodType:
             waiting += [thing.__func__, thing.__self__]
@@ -117,6 +117,11 @@ def author_of(*things: object) -> str:
                 return _named(foreign)
             waiting += _held_by(thing)
     return OURS
+
+
+def _is_any(kind: type, kinds: Sequence[object]) -> bool:
+    """Whether ``kind`` is one of ``kinds`` itself: what it says of ``==`` is a foreign class's own matter, and ``in`` would ask."""
+    return any(kind is one for one in kinds)
 
 
 def _is_data(thing: object) -> bool:
@@ -134,7 +139,7 @@ def _foreign(thing: Any) -> object | None:
         return None if _is_own(thing) else thing
     is_class = issubclass(type(thing), type)  # isinstance would ask the object itself
     lineage = type.mro(thing if is_class else type(thing))
-    foreign = next((kind for kind in lineage if not (any(kind is base for base in _BASES) or _is_own(kind))), None)
+    foreign = next((kind for kind in lineage if not (_is_any(kind, _BASES) or _is_own(kind))), None)
     if foreign is not None or is_class:
         return foreign
     hides = any(_hides(thing, name, lineage) for name in getattr(thing, "__dict__", ()))
@@ -144,7 +149,7 @@ def _foreign(thing: Any) -> object | None:
 def _is_of_odd_kinds(thing: Any) -> bool:
     """Whether a field that is to be a number or a text is something else, such as an array whose small integers wrap around."""
     told = ((_PLAIN.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing)) if is_dataclass(thing) else ()
-    return any(kinds is not None and kind not in kinds for kinds, kind in told)
+    return any(kinds is not None and not _is_any(kind, kinds) for kinds, kind in told)
 
 
 def _hides(thing: Any, name: str, lineage: list[type]) -> bool:
@@ -164,7 +169,7 @@ def _held_by(thing: object) -> Iterator[object]:
     yield from getattr(thing, "__dict__", {}).values()
     yield from (getattr(thing, name) for kind in lineage for name in vars(kind).get("__slots__", ()) if hasattr(thing, name))
     yield from thing if isinstance(thing, tuple) else ()
-    yield from (member for kind in lineage if kind not in _BASES for member in vars(kind).values() if isinstance(member, type))
+    yield from (member for kind in lineage if not _is_any(kind, _BASES) for member in vars(kind).values() if isinstance(member, type))
 
 
 def _is_own(code: type | FunctionType) -> bool:
