@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import ldpfl
@@ -10,7 +11,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.number_format import number
 from ldpfl.privacy import Ledger, RoundEvent
-from ldpfl.privacy.events import GaussianRelease, Release, UnprotectedRelease
+from ldpfl.privacy.events import OURS, GaussianRelease, Release, UnprotectedRelease
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import bibtex, citation, methods
 from ldpfl.version import YEAR
@@ -50,6 +51,14 @@ def test_the_paragraph_says_who_is_protected_from_whom_by_what() -> None:
         assert part in text, part
     assert "rows.csv" not in text
     assert "98" not in text
+
+
+def test_what_an_author_claims_is_said_to_be_claimed() -> None:
+    ours, foreign = (replace(GaussianRelease("dp-sgd", 0.5, unit="record"), author=author) for author in (OURS, "theirs:Mechanism"))
+    assert "claim" not in said(ours, own=True)
+    text = said(foreign, own=True)
+    assert "claimed by the author of the mechanism (theirs:Mechanism), and not proved by ldpfl" in text
+    assert ", as its author claims." in text
 
 
 def test_a_number_of_records_that_is_not_public_is_left_out() -> None:

@@ -12,8 +12,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.guarantee import Guarantee, Statement
+from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, Guarantee, Statement
 from ldpfl.version import YEAR
 
 _UNITS = {
@@ -100,6 +100,9 @@ def _guarantee(ledger: Ledger, statement: Statement) -> Iterator[str]:
         yield "No finite epsilon is proved over the whole run."
         return
     yield _UNITS.get(held[0].unit, f"The unit of protection is one {held[0].unit} (adjacency: {held[0].adjacency}).")
+    if AUTHORS_CLAIM in {row.status for row in held}:
+        foreign = ", ".join(sorted({printable(event.release.author) for event in ledger.events} - {OURS}))
+        yield f"What follows is claimed by the author of the mechanism ({foreign}), and not proved by ldpfl."
     yield from map(_holds, held)
     assumed = "; ".join(dict.fromkeys(assumption for row in held for assumption in row.assumptions))
     yield f"These are upper bounds by composition over all {len(ledger.events):,} releases, each of which may depend on those before it."
@@ -118,7 +121,8 @@ def _mechanism(ledger: Ledger) -> Iterator[str]:
     if not events:
         return
     name = printable(events[-1].release.mechanism)
-    yield f"Each round, {_taking_part(events)} sent one report by the mechanism {name}: {_noise(events)}."
+    claimed = "" if events[-1].release.author == OURS else ", as its author claims"
+    yield f"Each round, {_taking_part(events)} sent one report by the mechanism {name}: {_noise(events)}{claimed}."
 
 
 def _taking_part(events: Sequence[RoundEvent]) -> str:
