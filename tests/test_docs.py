@@ -180,7 +180,8 @@ def test_the_readme_s_guarantees_are_those_of_its_first_command() -> None:
 @pytest.mark.thorough
 def test_as_many_clients_as_the_readme_says_are_enough_and_no_fewer() -> None:
     clients, target = readme("With # clients it would cost #\\.")
-    assert readme("how many clients that takes: #") == [clients]
+    (solved,) = readme("how many clients that takes: #")
+    assert clients <= solved <= 1.001 * clients
 
     def cost(count: float) -> float:
         found = ldpfl.plan(epsilon=1.0, clients=int(count), weights=21_840, rounds=10).statement.figures()["shuffled_upper_adaptive"]
