@@ -12,6 +12,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   ├── BudgetExhausted
     │   ├── Declined            by the operator's policy
     │   │   ├── NotSetUp
+    │   │   ├── NoRelay
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
     │   │   ├── OtherRunConfig
@@ -140,6 +141,12 @@ class NotSetUp(Declined):
     """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
 
     public: ClassVar[str] = "declined: this node has no policy and budget"
+
+
+class NoRelay(Declined):
+    """The node has no relay or no token for it, and the terms ask for a report over one. As for :class:`NotSetUp`, that is no secret."""
+
+    public: ClassVar[str] = "declined: this node has no relay and token"
 
 
 class GivesWeights(Declined):

@@ -210,3 +210,18 @@ def test_terms_for_persons_need_an_app_that_says_whose_its_records_are() -> None
         task_of(["a", "b"])
     assert task_of(None).persons_by(3) is None
     assert isinstance(task_of().persons_by(3), Persons)
+
+
+@pytest.mark.parametrize("nobody", [None, float("nan"), "", " ", "NaN", "n/a", pd.NA, pd.NaT, 1.5, True, ("a", 1)])
+def test_a_row_that_names_nobody_is_refused(nobody: object) -> None:
+    """Each NaN would be a person of its own, whoever it is; and all rows without a name would be those of one."""
+    with pytest.raises(ConfigError, match=r"persons name nobody in row 1 \(from 0\)") as caught:
+        task_of(["a", nobody, "b", "b", "b", "b"])
+    assert "('a', 1)" not in str(caught.value)
+
+
+def test_the_same_name_is_the_same_person_however_it_is_written() -> None:
+    for names in (["é", "e\u0301", " é ", "b", "b", "b"], [7, "7", 7.0, np.int64(8), " 8", "8"], torch.tensor([1, 1, 1, 2, 2, 2])):
+        persons = task_of(names).persons_by(6)
+        assert persons is not None
+        assert persons.counts.tolist() == [3, 3]

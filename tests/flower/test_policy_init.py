@@ -84,6 +84,16 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
 
 
+@pytest.mark.parametrize("reply_s", [60.0, 7200.0, 90_000.0])
+def test_the_policy_lets_clients_reply_when_the_app_says(reply_s: float, tmp_path: Path) -> None:
+    path = Path(app(tmp_path, "model.name=linear")) / "pyproject.toml"
+    path.write_text(path.read_text(encoding="utf-8") + f'transport = "relay"\nmin-clients = 100\nreply-s = {reply_s}\n', encoding="utf-8")
+    offer = offer_of(str(tmp_path))
+    policy = fitting_policy(offer, ranges_for(offer, ()))
+    policy.check_reply(offer.reply_s, offer.transport)
+    assert (policy.longest_reply_s, policy.longest_upload_s) == (max(3600.0, reply_s), max(86_400.0, reply_s))
+
+
 def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:
     offer = offer_of(app(tmp_path, "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=40;model.name=linear"))
     policy = fitting_policy(offer, ranges_for(offer, ()))

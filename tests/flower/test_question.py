@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ from flower_parts import OpenNode, app_of, ask, config_of, instruction, shift, t
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
-from ldpfl.errors import Declined, GivesWeights, NotSetUp, OtherRunConfig
+from ldpfl.errors import Declined, GivesWeights, NoRelay, NotSetUp, OtherRunConfig
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.question import QUESTION, question_of
@@ -169,8 +170,26 @@ def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_not
         world.policy = policy_of(lifetime_epsilon=1.0)
         (reply,) = grid.send_and_receive([question(terms, 3)])
         assert refused(reply, DECLINED)
+        world.policy = policy_of(longest_upload_s=60.0)
+        for reply_s, agrees in ((60.0, True), (61.0, False)):  # or each round would find it out when others have been charged
+            asked = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS, reply_s=reply_s)
+            (reply,) = grid.send_and_receive([question(asked, 3)])
+            assert reply.has_content() if agrees else refused(reply, DECLINED)
         assert world.wire.replies == []
         assert world.charges() == [0]
+
+
+@pytest.mark.parametrize("missing", ["LDPFL_RELAY", "LDPFL_RELAY_TOKEN"])
+def test_a_node_without_a_relay_or_a_token_for_it_does_not_agree_to_a_round_over_one(missing: str, folder: Path) -> None:
+    key = base64.b64encode(KEY.public_key().public_bytes_raw()).decode()
+    allow(folder, transports='["relay"]', aggregator_keys=f'["{key}"]')
+    (folder / "token").write_text("word", encoding="utf-8")
+    (folder / "token").chmod(0o600)
+    app, message = LdpClientApp(untouched), question(terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS), 3)
+    with mock.patch.dict(os.environ, {"LDPFL_RELAY": "https://127.0.0.1:1", "LDPFL_RELAY_TOKEN": str(folder / "token")}):
+        assert ask(app, message).has_content()
+        del os.environ[missing]
+        assert refused(ask(app, message), NoRelay.public)
 
 
 def test_a_mechanism_that_the_policy_does_not_name_is_declined_before_anything_is_built(folder: Path) -> None:

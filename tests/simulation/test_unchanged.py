@@ -36,6 +36,11 @@ RECORDS: dict[str, Any] = {"mechanism.name": "dp-sgd", "mechanism.perturbed": "g
 KINDS = pytest.mark.parametrize("kind", [UPDATES, GRADIENTS, RECORDS], ids=["updates", "gradients", "records"])
 
 
+def remembering() -> Callable[[object], None]:
+    passes: list[object] = []
+    return lambda found: passes.append(found)
+
+
 class Net(nn.Module):
     """A linear layer, and what else a pass is to do: from the first call on, or once ``late`` is set."""
 
@@ -47,6 +52,8 @@ class Net(nn.Module):
         self.layer, self.also = nn.Linear(3, 2), also
         self.center = nn.Parameter(torch.zeros(3), requires_grad=False)
         self.register_buffer("shift", torch.zeros(3), persistent=False)
+        self.kept: dict[str, Any] = {"function": lambda: None, "passes": []}  # neither of both can be pickled
+        self.remember = remembering()
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.also(self, rows) if Net.late else torch.as_tensor(self.layer(rows))
@@ -100,6 +107,16 @@ def attribute(net: Net, rows: Tensor) -> Tensor:
     return torch.as_tensor(net.layer(rows))
 
 
+def in_a_list_beside_a_function(net: Net, rows: Tensor) -> Tensor:
+    net.kept["passes"].append(len(rows))
+    return torch.as_tensor(net.layer(rows))
+
+
+def in_a_closure(net: Net, rows: Tensor) -> Tensor:
+    net.remember(len(rows))
+    return torch.as_tensor(net.layer(rows))
+
+
 def evaluation_only(net: Net, rows: Tensor) -> Tensor:
     return torch.as_tensor(net.layer(rows)) if torch.is_grad_enabled() else no_grad(net, rows)
 
@@ -109,6 +126,8 @@ WRITES: dict[Pass, str] = {
     frozen: "center",
     buffer: "shift",
     attribute: "last",
+    in_a_list_beside_a_function: "kept",
+    in_a_closure: "remember",
 }
 
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.cells import MISSING_WORDS, no_value
 from ldpfl.errors import ConfigError
 
 Numbers = NDArray[np.int64]
@@ -33,6 +36,29 @@ def numbered(names: Iterable[Hashable]) -> Numbers:
     """Return a number for each of ``names``, the same for equal ones, from 0 in the order in which they first occur."""
     places: dict[Hashable, int] = {}
     return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+
+
+def names_of(given: Iterable[object]) -> list[str]:
+    """Return the names of persons as a table's are read: whole numbers as text, texts without space around them in one Unicode form (NFC).
+
+    Raises:
+        ConfigError: somebody has no name, or one that is neither a whole number nor a text. The message has the row, and nothing in it.
+    """
+    names = [_name_of(value) for value in given]
+    if "" in names:
+        raise ConfigError(
+            f"persons name nobody in row {names.index('')} (from 0): give each row a whole number or a text; leave out, or give a name of "
+            "its own to, a row of which nobody knows whose it is"
+        )
+    return names
+
+
+def _name_of(value: object) -> str:
+    if isinstance(value, str):
+        return "" if no_value(value, MISSING_WORDS) else normalize("NFC", value.strip())
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return ""
+    return str(int(value)) if isinstance(value, Integral) or float(value).is_integer() else ""
 
 
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:

@@ -252,7 +252,7 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
     try:
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
-        policy.check_reply(offer.reply_s)
+        policy.check_reply(offer.reply_s, offer.transport)
         releases = Counter(releases_of(offer, ranges_for(offer, node.layers)))
         for release in releases:
             policy.check(Request("check", 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from ldpfl.errors import ConfigError, Declined, NotSetUp, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRelay, NotSetUp, ProtocolError
 from ldpfl.file_owners import require_own
 from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
@@ -88,9 +88,10 @@ class OperatorNode:
         Raises:
             Declined: the operator does not allow the release.
         """
-        check_config(ask.terms.config, self.policy)
-        self.policy.check_reply(ask.terms.reply_s)
+        self._check_terms(ask)
         self.budget.check(self._request(ask, cohort))
+        if ask.terms.transport == "relay":
+            self.connect().close()  # reads what the operator has set up for it; nothing is sent
 
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
@@ -102,8 +103,7 @@ class OperatorNode:
             LdpflError: the relay does not answer, has another round, or takes no more uploads when this client may send.
         """
         try:
-            check_config(ask.terms.config, self.policy)
-            self.policy.check_reply(ask.terms.reply_s)
+            self._check_terms(ask)
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
         request = self._request(ask, ask.terms.asked)
@@ -115,6 +115,10 @@ class OperatorNode:
         asked = time.monotonic()
         self.budget.charge(self._request(ask, status.terms.min_clients))
         return self._open_for(status) - (time.monotonic() - asked)
+
+    def _check_terms(self, ask: Ask) -> None:
+        check_config(ask.terms.config, self.policy)
+        self.policy.check_reply(ask.terms.reply_s, ask.terms.transport)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         """Cut ``payload`` into records and seal each to the aggregator's key, which the policy has allowed."""
@@ -137,11 +141,11 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        left = min(self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left, self.policy.longest_upload_s)
+        left = self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left
         if left < ask.terms.reply_s:
             raise ProtocolError(
                 f"the relay's round is over in {left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
-                "must give its rounds a longer window, or the policy a longer longest_upload_s; nothing was charged or sent"
+                "must give its rounds a longer window; nothing was charged or sent"
             )
         _check_fitting(status.terms, self._plan(ask))
         return status
@@ -199,7 +203,10 @@ def _connecting() -> Connect:
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
         authority = named("relay-ca")
         verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
-        return named("relay") or "", read_token(_path("relay-token")), verify
+        url = named("relay")
+        if not url:
+            raise NoRelay(f"no relay is set up on this node: name its URL in {_variable('relay')}; nothing was sent")
+        return url, read_token(_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
         url, token, verify = settings()
@@ -234,10 +241,10 @@ def named(name: str) -> str | None:
     return os.environ.get(_variable(name)) or None
 
 
-def _path(name: str) -> Path:
+def _path(name: str, missing: type[Declined] = NotSetUp) -> Path:
     value = named(name)
     if not value:
-        raise NotSetUp(
+        raise missing(
             f"no {name} is set up on this node: name its file in {_variable(name)}, in the environment of the SuperNode "
             f"(ldpfl-{name} in --node-config does not count: others could change it); nothing was sent"
         )

@@ -135,12 +135,12 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     Raises:
         ConfigError: nothing would be protected, or a key is none.
     """
-    config, releases = offer.config, releases_of(offer, ranges)
+    config, releases, usual = offer.config, releases_of(offer, ranges), Policy()
     if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: there is no policy that fits it")
     for key in keys:
         read_public(key)
-    delta = Policy().delta
+    delta = usual.delta
     return Policy(
         mechanisms=(releases[0].mechanism,),
         protects=least_protected(release.unit for release in releases),
@@ -155,6 +155,8 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         linked=offer.linked,
         models=code_of(config),
         immediate_replies=offer.reply_s == 0,
+        longest_reply_s=max(usual.longest_reply_s, offer.reply_s),
+        longest_upload_s=max(usual.longest_upload_s, offer.reply_s),
     )
 
 

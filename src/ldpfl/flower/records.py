@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.persons import DEFAULT_ROWS, Persons, numbered
+from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of, numbered
 from ldpfl.data.samples import Inputs, each, not_dense
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
@@ -68,11 +68,12 @@ class RecordTask:
         loss: such as ``torch.nn.functional.cross_entropy``; it is given one record at a time where records are protected. It runs under
             ``torch.func.vmap``, where it must not look at values to decide what to do; if it does, records are taken one after
             another, which is slower.
-        persons: (N,) whose each row is, a number or a text; None where nobody says, so that single records can be protected alone. It
-            decides what a person is, whatever column the terms name: the node's operator relies on the author for it.
+        persons: (N,) whose each row is, a whole number or a text, taken as :func:`ldpfl.data.persons.names_of` says; None where nobody
+            says, so that single records can be protected alone. It decides what a person is, whatever column the terms name: the
+            node's operator relies on the author for it.
 
     Raises:
-        ConfigError: there is no record, or rows and types do not fit.
+        ConfigError: there is no record, rows and types do not fit, or a row is nobody's.
     """
 
     model: nn.Module
@@ -98,12 +99,17 @@ class RecordTask:
             raise ConfigError("there are no records: give one row or more")
         if self.persons is not None and len(self.persons) != len(self.targets):
             raise ConfigError(f"persons are {len(self.persons)} and targets have {len(self.targets)} rows: say of each row whose it is")
+        self.persons_by(DEFAULT_ROWS)
 
     def persons_by(self, most: int) -> Persons | None:
-        """Return who has which records, of whom ``most`` rows count in a round; None where nobody says."""
+        """Return who has which records, of whom ``most`` rows count in a round; None where nobody says.
+
+        Raises:
+            ConfigError: a row is nobody's.
+        """
         if self.persons is None:
             return None
-        return Persons.of(numbered(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons), most)
+        return Persons.of(numbered(names_of(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)), most)
 
     def check(self) -> None:
         """Try the model and the loss on made-up samples of the same shapes, for tests of an app. No record is looked at.

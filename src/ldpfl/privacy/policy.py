@@ -232,11 +232,11 @@ class Policy(BaseModel):
             if not kept:
                 raise request.declined(why)
 
-    def check_reply(self, reply_s: float) -> None:
-        """Return if a client may reply ``reply_s`` seconds after it began; 0 is as soon as it can.
+    def check_reply(self, reply_s: float, transport: Transport) -> None:
+        """Return if a client may send its report over ``transport``, ``reply_s`` seconds after it began; 0 is as soon as it can.
 
         Raises:
-            Declined: the time of the reply would depend on the data, or is later than the operator waits.
+            Declined: the time of the report would depend on the data, or is later than the operator waits.
         """
         if reply_s == 0 and not self.immediate_replies:
             raise Declined(
@@ -245,6 +245,10 @@ class Policy(BaseModel):
             )
         if reply_s > self.longest_reply_s:
             raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
+        if transport == "relay" and reply_s > self.longest_upload_s:
+            raise Declined(
+                f"clients upload after {reply_s:g} s, and the policy's longest_upload_s = {self.longest_upload_s:g} counts from the charge on"
+            )
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
         """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""

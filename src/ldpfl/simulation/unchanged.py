@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +100,45 @@ def _copied(value: object) -> object:
         return value
     if isinstance(value, Tensor) and value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value.detach().clone()
-    try:
+    with suppress(Exception):
         return pickle.dumps(value)
-    except Exception:  # a function of one's own, or a tensor that is none outside of vmap
-        return f"{type(value).__name__} {id(value)}"
+    with suppress(Exception):
+        return _Contents.of(value)
+    return _named(value)
+
+
+class _Contents(pickle.Pickler):
+    """Pickles also what cannot be: a function by what it holds, and what holds nothing that Python can list, such as a lock, by its name."""
+
+    @classmethod
+    def of(cls, value: object) -> bytes:
+        """Return all that ``value`` holds as bytes, to compare and not to read."""
+        cls(found := BytesIO()).dump(value)
+        return found.getvalue()
+
+    def reducer_override(self, value: object) -> Any:
+        """Return what is pickled in place of ``value``."""
+        with suppress(Exception):
+            pickle.dumps(value)
+            return NotImplemented
+        if isinstance(value, FunctionType):
+            return (str, (_named(value),), (_cells(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
+        with suppress(Exception):
+            return value.__reduce_ex__(4)
+        return (str, (_named(value),))  # such as a class within a function, or a tensor that is none outside of vmap
+
+
+def _cells(function: FunctionType) -> list[object]:
+    """Return what ``function`` has of the functions around it."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it yet
+            found.append(cell.cell_contents)
+    return found
+
+
+def _named(value: object) -> str:
+    return f"{type(value).__name__} {id(value)}"
 
 
 def _differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
