@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from conftest import CommandLine
-from ldpfl import ConfigError, api
+from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.page import page
 from ldpfl.report.scores import shown
@@ -184,3 +186,36 @@ def test_the_round_at_which_private_rows_stopped_a_run_is_not_handed_on(rows: Pa
 def test_sweeps_and_plans_have_no_public_page(ldpfl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     assert "--public is for runs" in ldpfl.refused("report", tmp_path / "plan.json", "--public")
+
+
+def test_an_export_holds_the_tensors_of_the_model_and_nothing_else_that_is_in_its_file(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    file = copy / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors, file, {"note": "a word of mine"})
+    api.export(copy, tmp_path / "given")
+    given = tmp_path / "given" / "model.safetensors"
+    assert b"a word of mine" not in given.read_bytes()
+    assert {name: value.tolist() for name, value in load_file(given).items()} == {name: value.tolist() for name, value in tensors.items()}
+
+
+def test_a_model_s_file_that_is_something_else_is_not_exported(run: Path, tmp_path: Path) -> None:
+    """A folder of somebody else's may name any file of the user's by a link."""
+    copy, private = tmp_path / "run", tmp_path / "private.safetensors"
+    shutil.copytree(run, copy)
+    file = copy / "model.safetensors"
+    file.rename(private)
+    file.symlink_to(private)
+    with pytest.raises(DataError, match="it is a link"):
+        api.export(copy, tmp_path / "linked")
+    file.unlink()
+    for tensors in ({"rows": torch.zeros(3)}, {}):
+        save_file(tensors, file)
+        with pytest.raises(DataError, match="of another model"):
+            api.export(copy, tmp_path / "other")
+    file.write_bytes(b"a private text")
+    with pytest.raises(DataError, match="is damaged"):
+        api.export(copy, tmp_path / "text")
+    assert not list(tmp_path.glob("*/model.safetensors.*"))
+    assert not (tmp_path / "linked" / "model.safetensors").exists()

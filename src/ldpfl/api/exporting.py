@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import ldpfl
@@ -11,7 +10,7 @@ from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
+from ldpfl.files import make_folder, replace_atomically, to_json, write_text, writing
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
@@ -56,11 +55,10 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
-        check_regular(kept.model_path)
     target = RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
-        shutil.copyfile(kept.model_path, temporary)
+        described.copy_weights(kept.model_path, temporary)
     if encoder is not None:
         write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from unicodedata import normalize
 
 import numpy as np
@@ -56,9 +56,11 @@ def names_of(given: Iterable[object]) -> list[str]:
 def _name_of(value: object) -> str:
     if isinstance(value, str):
         return "" if no_value(value, MISSING_WORDS) else normalize("NFC", value.strip())
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool):
         return ""
-    return str(int(value)) if isinstance(value, Integral) or float(value).is_integer() else ""
+    if isinstance(value, Integral):
+        return str(int(value))
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else ""
 
 
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
@@ -115,6 +115,23 @@ class ModelFile(BaseModel):
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
         return module
+
+    def copy_weights(self, weights: Path, to: Path) -> None:
+        """Write the tensors of a safetensors file to another one: nothing else that may be in that file, or that a link names.
+
+        Raises:
+            DataError: the file is damaged, a link, or of another built-in model.
+        """
+        try:
+            check_regular(weights)
+            if weights.is_symlink():
+                raise ValueError("it is a link")
+            if self.name != GIVEN and not is_code(self.name):
+                with torch.device("meta"):
+                    _check_shapes(self._made(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _shapes(weights))
+            save_file(load_file(weights), to)
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
 
     def _named(self, own: str | nn.Module | None) -> ModelConfig:
         """Return which model is made; code is what the caller names, whatever the file says."""

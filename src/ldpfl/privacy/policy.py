@@ -247,7 +247,7 @@ class Policy(BaseModel):
             raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
         if transport == "relay" and reply_s > self.longest_upload_s:
             raise Declined(
-                f"clients upload after {reply_s:g} s, and the policy's longest_upload_s = {self.longest_upload_s:g} counts from the charge on"
+                f"clients upload after {reply_s:g} s, later than the policy's longest_upload_s = {self.longest_upload_s:g} lets them try"
             )
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:

@@ -108,7 +108,7 @@ def _copied(value: object) -> object:
 
 
 class _Contents(pickle.Pickler):
-    """Pickles also what cannot be: a function by what it holds, and what holds nothing that Python can list, such as a lock, by its name."""
+    """Pickles also what cannot be: a function by what it holds, and what holds nothing that Python lists, such as a lock, by its name."""
 
     @classmethod
     def of(cls, value: object) -> bytes:

@@ -220,3 +220,18 @@ def test_groups_never_count_more_than_their_pure_sum() -> None:
     assert sum_of_reports_epsilon([(1.0, 1), (2.0, 1)], 0.0) == 3.0
     assert sum_of_reports_epsilon([], 1e-5) == 0.0
     assert sum_of_reports_epsilon([(math.inf, 1), (2.0, 1)], 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("epsilon0", [1e-12, 1e-9, 1e-7, 1e-5, 0.03])
+@pytest.mark.parametrize("reports", [1, 3, 100])
+def test_an_epsilon_is_never_below_what_fifty_digits_say_however_small_it_is(epsilon0: float, reports: int) -> None:
+    """Rounding sums of masses, which are 1 in all, moves an epsilon of 1e-12 by many of its digits."""
+    one = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon0)))
+    masses = [mpmath.binomial(reports, ones) * one**ones * (1 - one) ** (reports - ones) for ones in range(reports, -1, -1)]
+    uppers = [mpmath.fsum(masses[: size + 1]) for size in range(reports + 1)]
+    lowers = [mpmath.fsum(masses[reports - size :]) for size in range(reports + 1)]
+    for delta in (1e-25, 1e-20, 1e-16, 1e-13, 1e-12, 1e-10, 1e-8):
+        pairs = [(upper - delta) / lower for upper, lower in zip(uppers, lowers, strict=True) if upper > delta]
+        exact = max([mpmath.log(ratio) for ratio in pairs if ratio > 1], default=mpmath.mpf(0))
+        found = composed_epsilon(epsilon0, reports, delta)
+        assert exact <= found <= exact * (1 + mpmath.mpf(1e-6)) + mpmath.mpf(1e-13)

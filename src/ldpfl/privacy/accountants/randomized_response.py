@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import expm1, inf, nextafter
+from math import expm1, inf, nextafter, sqrt
 
 import numpy as np
 
@@ -45,6 +45,9 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
 
 _TINY_DELTA = 1e-12
 
+_ROUNDED = 2e-15
+"""Largest error of an epsilon, over the square root of the number of losses: twice what was found against 50 digits."""
+
 
 def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     """Return the smallest epsilon for ``delta`` of ``reports`` reports of one client at ``epsilon0`` each, exact.
@@ -56,10 +59,12 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     # What the window leaves out may be as large as delta; and a huge budget is its pure sum to all digits.
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return epsilon0 * reports
-    found = epsilon_of(*_losses(epsilon0, reports), delta - TAIL)
-    # Up, by more than can have been rounded down: near the pure sum half a digit is a ten-thousandth of delta, or many of a tiny one.
+    losses, masses = _losses(epsilon0, reports)
+    found = epsilon_of(losses, masses, delta - TAIL)
+    # Up, by more than can have been rounded down: near the pure sum half a digit is a ten-thousandth of delta, or many of a tiny one; and
+    # what is rounded in sums of the masses, which are 1 in all, is many digits of a tiny epsilon.
     up = found * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(found, inf), inf)
-    return min(epsilon0 * reports, up) if found > 0 else 0.0
+    return min(epsilon0 * reports, up + _ROUNDED * sqrt(losses.size)) if found > 0 else 0.0
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
