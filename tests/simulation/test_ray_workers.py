@@ -225,9 +225,9 @@ def test_a_node_costs_time_and_the_head_an_error(
         cluster.ask("lose the second node")
         (tmp_path / "lost").touch()
 
-    def lose_the_head(done: int, total: int) -> None:
-        if done < total / 2:
-            cluster.ask("lose the head")
+    def lose_the_head() -> None:
+        wait_for((tmp_path / "later" / "begun").exists)
+        cluster.ask("lose the head")
 
     with ray_workers("ray", CPU) as tasks:
         losing = Thread(target=lose_the_node)
@@ -236,6 +236,11 @@ def test_a_node_costs_time_and_the_head_an_error(
         losing.join()
         assert outcome(first) == expected[0]
         assert len(begun.read_text().split()) == SHARES + 1
+        (tmp_path / "later").mkdir()
+        held = replace(federation, trainer=Held(federation.trainer, tmp_path / "later"))
+        losing = Thread(target=lose_the_head)
+        losing.start()
         with pytest.raises(LdpflError, match=r"Ray cluster was lost.*resume the run"):
-            next(simulate(held, first, 2, lose_the_head, tasks))
+            next(simulate(held, first, 2, workers=tasks))
+        losing.join()
     assert [outcome(last) for last in simulate(federation, first, 2)] == expected[1:]
