@@ -36,7 +36,11 @@ def federation_of(
 @compiles
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.parametrize("settings", [[], ["training.momentum=0.9", "training.clip_norm=0.1"], ["training.optimiser=adam"]], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["training.momentum=0.9", "training.clip_norm=0.1"], ["training.optimiser=adam"], ["training.batch_size=100"]],
+    ids=str,
+)
 def test_compiled_steps_are_eager_ones_but_for_last_bits(settings: list[str], tiny_task: Dataset) -> None:
     found = []
     for compiled in ("off", "on"):

@@ -61,12 +61,30 @@ class CompiledTrainer:
         with nothing_kept(self.task.module):
             for start in range(0, schedule.clients, self.block):
                 own = slice(start, start + self.block)
-                found = self._train(weights, _filled(BatchSchedule(schedule.index[own], schedule.mask[own]), self.block), round_number)
-                trained[own] = found[: len(trained[own])]
+                block = BatchSchedule(schedule.index[own], schedule.mask[own])
+                if block.clients == self.block and self._takes_one_step(block):
+                    self._step_into(trained[own], weights, block, round_number)
+                else:
+                    trained[own] = self._train(weights, _filled(block, self.block), round_number)[: block.clients]
         return trained
+
+    def _takes_one_step(self, schedule: BatchSchedule) -> bool:
+        """Whether all that a client does is one step along its gradient, which is taken at weights that all clients have."""
+        optimiser = self.task.optimiser
+        return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.pulls and self.task.clip_norm is None
+
+    def _step_into(self, trained: Tensor, weights: Tensor, schedule: BatchSchedule, round_number: int) -> None:
+        """Write the weights of clients after one step to ``trained`` (K, d)."""
+        batch, rate = self.task.data.take(schedule.index[:, 0]), torch.tensor(self.task.optimiser.rate(round_number))
+        with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
+            self._one_step(trained, weights, rate, batch.inputs, batch.targets, schedule.mask[:, 0])
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         task = self.task
+        if self._takes_one_step(schedule):
+            trained = torch.empty(schedule.clients, weights.numel())
+            self._step_into(trained, weights, schedule, round_number)
+            return trained
         start = task.layout.unflatten(weights)
         parameters = [value.expand(schedule.clients, *value.shape).clone() for value in start.values()]
         descent = Descent(task.optimiser, parameters, round_number)
@@ -85,18 +103,34 @@ class CompiledTrainer:
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
         """Return what computes the gradients (K, *shape) of K clients' mean losses at their parameters (K, *shape)."""
-        names, task = list(self.task.layout.names), self.task
-
-        def loss(values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
-            return task.loss(dict(zip(names, values, strict=True)), inputs, targets, mask)
+        task, loss = self.task, self._loss
 
         def gradients(values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> list[Tensor]:
             found: list[Tensor] = vmap(grad(loss))(values, task.normalised(inputs), targets, mask)
             return found
 
-        # PyTorch compiles a piece of code for few shapes only; each trainer has a copy, which counts by itself.
-        own = FunctionType(gradients.__code__.replace(), gradients.__globals__, closure=gradients.__closure__)
-        return torch.compile(own, dynamic=False, fullgraph=True)
+        return _compiled(gradients)
+
+    @cached_property
+    def _one_step(self) -> Callable[[Tensor, Tensor, Tensor, Inputs, Tensor, Tensor], None]:
+        """Return what writes ``weights`` (d,), less ``rate`` times each client's gradient there, to the rows of ``trained`` (K, d)."""
+        task, loss = self.task, self._loss
+
+        def one_step(trained: Tensor, weights: Tensor, rate: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor) -> None:
+            values = list(task.layout.unflatten(weights).values())
+            found: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
+            trained.copy_(weights - rate * torch.cat([gradient.flatten(1) for gradient in found], dim=1))
+
+        return _compiled(one_step)
+
+    def _loss(self, values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
+        return self.task.loss(dict(zip(self.task.layout.names, values, strict=True)), inputs, targets, mask)
+
+
+def _compiled(function: FunctionType) -> Callable[..., Any]:
+    """Return ``function`` compiled. PyTorch compiles one piece of code for few shapes only, so each trainer gets a copy of its own."""
+    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return torch.compile(own, dynamic=False, fullgraph=True)
 
 
 def _filled(schedule: BatchSchedule, clients: int) -> BatchSchedule:

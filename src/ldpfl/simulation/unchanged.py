@@ -7,6 +7,7 @@ Outside of it such writes are possible, so values are compared there, bit by bit
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -23,6 +24,8 @@ PARTS = frozenset({"_parameters", "_buffers", "_modules"})
 
 VIEWS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes of PyTorch's recurrent modules that hold their parameters once more."""
+
+_CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """An integer type for each number of bytes, to compare bits by."""
@@ -86,18 +89,24 @@ def _held(module: nn.Module) -> dict[str, object]:
     found: dict[str, object] = {}
     for prefix, part in module.named_modules():
         left_out = PARTS | VIEWS if isinstance(part, nn.RNNBase) else PARTS
-        own = {**{key: value for key, value in part.__dict__.items() if key not in left_out}, **part._buffers, **part._parameters}
-        for key, value in own.items():
-            name = f"{prefix}.{key}".lstrip(".")
-            found[name] = _copied(value)
-            if isinstance(value, nn.Parameter):
-                found[f"{name}.grad"] = _copied(value.grad)
+        start = f"{prefix}." if prefix else ""
+        for key, value in part.__dict__.items():
+            if key not in left_out:
+                found[start + key] = _copied(value)
+        for key, value in part._buffers.items():
+            found[start + key] = _copied(value)
+        for key, parameter in part._parameters.items():
+            found[start + key] = _copied(parameter)
+            if parameter is not None:
+                found[f"{start}{key}.grad"] = _copied(parameter.grad)
     return found
 
 
 def _copied(value: object) -> object:
     if value is None or type(value) in (bool, int, str):  # most attributes: pickling them would take most of the time
         return value
+    if type(value) in _CONTAINERS and not value:  # most of the others: places for hooks
+        return type(value)
     if isinstance(value, Tensor) and value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value.detach().clone()
     with suppress(Exception):
