@@ -127,7 +127,7 @@ class CompiledTrainer:
         return self.task.loss(dict(zip(self.task.layout.names, values, strict=True)), inputs, targets, mask)
 
 
-def _compiled(function: FunctionType) -> Callable[..., Any]:
+def _compiled(function: Any) -> Callable[..., Any]:
     """Return ``function`` compiled. PyTorch compiles one piece of code for few shapes only, so each trainer gets a copy of its own."""
     own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     return torch.compile(own, dynamic=False, fullgraph=True)
