@@ -92,7 +92,7 @@ def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one
         first = list(send(messages))
         posted = [method for method, _ in world.wire.replies].count("POST")
         for _ in range(2):
-            again.extend(reply.error.reason for reply in world.grid().send_and_receive(messages))
+            again.extend(str(reply.error.reason) for reply in world.grid().send_and_receive(messages))
         assert [method for method, _ in world.wire.replies].count("POST") == posted == CLIENTS
         return first
 

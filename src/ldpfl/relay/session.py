@@ -80,8 +80,7 @@ def set_up(connection: psycopg.Connection[Any]) -> None:
         if connection.info.server_version >= since:
             settings |= more
     # No function is called before search_path is set.
-    commands = ("SET SESSION AUTHORIZATION DEFAULT", *map(_set, *zip(*(settings | _TCP_SETTINGS).items(), strict=True)))
-    connection.execute("; ".join(commands).encode())
+    connection.execute("; ".join(map(_set, *zip(*(settings | _TCP_SETTINGS).items(), strict=True))).encode())
     connection.commit()  # else a rollback would take them back
     _check_role(connection)
     _check_settings(connection, settings | _EXPECTED)
