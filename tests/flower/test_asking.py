@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 from flower_parts import OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 from flwr.serverapp import Grid
 from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
@@ -81,6 +81,28 @@ class Passing(InProcessGrid):
 
 def passing(world: World, kind: str, change: Callable[[list[Message], Callable[..., Any]], Iterable[Message]]) -> Passing:
     return Passing(LdpClientApp(shift, node=world.node, source=world.source), kind, change)
+
+
+@pytest.mark.slow
+def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one_report(world: World) -> None:
+    """By a server, or by who can; also to a node that was started again, and also as a question."""
+    again: list[str] = []
+
+    def replayed(messages: list[Message], send: Callable[..., Any]) -> Iterable[Message]:
+        first = list(send(messages))
+        posted = [method for method, _ in world.wire.replies].count("POST")
+        for _ in range(2):
+            again.extend(str(reply.error.reason) for reply in world.grid().send_and_receive(messages))
+        assert [method for method, _ in world.wire.replies].count("POST") == posted == CLIENTS
+        return first
+
+    folder = RunFolder(world.folder / "run")
+    assert run(world, folder, 1, grid=passing(world, "train", replayed)).ledger.events[0].cohort == CLIENTS
+    assert world.charges() == [1] * CLIENTS
+    assert again == ["declined"] * 2 * CLIENTS
+    own = world.node(Context(0, 1, {"partition-id": 0}, RecordDict(), {}))
+    with pytest.raises(Declined, match="round 1: this round was charged before"):
+        own.would_admit(world.asked[0], CLIENTS)
 
 
 class Killed(BaseException):
@@ -365,6 +387,24 @@ def test_a_slow_node_gets_in_by_its_late_answer_and_nobody_is_asked_twice() -> N
     strategy.start(grid, start_arrays(), 1, timeout=300.0)
     assert told == {0: 3, 1: 3, 2: 3}
     assert grid.sent == [(kind, node) for kind in (QUESTION, "train") for node in range(3)]
+
+
+@pytest.mark.slow
+def test_a_late_answer_that_comes_together_with_the_awaited_one_counts() -> None:
+    """A node's answer can be pulled once only."""
+    refusing = set[int]()
+
+    class Together(Remote):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            questions = [node for kind, node in self.sent if kind == QUESTION]
+            refusing.update(questions[2:])  # the one that is asked in the place of the first, which is slow until then
+            self.slow = {} if refusing else {questions[0]: 60.0}
+            return sorted(super().pull_messages(message_ids), key=lambda reply: reply.metadata.src_node_id - 2 == questions[0])
+
+    app, _, told = recorded(refusing)
+    strategy = LdpStrategy(config_of("clients.fraction=0.66"), waiting=Waiting(1, 5.0, agreeing=2, answer_s=0.1))
+    strategy.start(Together(app, {}), start_arrays(), 1, timeout=300.0)
+    assert told == dict.fromkeys({0, 1, 2} - refusing, 2)
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_of_two_budgets_the_smaller_one_holds(path: Path) -> None:
 def test_the_number_of_reports_is_bounded(path: Path) -> None:
     budget = Budget(path, with_policy(rounds=2))
     budget.charge(request(1))
-    budget.charge(request(1))
+    budget.charge(request(2))
     with pytest.raises(Exhausted, match="3 reports would exceed the policy's rounds = 2"):
         budget.charge(request(2, run="another-run"))
 
@@ -187,8 +187,17 @@ def test_rounds_left_of_what_costs_next_to_nothing_are_many(path: Path) -> None:
 
 
 def test_a_round_that_is_charged_again_is_a_new_release(budget: Budget) -> None:
-    assert [budget.charge(request(1)) for _ in range(3)] == [1, 2, 3]
+    assert [budget.charge(request(1, transport="direct", key=b"")) for _ in range(3)] == [1, 2, 3]
     assert read_books(budget.path).spent(0.0) == 15.0
+
+
+def test_over_the_relay_which_takes_one_report_a_round_is_charged_once(budget: Budget) -> None:
+    assert budget.charge(request(1)) == 1
+    for action in (budget.charge, budget.check):
+        declined(lambda action=action: action(request(1)), "run mnist-1, round 1: this round was charged before")  # type: ignore[misc]
+    assert budget.charge(request(1, transport="direct", key=b"")) == 2
+    assert budget.charge(request(2)) == 3
+    assert budget.charge(request(1, run="another-run")) == 4
 
 
 # --- what the operator sets -------------------------------------------------------------------------------------------
@@ -681,10 +690,10 @@ def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path
 @pytest.mark.slow
 def test_clients_that_a_server_may_have_sent_hide_nobody(path: Path) -> None:
     """Not those of a round beyond what the policy asks for, and not later either, when it asks for more."""
-    for asked, left in ((500, 500), (900, 900), (200, 200)):
-        Budget(path, with_policy(min_clients=asked)).charge(request(1, cohort=1_000))
+    for number, (asked, left) in enumerate(((500, 500), (900, 900), (200, 200)), 1):
+        Budget(path, with_policy(min_clients=asked)).charge(request(number, cohort=1_000))
         assert read_charges(path)[-1].cohort == left
-    Budget(path, with_policy(min_clients=900, colluding=300)).charge(request(1, cohort=1_000))
+    Budget(path, with_policy(min_clients=900, colluding=300)).charge(request(4, cohort=1_000))
     assert [charge.cohort for charge in read_charges(path)] == [500, 900, 200, 600]
     with pytest.raises(ValueError, match="leaves none of min_clients"):
         with_policy(min_clients=100, colluding=100)

@@ -171,9 +171,13 @@ class Postgres:
         folder: where its socket is.
         port: on loopback, and in the socket's name.
         authority: file of the certificate authority that vouches for 127.0.0.1.
+
+    Args:
+        programs: folder of the server's programs.
+        more: settings of the server, by name.
     """
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, **more: str) -> None:
         # As root it must run under another name, which cannot enter pytest's own folders.
         self.folder = Path(tempfile.mkdtemp(prefix="relay-pg-"))
         self.port = free_port()
@@ -185,7 +189,7 @@ class Postgres:
         if self._as:
             shutil.chown(files.key, "postgres", "postgres")
         data = self.folder / "data"
-        self._run(programs / "initdb", "--no-sync", "--auth=trust", "--username=relay", "--encoding=UTF8", f"--pgdata={data}")
+        self._run(programs / "initdb", "--no-sync", "--auth=trust", "--username=admin", "--encoding=UTF8", f"--pgdata={data}")
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -195,6 +199,7 @@ class Postgres:
             "ssl_key_file": files.key,
             "fsync": "off",
             "max_connections": 60,
+            **more,
         }
         self._process = subprocess.Popen(
             [programs / "postgres", "-D", data, *(f"--{name}={value}" for name, value in settings.items())],
@@ -206,6 +211,7 @@ class Postgres:
         self._databases = 0
         self._psql = programs / "psql"
         self._wait()
+        self.command("CREATE ROLE relay LOGIN")
 
     def new_store(self) -> str:
         """Return the URL of an empty store."""
@@ -214,15 +220,15 @@ class Postgres:
     def new_database(self) -> str:
         """Return the name of an empty database."""
         self._databases += 1
-        self.command(f"CREATE DATABASE d{self._databases}")
+        self.command(f"CREATE DATABASE d{self._databases} OWNER relay")
         return f"d{self._databases}"
 
     def url(self, database: str, *, user: str = "relay", host: str | Path = "", port: int | None = None, more: str = "") -> str:
         """Return the URL of a store in a database, by the socket or by a host."""
         return f"postgresql://{user}@/{database}?host={host or self.folder}&port={port or self.port}{more}"
 
-    def command(self, *commands: str, database: str = "postgres", user: str = "relay") -> str:
-        """Run SQL commands, each on its own; return what they print."""
+    def command(self, *commands: str, database: str = "postgres", user: str = "admin") -> str:
+        """Run SQL commands, each on its own, as a superuser unless another role is named; return what they print."""
         options = [part for command in commands for part in ("-c", command)]
         to = ("-h", self.folder, "-p", str(self.port), "-U", user, "-d", database)
         return self._run(self._psql, "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *to, *options)

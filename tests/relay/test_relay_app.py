@@ -15,12 +15,13 @@ import httpx
 import pytest
 from anyio.from_thread import BlockingPortal
 from relay_support import RUN, Changes, Clock, InProcess, blob, records, terms, upload_id
-from sqlalchemy import event, text
+from sqlalchemy import event
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
 from ldpfl.relay.limits import Limits, RateLimit
 from ldpfl.relay.protocol import BLOCK_BYTES
+from ldpfl.relay.schema import blocks, parts, rounds, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 
@@ -416,10 +417,8 @@ def test_health_and_metrics(site: Site) -> None:
     assert "ldpfl_relay_received_bytes_total 640" in lines
     assert not any(secret in metrics.text for secret in ("alice", RUN, upload_id("alice"), *site.tokens.values()))
     with site.store.engine.begin() as connection:
-        connection.execute(text("DROP TABLE relay_parts"))
-        connection.execute(text("DROP TABLE relay_blocks"))
-        connection.execute(text("DROP TABLE relay_uploads"))
-        connection.execute(text("DROP TABLE relay_rounds"))
+        for table in (parts, blocks, uploads, rounds):
+            table.drop(connection)
     sick = site("GET", "/health", None)
     assert (sick.status_code, sick.headers["Retry-After"], "relay_rounds" in sick.text) == (503, "1", False)
 

@@ -38,7 +38,7 @@ from relay_support import (
 from sqlalchemy import event, text
 
 from ldpfl import ConfigError
-from ldpfl.relay import postgres as postgres_module
+from ldpfl.relay import session
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
     StoreFull,
@@ -279,7 +279,9 @@ def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres,
         if uploaded:
             put(store, "client-1", number)
         store.cancel("aggregator", RUN, number)
-    assert [text for text in said if text.startswith("VACUUM")] == [f"VACUUM relay_{name}" for name in ("blocks", "uploads", "parts")] * 2
+    assert [text for text in said if text.startswith("VACUUM")] == [
+        f"VACUUM ldpfl_relay.relay_{name}" for name in ("blocks", "uploads", "parts")
+    ] * 2
     store.close()
 
 
@@ -412,9 +414,9 @@ def test_postgres_lets_nobody_wait_for_long_nor_hold_a_round_for_ever(
         assert connection.scalar(text("SHOW lock_timeout")) == "5s"  # whatever became of the transaction before
         assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "1min"
         with monkeypatch.context() as patched:
-            patched.setitem(postgres_module._SETTINGS, "lock_timeout", "500ms")
+            patched.setitem(session.SETTINGS, "lock_timeout", "500ms")
             hasty = Store(open_engine(place), clock=clock)
-        connection.execute(text("LOCK TABLE relay_rounds"))
+        connection.execute(text("LOCK TABLE ldpfl_relay.relay_rounds"))
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
             hasty.begin("alice", RUN, 1, upload_id("alice"), terms().upload_bytes)
@@ -459,7 +461,7 @@ def test_postgres_keeps_no_samples_of_what_it_stored(postgres: Postgres, clock: 
         put(store, client)
     with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         for table in ("relay_uploads", "relay_blocks", "relay_parts", "relay_tokens"):
-            connection.execute(text(f"ANALYZE {table}"))
+            connection.execute(text(f"ANALYZE ldpfl_relay.{table}"))
         found = connection.execute(text("SELECT tablename, attname FROM pg_stats WHERE tablename LIKE 'relay_%'")).all()
     assert [tuple(row) for row in found if row.tablename != "relay_rounds"] == []
     store.close()

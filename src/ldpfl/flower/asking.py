@@ -150,8 +150,8 @@ class Questions:
                     if node in asked:
                         said[said_in(reply)] += 1
                         declined += is_refusal(reply)
-                if known.awaited and not waiting & asked:
-                    break  # others that were asked before are not waited for
+                if not waiting & asked:
+                    patience.renew(0)  # others are waited for no longer, and those that came with this one are still heard
         return Answers(tuple(node for node in nodes if node in known.agreed), said, declined, len(waiting & asked))
 
 

@@ -11,7 +11,7 @@ from sqlite3 import Connection
 
 from ldpfl.errors import Declined, Exhausted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon
-from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, hidden_among, note_refusal, opened
+from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, hidden_among, note_refusal, opened, relayed_before
 from ldpfl.privacy.events import BinaryRelease, Release
 from ldpfl.privacy.guarantee import PROTECTED
 from ldpfl.privacy.policy import Policy, Request
@@ -53,22 +53,25 @@ class Budget:
         """
         self.policy.check(request)
         with opened(self.path) as connection:
+            _check_new(request, connection)
             self._check_room(request, books_in(connection), as_stored(request.release))
             self._check_hidden(request, connection)
 
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number; only after it returns may data be touched for it.
 
-        Every call is a new release, also for the same run and round: a second report, randomised anew, tells more.
+        Every call is a new release, in a reply also for the same run and round: a second report, randomised anew, tells more. The
+        relay takes one report of a round from each client, so over it a round is charged once, and a message that is replayed is declined.
 
         Raises:
             Exhausted: the lifetime budget or the number of rounds does not allow it.
-            Declined: the policy does not, or the file is not to be relied on.
+            Declined: the policy does not, the file is not to be relied on, or the round was charged before over the relay.
         """
         release = as_stored(request.release)
         with self._noting_refusals():
             self.policy.check(request)
             with opened(self.path, write=True) as connection:
+                _check_new(request, connection)
                 self._check_room(request, books_in(connection), release)
                 self._check_hidden(request, connection)
                 return add_charge(connection, self._relied_on(request), release)
@@ -127,3 +130,9 @@ class Budget:
         except Declined as refusal:
             self.refused(refusal)
             raise
+
+
+def _check_new(request: Request, connection: Connection) -> None:
+    if request.transport == "relay" and relayed_before(connection, request.run, request.round):
+        why = "this round was charged before, and the relay takes one report of it from each client; the message may have been replayed"
+        raise request.declined(why)

@@ -324,6 +324,12 @@ def hidden_among(connection: sqlite3.Connection) -> list[tuple[Release, int, int
     return [(releases[key][0], cohort * (transport == "relay"), linked, count) for key, cohort, transport, linked, count in rows]
 
 
+def relayed_before(connection: sqlite3.Connection, run: str, round_: int) -> bool:
+    """Whether a report of this round was charged that left over the relay, or was to."""
+    query = "SELECT EXISTS (SELECT 1 FROM charges WHERE transport = 'relay' AND run = ? AND round = ?)"
+    return bool(connection.execute(query, (run, round_)).fetchone()[0])
+
+
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
     figures = _figures(release)
     connection.execute(

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.relay.errors import Refusal, StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import create_private
 from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
-from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, catalog_only, check_place, check_schema
+from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_place, check_schema
 from ldpfl.relay.telemetry import log_fault
 
 CONNECTIONS = 16
@@ -33,9 +33,11 @@ _SQLITE_FULL = 13
 _SQLITE_CANNOT_WRITE = 778  # SQLITE_IOERR_WRITE, which SQLite makes of a quota that is used up
 _POSTGRES_DISK_FULL = "53100"
 _POSTGRES_FORBIDDEN = "42501"
+_POSTGRES_LOCKED = "55P03"
 _ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database uses
 
 _POSTGRES = "postgresql://"
+_LOCKED = "the relay's store is locked, by a round that is being mixed or by another user of its database; try again later"
 
 
 def open_engine(store: str) -> Engine:
@@ -52,7 +54,14 @@ def open_engine(store: str) -> Engine:
     except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
         if _is_held(error):
             raise ConfigError(f"the store {shown} is held by another process: end that one, or try again") from None
-        if getattr(getattr(error, "orig", None), "sqlstate", None) == _POSTGRES_FORBIDDEN:
+        sqlstate = getattr(getattr(error, "orig", None), "sqlstate", None)
+        if sqlstate == _POSTGRES_LOCKED:
+            raise ConfigError(
+                f"the store {shown} is locked by another connection to its database: end that one (SELECT pid, usename FROM pg_locks "
+                "JOIN pg_stat_activity USING (pid) names those that hold locks), let only the relay connect "
+                "(REVOKE CONNECT ON DATABASE ... FROM PUBLIC), and try again"
+            ) from None
+        if sqlstate == _POSTGRES_FORBIDDEN:
             raise ConfigError(
                 f"the store {shown} does not let the relay make its tables: let the database's owner say "
                 f"CREATE SCHEMA {SCHEMA} AUTHORIZATION ROLE for the role that the relay connects as"
@@ -147,15 +156,14 @@ def _create_missing(connection: Connection, shown: str) -> None:
     connection.execute(insert(meta).values(version=VERSION))
     if not is_sqlite(connection):
         for column in INCOMPRESSIBLE:  # sealed records do not compress: do not try
-            connection.execute(text(f"ALTER TABLE {column.table.name} ALTER COLUMN {column.name} SET STORAGE EXTERNAL"))
+            connection.execute(text(f"ALTER TABLE {SCHEMA}.{column.table.name} ALTER COLUMN {column.name} SET STORAGE EXTERNAL"))
         for table in WITHOUT_SAMPLES:
             for column in table.columns:
-                connection.execute(text(f"ALTER TABLE {table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
+                connection.execute(text(f"ALTER TABLE {SCHEMA}.{table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
 
 
 def _has_tables(connection: Connection) -> bool:
-    with catalog_only(connection):
-        return connection.dialect.has_table(connection, meta.name, schema=None if is_sqlite(connection) else SCHEMA)
+    return connection.dialect.has_table(connection, meta.name, schema=None if is_sqlite(connection) else SCHEMA)
 
 
 @contextmanager
@@ -174,6 +182,8 @@ def store_errors() -> Iterator[None]:
     except DBAPIError as error:
         if _is_full(error):
             raise StoreFull("the relay's disk is full; nothing was stored") from None
+        if getattr(error.orig, "sqlstate", None) == _POSTGRES_LOCKED:
+            raise StoreUnavailable(_LOCKED, {"Retry-After": "1"}) from None
         raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
     except UnfitStore as error:  # since it was opened
         log_fault("store_unfit", error)

@@ -1,8 +1,4 @@
-"""Connections to a PostgreSQL store: encrypted, with the settings that the store relies on, and bounded in time.
-
-Nothing here relies on settings of the database or of the role (``ALTER DATABASE ... SET``, ``ALTER ROLE ... SET``): each connection
-makes its own, reads them back, and is closed where one of them is not as it must be.
-"""
+"""Connections to a PostgreSQL store: encrypted, with the settings that the store relies on, and bounded in time."""
 
 from __future__ import annotations
 
@@ -20,11 +16,8 @@ from sqlalchemy import Engine, Table, create_engine, text
 from ldpfl.relay.calling import is_loopback
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.schema import SCHEMA
+from ldpfl.relay.session import ISOLATION, SETTINGS, set_up
 from ldpfl.relay.telemetry import log_event
-
-ISOLATION = "READ COMMITTED"
-"""Who has waited for a round's lock must see what the one before has committed. With one snapshot for a whole transaction, taken
-before the wait, two relays would release the same round."""
 
 CONNECT_S = 10
 STATEMENT_S = 60
@@ -46,28 +39,6 @@ _LINK: dict[str, Any] = {
 }
 _VERIFIED = "verify-full"
 _CHECKED = frozenset({"host", "hostaddr", "port", "sslmode", "sslrootcert"})
-
-_SETTINGS = {
-    "search_path": f"{SCHEMA}, pg_temp",  # a temporary table comes last: else it would stand in for one of the store's
-    "default_transaction_isolation": ISOLATION.lower(),
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    "synchronous_commit": "on",  # what was acknowledged to a client is on the disk
-    "row_security": "off",  # a policy that would hide rows is an error
-    "client_min_messages": "notice",  # warnings are faults, and must come through
-    "client_encoding": "UTF8",
-    "extra_float_digits": "1",  # deadlines are read as they were written
-    "vacuum_cost_delay": "0",
-    "lock_timeout": "5s",  # who waits for a round that is being mixed keeps a thread
-    "statement_timeout": "1min",
-    "idle_in_transaction_session_timeout": "1min",  # a relay that hangs, or has lost its network, must not hold a round
-}
-_SETTINGS_SINCE = {140_000: {"idle_session_timeout": "0"}, 170_000: {"transaction_timeout": "0"}}
-_TCP_SETTINGS = {"tcp_user_timeout": "30s", "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""Also the server gives up a relay that takes none of what it sends; it shows these as 0 on a Unix socket."""
-
-_EXPECTED = {"transaction_isolation": ISOLATION.lower(), "transaction_read_only": "off", "session_replication_role": "origin"}
-"""Settings that are read only: the last one switches the checks of foreign keys off, and is a superuser's to change."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -112,7 +83,13 @@ def make_engine(store: str, **options: Any) -> tuple[Engine, str]:
     found = resolve(store)
     check_way(found)
     engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: connect(store), pool_pre_ping=True, isolation_level=ISOLATION, **options
+        "postgresql+psycopg://",
+        creator=lambda: connect(store),
+        pool_pre_ping=True,
+        isolation_level=ISOLATION,
+        use_native_hstore=False,  # else the driver looks for a type of that name, by queries of its own
+        execution_options={"schema_translate_map": {None: SCHEMA}},
+        **options,
     )
     return engine, address_of(found)
 
@@ -174,7 +151,7 @@ def connect(store: str) -> BoundedConnection:
     """Connect, and make the connection's settings.
 
     Raises:
-        UnfitStore: it is not encrypted where it must be, or has other settings than it was given.
+        UnfitStore: it is not encrypted where it must be, or its settings or its role are not as they must be.
     """
     found = resolve(store)
     check_way(found)
@@ -184,7 +161,8 @@ def connect(store: str) -> BoundedConnection:
     connection = BoundedConnection.connect(make_conninfo(store, **parameters))
     try:
         _check_connected(connection, found)
-        _set_up(connection)
+        connection.add_notice_handler(connection.noticed)
+        set_up(connection)
     except BaseException:
         connection.close()
         raise
@@ -201,33 +179,6 @@ def _check_connected(connection: BoundedConnection, found: dict[str, str]) -> No
         )
 
 
-def _set_up(connection: BoundedConnection) -> None:
-    connection.add_notice_handler(connection.noticed)
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said at each BEGIN
-    connection.read_only = connection.deferrable = False
-    settings = dict(_SETTINGS)
-    for since, more in _SETTINGS_SINCE.items():
-        if connection.info.server_version >= since:
-            settings |= more
-    expected = settings | _EXPECTED
-    # No function is called before search_path is set.
-    connection.execute("; ".join(map(_set, *zip(*(settings | _TCP_SETTINGS).items(), strict=True))).encode())
-    connection.commit()  # else a rollback would take them back
-    shown = connection.execute(f"SELECT {', '.join(f'current_setting({name!r})' for name in expected)}".encode()).fetchone() or ()
-    connection.commit()
-    for (name, value), found in zip(expected.items(), shown, strict=True):
-        if found != value:
-            raise UnfitStore(
-                f"the store's database has {name} = {found!r} for the relay, which needs {value!r}: "
-                f"take the setting back (ALTER ROLE or ALTER DATABASE ... RESET {name}), and connect to no standby"
-            )
-
-
-def _set(name: str, value: str) -> str:
-    values = ", ".join(f"'{part}'" for part in value.split(", "))
-    return f"SET {name} TO {values}"
-
-
 def vacuum(engine: Engine, tables: tuple[Table, ...]) -> None:
     """Vacuum tables, however long that takes.
 
@@ -237,7 +188,7 @@ def vacuum(engine: Engine, tables: tuple[Table, ...]) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _unhurried(connection) as driver:
         before = driver.notices
         for table in tables:
-            connection.execute(text(f"VACUUM {table.name}"))
+            connection.execute(text(f"VACUUM {SCHEMA}.{table.name}"))
         if driver.notices > before:
             raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")
 
@@ -251,7 +202,7 @@ def _unhurried(connection: Any) -> Iterator[BoundedConnection]:
         yield driver
     finally:
         if not driver.closed:
-            connection.execute(text(f"SET statement_timeout TO '{_SETTINGS['statement_timeout']}'"))
+            connection.execute(text(f"SET statement_timeout TO '{SETTINGS['statement_timeout']}'"))
         driver.answer_s = ANSWER_S
 
 

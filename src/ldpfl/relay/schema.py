@@ -26,7 +26,7 @@ VERSION = 2
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 SQLITE = "sqlite"
 SCHEMA = "ldpfl_relay"
-"""Where the tables lie in a PostgreSQL database; each connection looks for them nowhere else."""
+"""Where the tables lie in a PostgreSQL database. Each statement names it."""
 
 metadata = MetaData()
 _Id = BigInteger().with_variant(Integer, SQLITE)  # SQLite counts only INTEGER keys up by itself

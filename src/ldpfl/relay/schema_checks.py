@@ -6,8 +6,8 @@ superuser of the database server: see the threat model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from sqlalchemy import Column, Connection, Dialect, ForeignKeyConstraint, PrimaryKeyConstraint, Table, UniqueConstraint, create_engine, text
 from sqlalchemy.dialects import postgresql
@@ -27,9 +27,8 @@ def check_schema(connection: Connection, shown: str) -> None:
     Raises:
         UnfitStore: something else is there; the message says what.
     """
-    with catalog_only(connection):
-        for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
-            raise _unfit(shown, fault)
+    for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
+        raise _unfit(shown, fault)
 
 
 def check_place(connection: Connection, shown: str) -> None:
@@ -38,25 +37,9 @@ def check_place(connection: Connection, shown: str) -> None:
     Raises:
         UnfitStore: the schema is another role's, or code of others runs when tables are made.
     """
-    with catalog_only(connection):
-        for query in _PLACE_FAULTS:
-            for fault in connection.scalars(text(query)):
-                raise _unfit(shown, fault)
-
-
-@contextmanager
-def catalog_only(connection: Connection) -> Iterator[None]:
-    """Let PostgreSQL look for nothing in the store's schema meanwhile.
-
-    A function or an operator there that fits a query better than PostgreSQL's own would run as the relay. After an exception the
-    transaction has to end.
-    """
-    if is_sqlite(connection):
-        yield
-        return
-    connection.execute(text("SET LOCAL search_path TO pg_catalog, pg_temp"))
-    yield
-    connection.execute(text(f"SET LOCAL search_path TO {SCHEMA}, pg_temp"))
+    for query in _PLACE_FAULTS:
+        for fault in connection.scalars(text(query)):
+            raise _unfit(shown, fault)
 
 
 def _unfit(shown: str, fault: str) -> UnfitStore:
@@ -89,6 +72,11 @@ def _sqlite_objects(connection: Connection) -> set[tuple[str, ...]]:
 _HERE = f"(SELECT oid FROM pg_namespace WHERE nspname = '{SCHEMA}')"
 _TABLES = f"(SELECT oid FROM pg_class WHERE relkind NOT IN ('i', 'S') AND relnamespace = {_HERE})"
 _STORED = f"(SELECT oid, reltype, reltoastrelid FROM pg_class WHERE relkind IN ('r', 'i', 'S') AND relnamespace = {_HERE}) AS stored"
+_FILES = f"""(
+    SELECT oid FROM pg_class WHERE relnamespace = {_HERE}
+    UNION SELECT reltoastrelid FROM {_STORED}
+    UNION SELECT indexrelid FROM pg_index WHERE indrelid IN (SELECT reltoastrelid FROM {_STORED})
+)"""
 _ME = "(SELECT oid FROM pg_roles WHERE rolname = current_user)"
 _FIRST_OF_USERS = 16384  # objects with lower numbers are PostgreSQL's own
 
@@ -159,6 +147,14 @@ _OBJECT_FAULTS = (
     FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_HERE}
     AND (relkind NOT IN ('r', 'i', 'S') OR relpersistence <> 'p' OR reloftype <> 0 OR relispartition
         OR (relkind = 'r' AND amname <> 'heap'))""",
+    f"""SELECT relname || ' has storage parameters of its own: ' || CAST(reloptions AS text)
+    FROM pg_class WHERE oid IN {_FILES} AND reloptions IS NOT NULL""",
+    f"""SELECT relname || ' lies in a tablespace of its own'
+    FROM pg_class WHERE oid IN {_FILES} AND reltablespace <> 0""",
+    f"""SELECT 'a column of ' || relname || ' has options: ' || CAST(attoptions AS text)
+    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid WHERE attrelid IN {_FILES} AND attoptions IS NOT NULL""",
+    f"""SELECT relname || ' is written to by a subscription'
+    FROM pg_subscription_rel JOIN pg_class ON pg_class.oid = srrelid WHERE relnamespace = {_HERE}""",
     f"""SELECT relname || ' has row security'
     FROM pg_class WHERE relnamespace = {_HERE}
     AND (relrowsecurity OR relforcerowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid))""",
@@ -174,7 +170,9 @@ _OBJECT_FAULTS = (
     f"""SELECT 'the index ' || pg_class.relname || ' is no plain one'
     FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam WHERE indrelid IN {_TABLES}
     AND (amname <> 'btree' OR indexprs IS NOT NULL OR indpred IS NOT NULL OR NOT indisvalid OR NOT indimmediate
-        OR EXISTS (SELECT FROM pg_opclass WHERE oid = ANY(indclass) AND oid >= {_FIRST_OF_USERS}))""",
+        OR indisexclusion OR indnkeyatts <> indnatts OR EXISTS (SELECT FROM unnest(indoption) AS option WHERE option <> 0)
+        OR EXISTS (SELECT FROM unnest(indcollation) AS collation_of WHERE collation_of NOT IN (0, 100))
+        OR EXISTS (SELECT FROM pg_opclass WHERE oid = ANY(indclass) AND (oid >= {_FIRST_OF_USERS} OR NOT opcdefault)))""",
 )
 
 _COLUMNS = text(
@@ -188,8 +186,11 @@ _CONSTRAINTS = text(
     f"""SELECT relname, CAST(contype AS text),
     ARRAY(SELECT CAST(attname AS text) FROM unnest(conkey) WITH ORDINALITY AS keys(number, place)
         JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
-    coalesce((SELECT CAST(others.relname AS text) FROM pg_class AS others WHERE others.oid = confrelid), ''),
-    convalidated AND NOT condeferrable AND (contype <> 'f' OR confdeltype = 'a' AND confupdtype = 'a')
+    CASE WHEN confrelid = 0 THEN '' ELSE CAST(CAST(confrelid AS regclass) AS text) END,
+    ARRAY(SELECT CAST(attname AS text) FROM unnest(confkey) WITH ORDINALITY AS keys(number, place)
+        JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place),
+    convalidated AND NOT condeferrable AND conislocal
+        AND (contype <> 'f' OR confdeltype = 'a' AND confupdtype = 'a' AND confmatchtype = 's')
     FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid WHERE conrelid IN {_TABLES} AND contype <> 'n'"""
 )
 """All but those of columns that are not null, which PostgreSQL 18 lists as well."""
@@ -215,20 +216,24 @@ def _postgres_faults(connection: Connection) -> Iterator[str]:
     for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *_OBJECT_FAULTS):
         yield from connection.scalars(text(query))
     tables = metadata.sorted_tables
-    columns = {tuple(row) for row in connection.execute(_COLUMNS)}
-    yield from _differences("column", {_described(column) for table in tables for column in table.columns}, columns)
-    constraints = {(name, kind, *keys, *rest) for name, kind, keys, *rest in connection.execute(_CONSTRAINTS)}
-    yield from _differences("constraint", {described for table in tables for described in _constraints(table)}, constraints)
-    indexes = {(name, *keys, unique) for name, keys, unique in connection.execute(_INDEXES)}
-    yield from _differences("index", {described for table in tables for described in _indexes(table)}, indexes)
-    sequences = {tuple(row) for row in connection.execute(_SEQUENCES)}
-    yield from _differences("sequence", {described for table in tables for described in _sequences(table)}, sequences)
+    columns = (tuple(row) for row in connection.execute(_COLUMNS))
+    yield from _differences("column", (_described(column) for table in tables for column in table.columns), columns)
+    constraints = (
+        (name, kind, *keys, other, *others, sound) for name, kind, keys, other, others, sound in connection.execute(_CONSTRAINTS)
+    )
+    yield from _differences("constraint", (described for table in tables for described in _constraints(table)), constraints)
+    indexes = ((name, *keys, unique) for name, keys, unique in connection.execute(_INDEXES))
+    yield from _differences("index", (described for table in tables for described in _indexes(table)), indexes)
+    sequences = (tuple(row) for row in connection.execute(_SEQUENCES))
+    yield from _differences("sequence", (described for table in tables for described in _sequences(table)), sequences)
 
 
-def _differences(what: str, expected: set[tuple[object, ...]], found: set[tuple[object, ...]]) -> Iterator[str]:
-    for place in sorted(map(repr, found - expected)):
+def _differences(what: str, expected: Iterable[tuple[object, ...]], found: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    """Yield what there is too much of, or too little: also a second one of the same."""
+    wanted, there = Counter(expected), Counter(found)
+    for place in sorted(map(repr, there - wanted)):
         yield f"the {what} {place} is not the relay's"
-    for place in sorted(map(repr, expected - found)):
+    for place in sorted(map(repr, wanted - there)):
         yield f"it has no {what} {place}"
 
 
@@ -248,7 +253,8 @@ def _constraints(table: Table) -> Iterator[tuple[object, ...]]:
     for constraint in table.constraints:
         keys = tuple(column.name for column in constraint.columns)  # type: ignore[attr-defined]
         if isinstance(constraint, ForeignKeyConstraint):
-            yield (table.name, "f", *keys, constraint.referred_table.name, True)
+            others = (element.column.name for element in constraint.elements)
+            yield (table.name, "f", *keys, f"{SCHEMA}.{constraint.referred_table.name}", *others, True)
         elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
             yield (table.name, "p" if isinstance(constraint, PrimaryKeyConstraint) else "u", *keys, "", True)
 

@@ -1,0 +1,138 @@
+"""Settings of a connection to PostgreSQL, and the role that it runs as. Each connection makes its own, and reads them back.
+
+``ALTER DATABASE ... SET`` and ``ALTER ROLE ... SET`` can set nearly all of them for the relay, so nothing is left as it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from ldpfl.relay.errors import UnfitStore
+
+ISOLATION = "READ COMMITTED"
+"""Who has waited for a round's lock must see what the one before has committed. With one snapshot for a whole transaction, taken
+before the wait, two relays would release the same round."""
+
+SETTINGS = {
+    "quote_all_identifiers": "off",  # first, since search_path is kept as it was quoted; and definitions are compared as text
+    # Tables are named with their schema. Nothing is looked for in a schema in which others may have put functions or operators.
+    "search_path": "pg_catalog, pg_temp",
+    "role": "none",  # ALTER ROLE ... SET role would have the connection act as another role
+    "default_transaction_isolation": ISOLATION.lower(),
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "synchronous_commit": "on",  # what was acknowledged to a client is on the disk
+    "row_security": "off",  # a policy that would hide rows is an error
+    "client_min_messages": "notice",  # warnings are faults, and must come through
+    "client_encoding": "UTF8",
+    "extra_float_digits": "1",  # deadlines are read as they were written
+    "default_tablespace": "",
+    "default_table_access_method": "heap",
+    "debug_print_parse": "off",  # these three write statements to the server's log, values included
+    "debug_print_rewritten": "off",
+    "debug_print_plan": "off",
+    "vacuum_cost_delay": "0",
+    "lock_timeout": "5s",  # who waits for a round that is being mixed keeps a thread
+    "statement_timeout": "1min",
+    "idle_in_transaction_session_timeout": "1min",  # a relay that hangs, or has lost its network, must not hold a round
+}
+_SETTINGS_SINCE = {
+    130_000: {"log_parameter_max_length_on_error": "0"},
+    140_000: {"idle_session_timeout": "0"},
+    170_000: {"transaction_timeout": "0"},
+}
+_TCP_SETTINGS = {"tcp_user_timeout": "30s", "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+"""Also the server gives up a relay that takes none of what it sends; it shows these as 0 on a Unix socket."""
+
+_EXPECTED = {"transaction_isolation": ISOLATION.lower(), "transaction_read_only": "off", "session_replication_role": "origin"}
+"""Settings that are read only: the last one switches the checks of foreign keys off, and is a superuser's to change."""
+
+_VALUES_LOGGED = "log_parameter_max_length"
+_LOGS_STATEMENTS = {
+    "log_statement": ("none", "ddl"),
+    "log_min_duration_statement": ("-1",),
+    "log_min_duration_sample": ("-1",),
+    "log_transaction_sample_rate": ("0",),
+}
+_LOGS_VALUES = {"auto_explain.log_min_duration": ("-1",), "pgaudit.log_parameter": ("off",)}
+_DATES_ROWS = "track_commit_timestamp"
+"""Settings by which the server would keep clients' names and reports, or when each row came, and their values that do not."""
+
+_REACHING = """SELECT rolname,
+    CASE WHEN rolsuper THEN 'SUPERUSER' WHEN rolreplication THEN 'REPLICATION' ELSE 'BYPASSRLS' END
+    FROM pg_roles WHERE (rolsuper OR rolreplication OR rolbypassrls) AND pg_has_role(session_user, oid, 'MEMBER')
+    ORDER BY rolname <> session_user, rolname LIMIT 1"""
+
+
+def set_up(connection: psycopg.Connection[Any]) -> None:
+    """Make the connection's settings, and see that it runs as a plain role of the relay's own.
+
+    Raises:
+        UnfitStore: a setting or the role is not as it must be; the message says what to do.
+    """
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said at each BEGIN
+    connection.read_only = connection.deferrable = False
+    settings = dict(SETTINGS)
+    for since, more in _SETTINGS_SINCE.items():
+        if connection.info.server_version >= since:
+            settings |= more
+    # No function is called before search_path is set.
+    connection.execute("; ".join(map(_set, *zip(*(settings | _TCP_SETTINGS).items(), strict=True))).encode())
+    connection.commit()  # else a rollback would take them back
+    _check_role(connection)
+    _check_settings(connection, settings | _EXPECTED)
+    _check_log(connection)
+    connection.commit()
+
+
+def _set(name: str, value: str) -> str:
+    values = ", ".join(f"'{part}'" for part in value.split(", "))
+    return f"SET {name} TO {values}"
+
+
+def _check_role(connection: psycopg.Connection[Any]) -> None:
+    session, current = connection.execute("SELECT session_user, current_user").fetchone() or ("", "")
+    if session != current:
+        raise UnfitStore(f"the store's database has the relay, which connects as {session}, act as {current}: connect as {current}")
+    reaching = connection.execute(_REACHING).fetchone()
+    if reaching is not None:
+        name, right = reaching
+        how = f"has {right}" if name == session else f"may act as {name}, which has {right}"
+        raise UnfitStore(
+            f"the relay connects to its store as {session}, which {how}: give the relay a role of its own with no such right "
+            "(CREATE ROLE relay LOGIN PASSWORD '...'), let its schema belong to that role, and name the role in the store's URL"
+        )
+
+
+def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, str]) -> None:
+    found = _shown(connection, expected)
+    for name, value in expected.items():
+        if found[name] != value:
+            raise UnfitStore(
+                f"the store's database has {name} = {found[name]!r} for the relay, which needs {value!r}: "
+                f"take the setting back (ALTER ROLE or ALTER DATABASE ... RESET {name}), and connect to no standby"
+            )
+
+
+def _check_log(connection: psycopg.Connection[Any]) -> None:
+    """Raise if the server would keep who sent what beside the tables. Only a superuser sets what is looked at here."""
+    found = _shown(connection, (_VALUES_LOGGED, _DATES_ROWS, *_LOGS_STATEMENTS, *_LOGS_VALUES))
+    if found[_DATES_ROWS] == "on":
+        raise UnfitStore(f"the store's server keeps when each row came: set {_DATES_ROWS} = off in postgresql.conf, and restart it")
+    logging = dict(_LOGS_VALUES) if found[_VALUES_LOGGED] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
+    for name, silent in logging.items():
+        if found[name] not in (None, "", *silent):
+            remedy = (_VALUES_LOGGED, "0") if name in _LOGS_STATEMENTS and found[_VALUES_LOGGED] is not None else (name, silent[0])
+            raise UnfitStore(
+                f"the log of the store's server would hold clients' names and reports, since {name} = {found[name]!r}: let a superuser "
+                f"say ALTER ROLE {connection.info.user} SET {remedy[0]} = '{remedy[1]}'"
+            )
+
+
+def _shown(connection: psycopg.Connection[Any], names: Mapping[str, object] | tuple[str, ...]) -> dict[str, str | None]:
+    """Return settings by name; None for what this server does not know."""
+    shown = connection.execute(f"SELECT {', '.join(f'current_setting({name!r}, true)' for name in names)}".encode()).fetchone()
+    return dict(zip(names, shown or (), strict=True))
