@@ -1,7 +1,7 @@
 """The same releases through other accountants: epsilon for delta 1e-5, and time, one core.
 
     pip install prv_accountant opendp opacus
-    python benchmarks/peers.py
+    python benchmarks/accountants.py
 
 A library that is not installed, or has no accountant for a kind of release, gets a dash. "Add or remove" is the adjacency of all of them.
 """
