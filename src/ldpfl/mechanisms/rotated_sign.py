@@ -24,6 +24,7 @@ from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.coins import FIRST, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import Units
@@ -108,8 +109,9 @@ class RotatedSign(Mechanism):
             def bits(rows: range) -> NDArray[np.bool_]:
                 # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
                 part, limit = signs[rows.start : rows.stop, own].numpy(), limits[rows.start : rows.stop]
-                at_most, at_least = ((bound >> (BITS - FIRST)).astype(np.int16) for bound in (limit, -limit))
-                first = np.where(part > 0, at_most, np.where(part < 0, at_least, np.int16(0)))
+                high, rest = np.divmod(limit, 1 << (BITS - FIRST))
+                first = np.multiply(part, high.astype(np.int16), dtype=np.int16)
+                first -= (part < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
                 return words_below(first, partial(_signed, part, limit), source, rows)
 
             return bits
@@ -117,18 +119,21 @@ class RotatedSign(Mechanism):
         return BitReports.of(encoder, *signs.shape)
 
     def _signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return the signs (K, D) int32 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
-        center = ranges.expand()[0]
-        offset = require_finite(values, ranges)
-        if bool(center.any()):
-            offset = (offset - center).float()
-        # By the largest entry, so that no square is lost, and no sum overflows, whatever a server chose for the center.
-        largest = offset.abs().amax(dim=1, keepdim=True)
-        rows = torch.where(largest > 0, offset / largest, 0.0)
-        # Summed by NumPy: PyTorch's threads add up a long row in another order when it stands alone.
-        lengths = torch.from_numpy(np.sqrt(np.square(rows.double().numpy()).sum(axis=1))) * largest[:, 0]
-        worth = (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
-        return rotate(rows, self.round).sign_().to(torch.int32), worth
+        """Return the signs (K, D) int8 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
+        values, center = require_finite(values, ranges), ranges.expand()[0]
+        signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
+        lengths = torch.empty(len(values), dtype=torch.float64)
+        for rows in client_blocks(*signs.shape):  # what lies between is small
+            some = slice(rows.start, rows.stop)
+            offset = (values[some] - center).float() if bool(center.any()) else values[some]
+            # By the largest entry, so that no square is lost, and no sum overflows, whatever a server chose for the center.
+            largest = offset.abs().amax(dim=1, keepdim=True)
+            scaled = torch.where(largest > 0, offset / largest, 0.0)
+            # Summed by NumPy: PyTorch's threads add up a long row in another order when it stands alone.
+            squares = np.square(scaled.numpy(), dtype=np.float64).sum(axis=1)
+            lengths[some] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
+            signs[some] = rotate(scaled, self.round).sign_()
+        return signs, (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
 
     @property
     def _gain(self) -> float:
@@ -193,7 +198,7 @@ class RotatedSign(Mechanism):
         return ("the rotation is public", "random bits are uniform and secret")
 
 
-def _signed(signs: NDArray[np.int32], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+def _signed(signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the thresholds at some rows and places: each client's limit by the sign of a coordinate."""
     return np.asarray(signs[row, place] * limits[row, 0])
 

@@ -201,13 +201,18 @@ class _Lattice:
 
     def _add(self, values: NDArray[np.float32], noise: Floats, some: slice, layer: int) -> None:
         step = self._steps[some, layer, None]
-        noised = step > 0
         with np.errstate(over="ignore", invalid="ignore"):  # what is too large is not sent
-            points = np.trunc(np.divide(values, step, out=np.zeros(values.shape), where=noised))
-            self._lengths[some, layer] += np.square(points).sum(axis=1)
-            self._exact[some, layer] += np.square(points.astype(np.int64)).sum(axis=1)
+            points = values / np.where(step > 0, step, 1.0)
+            np.trunc(points, out=points)
+            squares = np.square(points).sum(axis=1)
+            self._lengths[some, layer] += squares
+            # Sums of integers are exact below 2^53; and where even 63 bits overflow, ``within`` does not ask for them.
+            exact = squares if squares.max() < 2.0**53 else np.square(points.astype(np.int64)).sum(axis=1)
+            self._exact[some, layer] += exact.astype(np.int64)
             self._noise[some, layer] += np.square(noise).sum(axis=1)
-            np.copyto(values, (points + noise) * step, where=noised, casting="same_kind")  # integers far below 2^53: their sum is exact
+            points += noise  # both are integers far below 2^53: their sum is exact
+            points *= step
+            np.copyto(values, points, where=True if step.all() else step > 0, casting="same_kind")
 
     def noise_norms(self) -> Floats:
         """Return the norm of each client's noise, (K,)."""
