@@ -181,8 +181,9 @@ class Thresholds:
     The first 16 bits of the integer decide unless they are those of t, for one value in 65536, whatever the value; the others are drawn for
     those alone. Let T be t's first 16 bits as float32 arithmetic finds them, which lie between those of -half and half. Then + has
     probability (T 2^16 + min(2^16, max(0, t - T 2^16))) / 2^32, with t an integer between -half and half: so this lies between
-    1/2 -+ half / 2^32, which is what epsilon needs, exactly. Three roundings to float32, of w - c, of half / r and of their product, may
-    move T where t lies next to a multiple of 2^16: there the probability is off by less than 2^-22 of t / 2^32.
+    1/2 -+ half / 2^32, which is what epsilon needs, exactly. Next to a multiple of 2^16 float32 may round t across it: then the
+    probability is that of the multiple, and off by less than 2^-22 of its distance from 1/2. There are three roundings, by 2^-24 each, of
+    w - c, of half / r and of their product; where the center is 0 there are two, and 2^-23 is not reached.
 
     Attributes:
         center, slope: c and half / r of each coordinate, (b,).

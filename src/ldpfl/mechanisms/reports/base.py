@@ -17,7 +17,7 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
 
 
 def blocks(clients: int, dimension: int) -> Iterator[tuple[range, slice]]:
-    """Cut ``clients`` rows of ``dimension`` coordinates into blocks of ``COORDINATE_BLOCK`` values, one block of coordinates after the other."""
+    """Cut ``clients`` rows of ``dimension`` coordinates into blocks of ``COORDINATE_BLOCK`` values, coordinates after coordinates."""
     for own in coordinate_blocks(dimension):
         yield from ((rows, own) for rows in client_blocks(clients, own.stop - own.start, values=COORDINATE_BLOCK))
 
