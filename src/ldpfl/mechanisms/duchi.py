@@ -118,8 +118,7 @@ class Duchi(Mechanism):
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, BitReports)
         center, radius = ranges.expand()
-        rows = [torch.from_numpy(reports.unpack(row)).double() for row in range(reports.clients)]
-        return (center + radius * self.gain * (2 * torch.stack(rows) - 1)).float()
+        return (center + radius * self.gain * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
         return BitReports.from_payloads(payloads, ranges.dimension)

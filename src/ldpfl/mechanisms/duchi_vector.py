@@ -99,10 +99,7 @@ class DuchiVector(Mechanism):
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, VectorBitReports)
         center, amplitude = self._scale(ranges)
-        estimates = torch.empty(reports.clients, ranges.dimension, dtype=torch.float32)
-        for row in range(reports.clients):
-            estimates[row] = center + amplitude * (2 * torch.from_numpy(reports.unpack(row)).double() - 1)
-        return estimates
+        return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorBitReports:
         return VectorBitReports(BitReports.from_payloads(payloads, ranges.dimension).packed, ranges.dimension)

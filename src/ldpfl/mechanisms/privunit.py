@@ -17,7 +17,7 @@ from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.exact_noise import Floats
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
+from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings
@@ -96,7 +96,7 @@ class PrivUnitG(VectorMechanism):
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
         values = require_finite(values, ranges)
         source, law, sent = as_source(generator), self.law, torch.empty_like(values)
-        center, cut = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK))
+        center, cut = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension))
         lengths = np.concatenate([np.empty(0), *(_polar((values[rows.start : rows.stop] - center).numpy())[0] for rows in cut)])
         factors = self._noisy_lengths(torch.from_numpy(lengths).clamp_max(self.norm), source)
         for rows in cut:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
+from ldpfl.mechanisms.reports.base import blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -284,7 +284,7 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
     center, radius = ranges.expand()
     index = np.empty((values.shape[0], taken), dtype=np.int64)
     reported = np.empty(index.shape, dtype=np.float32)
-    for rows in client_blocks(values.shape[0], taken, values=COORDINATE_BLOCK):
+    for rows in client_blocks(values.shape[0], taken):
         some = slice(rows.start, rows.stop)
         index[some] = choose_coordinates(uniform(source, rows, taken), ranges.dimension)
         hit = torch.from_numpy(index[some])

@@ -17,9 +17,9 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
 
 
 def blocks(clients: int, dimension: int) -> Iterator[tuple[range, slice]]:
-    """Cut ``clients`` rows of ``dimension`` coordinates into blocks of ``COORDINATE_BLOCK`` values, coordinates after coordinates."""
+    """Cut ``clients`` rows of ``dimension`` coordinates into blocks, one block of coordinates after the other."""
     for own in coordinate_blocks(dimension):
-        yield from ((rows, own) for rows in client_blocks(clients, own.stop - own.start, values=COORDINATE_BLOCK))
+        yield from ((rows, own) for rows in client_blocks(clients, own.stop - own.start))
 
 
 def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4 * COORDINATE_BLOCK) -> Iterator[range]:
