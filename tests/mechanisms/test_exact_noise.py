@@ -53,6 +53,16 @@ def test_floating_point_errs_by_a_small_part_of_what_is_allowed(law: Law) -> Non
 
 
 @LAWS
+def test_a_size_does_not_depend_on_its_place_among_others(law: Law) -> None:
+    """Else a client might need more bits in one company than in another, and draw others from then on."""
+    tails = np.random.default_rng(2).random(1003) / 2
+    whole = law.size(tails)
+    for start, stop in ((1, 1003), (3, 1000), (5, 6), (501, 518)):
+        assert np.array_equal(law.size(tails[start:stop].copy()), whole[start:stop])
+    assert np.array_equal(law.size(tails[:1000].reshape(8, 125)).ravel(), whole[:1000])
+
+
+@LAWS
 @pytest.mark.parametrize("steps", [0.3, 1.0, 1000.0, 2.0**20, 2.0**33])
 def test_at_a_boundary_more_bits_decide(law: Law, steps: float) -> None:
     """The tail that begins there belongs to one point or the next, by bits beyond the 64th."""
