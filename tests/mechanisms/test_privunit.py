@@ -328,7 +328,7 @@ def test_the_worst_variance_bounds_all_and_is_attained() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough_for("0.2-1.0-0.05", "0.5-0.0-1.0")
 def test_mean_variance_follows_from_the_mean(share: float, length: float, slack: float) -> None:
-    """Where lengths are sent it is consistent, not unbiased: a length of 0 is never seen as less (1.2 to 1.9 times the truth, by ten seeds).
+    """Where lengths are sent it is consistent, not unbiased: a length of 0 is never seen as less (1.2 to 1.9 times it, by ten seeds).
 
     Where none is sent, it is the same for every mean.
     """
