@@ -15,7 +15,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports.base import client_blocks
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
@@ -183,7 +183,7 @@ def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packe
 
         return bits
 
-    return BitReports.of(encoder, *values.shape).packed
+    return BitReports.of(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
 
 
 def _answer(signs: Packed, dimension: int, lo: int, source: RandomSource, rows: range) -> Packed:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_AT_ONCE = 16 * COORDINATE_BLOCK
-"""Values whose bits are drawn in one call, which takes some 70 microseconds whatever their number."""
-
 Encoder = Callable[[range], NDArray[np.bool_]]
 """Draws the bits (k, b) of some clients about a block of coordinates."""
 
@@ -42,12 +39,15 @@ class BitReports:
             raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
 
     @classmethod
-    def of(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int) -> Self:
-        """Return the reports of ``clients``, whose bits ``encoder`` draws block by block; they are counted while a cache has them."""
+    def of(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 16 * COORDINATE_BLOCK) -> Self:
+        """Return the reports of ``clients``, whose bits ``encoder`` draws ``values`` at a time; they are counted while a cache has them.
+
+        A call takes some 70 microseconds whatever their number.
+        """
         packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
         for own in coordinate_blocks(dimension):
             encoded = encoder(own)
-            for rows in client_blocks(clients, own.stop - own.start, values=_AT_ONCE):
+            for rows in client_blocks(clients, own.stop - own.start, values=values):
                 bits = encoded(rows)
                 packed[rows.start : rows.stop, own.start // 8 : packed_size(own.stop)] = np.packbits(bits, axis=1, bitorder="little")
                 _count(bits.view(np.uint8), ones[own])
