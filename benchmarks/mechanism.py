@@ -1,10 +1,10 @@
-"""Time and memory of ``duchi`` encode + aggregate on one core, against ``torch.rand`` for as many float32.
+"""Processor time of each mechanism's ``encode``, and of counting its bits, on one core, against ``torch.rand`` for as many float32.
 
-    python benchmarks/mechanism.py [--clients 100] [--weights 21840] [--repeats 7]
+    python benchmarks/mechanism.py [--sizes 256x7850 10x1000000] [--repeats 7]
 
-All figures of a row come from the same process, measured in turn, so that ratios hold when the machine's speed drifts.
-Memory is the peak resident size during one encode + aggregate over the size before it, in a process of its own; the
-kernel's peak is reset in between, which needs Linux.
+All figures of a table come from the same process, measured in turn, so that ratios hold when the machine's speed drifts. The memory of
+``duchi`` is the peak resident size during one encode + count over the size before it, in a process of its own; the kernel's peak is reset
+in between, which needs Linux.
 """
 
 from __future__ import annotations
@@ -14,41 +14,65 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from ldpfl import LayerRanges, SecureSource, SeededStreams, mechanisms
+from ldpfl.mechanisms import BitReports, Mechanism
+from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.randomness import RandomSource
 
 
 def seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     action()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
-def encode_aggregate(values: torch.Tensor, ranges: LayerRanges, source: RandomSource) -> None:
-    mechanism = mechanisms.create("duchi", epsilon=1.0)
-    mechanism.aggregate([mechanism.encode(values, ranges, source)], ranges)
+def encode_count(mechanism: Mechanism, values: torch.Tensor, ranges: LayerRanges, source: Callable[[], RandomSource]) -> None:
+    reports = mechanism.encode(values, ranges, source())
+    if type(reports) is BitReports:
+        reports.counted()
 
 
-def source_named(name: str, clients: int) -> RandomSource:
-    return SecureSource() if name == "secure" else SeededStreams.for_clients(0, 1, range(clients))
+def seeded(clients: int) -> SeededStreams:
+    return SeededStreams.for_clients(0, 1, np.arange(clients))
 
 
-def extra_bytes(clients: int, weights: int, name: str, answer: Connection) -> None:
+def case(clients: int, weights: int) -> tuple[torch.Tensor, LayerRanges]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(clients, weights, generator=generator).mul_(0.05), LayerRanges(0.0, 0.075, (weights,))
+
+
+def actions(clients: int, weights: int) -> dict[str, Callable[[], object]]:
+    values, ranges = case(clients, weights)
+    generator = torch.Generator().manual_seed(0)
+    source = partial(seeded, clients)
+    found: dict[str, Callable[[], object]] = {"torch.rand": lambda: torch.rand(clients, weights, generator=generator)}
+    for name in mechanisms.names(alone=True):
+        found[name] = partial(encode_count, mechanisms.with_defaults(name, 1.0), values, ranges, source)
+    sums = (values * STEPS).to(torch.int64)
+    found["dp-sgd"] = partial(encode_count, DpSgd(RecordClip(1.0), 10.0), sums, ranges, source)
+    found["duchi, secure"] = partial(encode_count, mechanisms.with_defaults("duchi", 1.0), values, ranges, SecureSource)
+    return found
+
+
+def extra_bytes(clients: int, weights: int, answer: Connection) -> None:
     """Report by how much the peak resident size grew, after everything was loaded once on a small input."""
     torch.set_num_threads(1)
-    small = LayerRanges(torch.tensor(0.0), torch.tensor(0.075), (weights,))
-    encode_aggregate(torch.zeros(2, weights), small, source_named(name, 2))
-    values = torch.randn(clients, weights).mul_(0.05)
+    duchi = mechanisms.with_defaults("duchi", 1.0)
+    encode_count(duchi, *case(2, weights), partial(seeded, 2))
+    values, ranges = case(clients, weights)
     Path("/proc/self/clear_refs").write_text("5")  # peak := current
     before = resident("VmRSS")
-    encode_aggregate(values, small, source_named(name, clients))
+    encode_count(duchi, values, ranges, partial(seeded, clients))
     answer.send(resident("VmHWM") - before)
 
 
@@ -58,45 +82,45 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def measure_memory(clients: int, weights: int, name: str) -> float:
+def measure_memory(clients: int, weights: int) -> float:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=extra_bytes, args=(clients, weights, name, theirs))
+    process = context.Process(target=extra_bytes, args=(clients, weights, theirs))
     process.start()
     grown = float(ours.recv())
     process.join()
     return grown / (clients * weights)
 
 
+def measured(clients: int, weights: int, repeats: int) -> Table:
+    times: dict[str, list[float]] = {}
+    timed = actions(clients, weights)
+    for _ in range(repeats + 1):
+        for name, action in timed.items():
+            times.setdefault(name, []).append(seconds(action))
+    memory = measure_memory(clients, weights)
+    table = Table(
+        title=f"encode, and count bits: {clients:,} clients x {weights:,} weights, one core, median of {repeats}",
+        caption=f"duchi takes {memory:.2f} bytes a weight and client beside the values",
+    )
+    for heading in ("", "ns a weight and client", "times torch.rand"):
+        table.add_column(heading, justify="right")
+    base = statistics.median(times["torch.rand"][1:])
+    for name, found in times.items():
+        median = statistics.median(found[1:])
+        table.add_row(name, f"{median / (clients * weights) * 1e9:.2f}", f"{median / base:.2f}")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--weights", type=int, default=21_840)
+    parser.add_argument("--sizes", nargs="+", default=["256x7850", "10x1000000"], metavar="CLIENTSxWEIGHTS")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    clients, weights = options.clients, options.weights
-    values = torch.randn(clients, weights).mul_(0.05)
-    ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.075), (weights,))
-    generator = torch.Generator().manual_seed(0)
-    actions: dict[str, Callable[[], object]] = {
-        "torch.rand": lambda: torch.rand(clients, weights, generator=generator),
-        "duchi, seeded": lambda: encode_aggregate(values, ranges, source_named("seeded", clients)),
-        "duchi, secure": lambda: encode_aggregate(values, ranges, source_named("secure", clients)),
-    }
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(options.repeats + 1):
-        for name, action in actions.items():
-            times[name].append(seconds(action))
-    table = Table(title=f"encode + aggregate, {clients} clients x {weights:,} weights, one core, median of {options.repeats}")
-    for heading in ("", "ns a weight and client", "times torch.rand", "extra bytes a weight and client"):
-        table.add_column(heading, justify="right")
-    base = statistics.median(times["torch.rand"][1:])
-    for name, measured in times.items():
-        median = statistics.median(measured[1:])
-        memory = f"{measure_memory(clients, weights, name.split()[-1]):.2f}" if name.startswith("duchi") else ""
-        table.add_row(name, f"{median / (clients * weights) * 1e9:.2f}", f"{median / base:.2f}", memory)
-    Console().print(table)
+    for size in options.sizes:
+        clients, weights = map(int, size.split("x"))
+        Console().print(measured(clients, weights, options.repeats))
 
 
 if __name__ == "__main__":

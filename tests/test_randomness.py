@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl import PrivacyError, SecureSource, SeededStreams
-from ldpfl.randomness import Purpose, RandomSource, as_source, draw, draw_block, draw_each, stream, stream_key
+from ldpfl.randomness import Purpose, RandomSource, as_source, bound_stream, draw, draw_block, draw_each, stream, stream_key, uniform
 
 WORDS = 200_000
 
@@ -41,6 +42,37 @@ def test_streams_differ_in_every_part_of_their_key() -> None:
     keys = itertools.product((0, 1, 2**40), Purpose, (0, 1, 7), (0, 1, 2**33))
     drawn = {stream(seed, purpose, number, client).bytes(16) for seed, purpose, number, client in keys}
     assert len(drawn) == 3 * len(Purpose) * 3 * 3
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_equal_numbers_are_equal_keys_whatever_their_type(kind: Callable[[int], Any]) -> None:
+    hidden = torch.arange(4.0)
+
+    def drawn(seed: int, number: int, client: int) -> list[bytes]:
+        bound = SeededStreams.bound(seed, Purpose.MECHANISM, [(number, client)], hidden[None])
+        return [
+            stream_key(seed, Purpose.MECHANISM, number),
+            stream(seed, Purpose.COHORT, number).bytes(16),
+            bound_stream(seed, Purpose.MIXING, (number,), hidden, b"x").bytes(16),
+            bound.int32(0, 4).numpy().tobytes(),
+            SeededStreams.for_clients(seed, number, [client]).int32(0, 4).numpy().tobytes(),
+        ]
+
+    assert drawn(kind(5), kind(3), kind(7)) == drawn(5, 3, 7)
+
+
+def test_uniform_numbers_of_a_client_are_its_own_and_never_0_or_1() -> None:
+    """Of two clients 100,000 each: mean and mean square, |z| < 4; the seed is fixed."""
+    together = uniform(SeededStreams.for_clients(1, 1, [8, 3]), range(2), 100_000)
+    assert np.array_equal(together[1:], uniform(SeededStreams.for_clients(1, 1, [3]), range(1), 100_000))
+    assert abs(together.mean() - 1 / 2) < 4 * (1 / 12 / together.size) ** 0.5
+    assert abs(np.square(together).mean() - 1 / 3) < 4 * (4 / 45 / together.size) ** 0.5
+
+    class Ends:
+        def int32(self, row: int, count: int) -> Tensor:
+            return torch.full((count,), -row, dtype=torch.int32)
+
+    assert uniform(Ends(), range(2), 1).tolist() == [[2.0**-53], [1 - 2.0**-53]]
 
 
 def test_streams_do_not_touch_global_generators() -> None:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import repeat
+from operator import index
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -41,7 +42,7 @@ class Purpose(IntEnum):
     MEASURING = 10
 
 
-WORDS = "aes-256 counters, 1"
+WORDS = "aes-256 counters, 2"
 """How seeded words are made: a run that was begun with others would end as a mixture."""
 
 
@@ -61,7 +62,7 @@ def known(secret: int | None) -> int:
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
     """Return the generator for ``(seed, purpose, *key)``; equal arguments give equal streams."""
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(int(purpose), *key))
+    sequence = np.random.SeedSequence(entropy=index(seed), spawn_key=(int(purpose), *map(index, key)))
     return np.random.Generator(np.random.PCG64DXSM(sequence))
 
 
@@ -87,14 +88,20 @@ class BlockSource(RandomSource, Protocol):
 
 def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
     """Return the 32 bytes of AES-256 from which the words of all clients for ``(purpose, *key)`` follow."""
-    return hashlib.sha256(f"ldpfl words {seed} {int(purpose)} {key}".encode()).digest()
+    return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_plain(key)}".encode()).digest()
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
     """Return 32 bytes for the noise that hides ``hidden``, on a CPU, of what is named by ``key``; see :meth:`SeededStreams.bound`."""
-    digest = hashlib.sha256(f"{seed} {int(purpose)} {key} {hidden.dtype} {tuple(hidden.shape)} ".encode() + context)
+    named = f"{index(seed)} {int(purpose)} {_plain(key)} {hidden.dtype} {tuple(hidden.shape)} "
+    digest = hashlib.sha256(named.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
     return digest.digest()
+
+
+def _plain(key: tuple[int, ...]) -> tuple[int, ...]:
+    """Return ``key`` as integers of Python: the text of NumPy's names their type, and so would make another key of the same numbers."""
+    return tuple(map(index, key))
 
 
 def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
@@ -166,19 +173,14 @@ class SeededStreams:
 
     def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
-        first = int(rows[0])
-        own = self._own(first, int(rows[-1]) + 1)
-        rows = rows - first
-        counts = np.bincount(rows)
-        blocks = -(-counts // _WORDS)
-        before, words_before = np.cumsum(blocks) - blocks, np.cumsum(counts) - counts
-        counters = np.empty((int(blocks.sum()), 2), dtype="<u8")
-        owner = np.repeat(np.arange(len(blocks)), blocks)
-        counters[:, 0] = np.arange(len(owner)) - before[owner] + self._used[own][owner].view(np.int64)
-        counters[:, 1] = self._clients[own][owner]
-        self._used[own] += blocks.view(np.uint64)
-        words = self._enciphered(counters, range(own.start, own.stop), blocks.tolist())
-        return words[(_WORDS * before - words_before)[rows] + np.arange(len(rows))]
+        own = self._own(int(rows[0]), int(rows[-1]) + 1)
+        counts = np.bincount(rows - own.start)
+        counters = np.empty((len(rows), 2), dtype="<u8")  # a block a word: to pack four of them takes longer
+        before = np.searchsorted(rows, rows)
+        np.add(self._used[rows], np.arange(len(rows)) - before, out=counters[:, 0], casting="unsafe")
+        counters[:, 1] = self._clients[rows]
+        self._used[own] += counts.astype(np.uint64)
+        return self._enciphered(counters, range(own.start, own.stop), counts.tolist())[::_WORDS].copy()
 
     def _own(self, start: int, stop: int) -> slice:
         if not 0 <= start <= stop <= len(self._clients):
@@ -306,8 +308,11 @@ UNIFORM_BITS = 52
 """Random bits of a uniform number. With 53 the last midpoint would round to 1."""
 
 
-def uniform(source: RandomSource, row: int, count: int) -> Tensor:
-    """Return ``count`` float64 values for ``row``, uniform on the 2**52 midpoints (k + 1/2) / 2**52 of (0, 1): never 0 or 1."""
-    words = draw(source, row, 2 * count).to(torch.int64) & 0xFFFFFFFF
-    high, low = words[0::2] >> 6, words[1::2] >> 6  # 26 bits each
-    return ((high << 26) + low).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
+def uniform(source: RandomSource, rows: range, count: int) -> NDArray[np.float64]:
+    """Return ``count`` numbers for each of the clients in ``rows``, (k, count), uniform on the 2**52 midpoints (j + 1/2) / 2**52 of (0, 1).
+
+    None of them is 0 or 1.
+    """
+    words = draw_block(source, rows, 2 * count).view(np.uint32) >> 6  # 26 bits each
+    high, low = words[:, 0::2].astype(np.float64), words[:, 1::2]
+    return np.asarray((high * 2.0**26 + low + 0.5) * 2.0**-UNIFORM_BITS)

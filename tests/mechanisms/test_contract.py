@@ -13,14 +13,19 @@ from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, mechanisms
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, read_valid
+from ldpfl.mechanisms.privunit import PrivUnitG
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.dense import DenseReports
+from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.randomness import SeededStreams
 
 CASES: dict[str, Mechanism] = {
     **{name: mechanisms.with_defaults(name, 2.0) for name in mechanisms.names(alone=True)},
     "duchi, a large budget": mechanisms.with_defaults("duchi", 8.0),
     "harmony, groups": Harmony(2.0, 4),
+    "rotated-sign, groups": RotatedSign(2.0, group=4),
+    "privunit-g, directions alone": PrivUnitG(2.0, 1.0),
     "laplace, sampled": Laplace(2.0, 3),
     "piecewise, sampled": Piecewise(4.0, 1),
     "hybrid, sampled": Hybrid(4.0, 21),
@@ -80,6 +85,19 @@ def test_a_client_s_report_is_its_own_whoever_is_beside_it(case: str) -> None:
     strided = values.T.contiguous().T.requires_grad_()
     assert sent(mechanism, strided, 3, 1, 40, 7) == together
     assert torch.equal(values, values_of(4))  # and the caller's values are as they were
+
+
+@every
+def test_a_block_of_clients_sends_what_each_of_them_sends_alone(case: str) -> None:
+    """More clients than fit a block of few weights, and more weights than fit a block of coordinates."""
+    mechanism, generator = CASES[case], torch.Generator().manual_seed(3)
+    for clients, sizes in ((7000, (13, 8)), (3, (COORDINATE_BLOCK - 3, 9, 5000))):
+        ranges = LayerRanges([0.5, -1.0, 0.0][: len(sizes)], [0.25, 0.1, 0.7][: len(sizes)], sizes)
+        values = torch.empty(clients, sum(sizes)).uniform_(-1, 1, generator=generator)
+        together = list(mechanism.encode(values, ranges, streams(*range(clients))).payloads())
+        for client in {0, 1, clients // 2, clients - 1}:
+            alone = mechanism.encode(values[client : client + 1], ranges, streams(client))
+            assert list(alone.payloads()) == [together[client]]
 
 
 BAD_VALUES: dict[str, Tensor] = {

@@ -99,3 +99,16 @@ IMPOSSIBLE = [(norm, 1.0) for norm in (5e-324, 1e-300, 1e300, 0.0, -1.0, nan, in
 def test_impossible_settings_are_refused(norm: float, multiplier: float) -> None:
     with pytest.raises(ConfigError):
         DpSgd(RecordClip(norm), multiplier)
+
+
+def test_a_clients_report_is_its_own_whoever_is_beside_it() -> None:
+    """More clients than fit a block, and a client whose coordinates do not fit one."""
+    for clients, dimension in ((5000, 30), (2, 40_000)):
+        ranges, sums = LayerRanges(0.0, 1.0, (dimension,)), torch.arange(clients * dimension).reshape(clients, dimension)
+        mechanism = DpSgd(RecordClip(1.0), 1.0)
+        together = mechanism.encode(sums, ranges, SeededStreams.for_clients(1, 1, range(clients)))
+        assert isinstance(together, VectorReports)
+        for client in {0, clients // 2, clients - 1}:
+            alone = mechanism.encode(sums[client : client + 1], ranges, SeededStreams.for_clients(1, 1, [client]))
+            assert isinstance(alone, VectorReports)
+            assert torch.equal(alone.values[0], together.values[client])

@@ -64,7 +64,7 @@ RECORDED: dict[tuple[str, float, int], tuple[str, str]] = {
     ("a layer a block", 1.0, 1): ("a114629ad4dc7be5", "cc6431096c083e11"),
     ("a layer a block", 4.0, 3): ("dee90f3f7a998486", "d831842581ea9947"),
     ("a layer a block", 22.5, 2): ("58ed1218e93657dd", "24e92a553abc1f92"),
-    ("layers over block borders", 0.1, 2): ("c301ead7139ae837", "046437ab0d748e91"),
+    ("layers over block borders", 0.1, 2): ("11e9dc97eadf5b75", "e07eea1d2ebe67e2"),
     ("layers over block borders", 1.0, 1): ("e4d410f5aed63da0", "7a1eb855a7f0fc37"),
     ("layers over block borders", 4.0, 3): ("87024447db86249c", "e26c1529ceb75047"),
     ("layers over block borders", 22.5, 2): ("17927bb0a1665fda", "32b109d378bf36da"),

@@ -45,7 +45,7 @@ def corners(dimension: int) -> NDArray[np.int64]:
 
 
 def signs_of(reports: VectorBitReports) -> NDArray[np.int64]:
-    return np.stack([2 * reports.unpack(row).astype(np.int64) - 1 for row in range(reports.clients)])
+    return 2 * reports.unpack().astype(np.int64) - 1
 
 
 # --- the law, from the paper's binomials ------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_rounding_is_exact_at_the_ends_and_clamps_beyond() -> None:
         for word in {0, max(0, threshold - 1), min(threshold, WORDS - 1), WORDS - 1}:
             source = Words(torch.tensor([[word - WORDS // 2, 1, -WORDS // 2]]))  # x = +, and the coin says: as v
             reports = mechanism.encode(torch.tensor([[value]]), ranges, source)
-            assert bool(reports.unpack(0)[0]) == (word < threshold), (value, word)
+            assert bool(reports.unpack()[0][0]) == (word < threshold), (value, word)
 
 
 def test_values_beyond_the_range_are_reported_like_its_ends() -> None:
@@ -321,7 +321,7 @@ def test_agreement_counts_have_the_right_moments_in_any_dimension(dimension: int
     v = np.where(np.random.default_rng(3).random(dimension) < 0.5, -1.0, 1.0)
     values = torch.from_numpy(v).float().expand(clients, dimension)
     reports = mechanism.encode(values, unit_box(dimension), torch.Generator().manual_seed(5))
-    lead = np.array([(2.0 * reports.unpack(row) - 1) @ v for row in range(clients)])
+    lead = (2.0 * reports.unpack() - 1) @ v
     even = central_binomial(dimension // 2) if dimension % 2 == 0 else 0.0
     growth = math.exp(1.0)
     square = dimension * (growth + 1) / (2 + (1 - even) * (growth - 1))  # 2^d (g + 1) / (2 N), divided through by 2^d
@@ -406,7 +406,7 @@ def test_a_clients_report_does_not_depend_on_its_batch(dimension: int) -> None:
 @pytest.mark.parametrize("source", [SecureSource(), torch.Generator().manual_seed(0)])
 def test_other_sources_give_both_bits(source: Any) -> None:
     reports = DuchiVector(1.0).encode(torch.zeros(2, 4000), unit_box(4000), source)
-    ones = np.stack([reports.unpack(row) for row in range(2)]).sum(axis=1, dtype=np.int64)
+    ones = reports.unpack().sum(axis=1, dtype=np.int64)
     assert np.all(np.abs(ones - 2000) < 8 * math.sqrt(1000))
     assert not np.array_equal(reports.packed[0], reports.packed[1])
 
@@ -460,4 +460,4 @@ def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool
 def test_audit_finds_nothing_and_comes_close() -> None:
     audit = audit_mechanism(DuchiVector(4.0), trials=5_000, seed=1)
     assert audit.passed, audit.verdict
-    assert audit.epsilon_lower > 0.85 * 4.0
+    assert audit.epsilon_lower > 0.8 * 4.0  # 3.3 to 3.5, by eight seeds

@@ -39,7 +39,7 @@ def test_reports_survive_the_wire(bits: NDArray[np.uint8]) -> None:
     assert {len(payload) for payload in payloads} == {packed_size(dimension)}
     assert list(received.payloads()) == payloads
     for row in range(clients):
-        np.testing.assert_array_equal(received.unpack(row), bits[row])
+        np.testing.assert_array_equal(received.unpack()[row], bits[row])
 
 
 @given(bit_matrices(), st.data())
@@ -71,7 +71,7 @@ def test_a_bit_beyond_the_last_weight_is_refused(bits: NDArray[np.uint8], data: 
 @pytest.mark.parametrize("dimension", [8, 16])
 def test_a_full_last_byte_has_no_padding_to_check(dimension: int) -> None:
     received = BitReports.from_payloads([b"\xff" * (dimension // 8)], dimension)
-    assert received.unpack(0).tolist() == [1] * dimension
+    assert received.unpack()[0].tolist() == [1] * dimension
 
 
 @given(bit_matrices(), st.integers(0, 6))

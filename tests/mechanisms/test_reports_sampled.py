@@ -142,7 +142,7 @@ def test_reports_of_the_wrong_shape_are_refused(index: NDArray[np.int64], values
 def test_every_set_of_weights_is_equally_likely(dimension: int, k: int) -> None:
     """By enumeration: uniform number i only matters by the cell of width 1 / (d - k + i + 1) that it falls in."""
     cells = [[(cell + 0.5) / size for cell in range(size)] for size in range(dimension - k + 1, dimension + 1)]
-    found = Counter(tuple(choose_coordinates(np.array(chosen), dimension).tolist()) for chosen in itertools.product(*cells))
+    found = Counter(tuple(choose_coordinates(np.array([chosen]), dimension)[0].tolist()) for chosen in itertools.product(*cells))
     assert set(found) == set(itertools.combinations(range(dimension), k))
     assert len(set(found.values())) == 1
 
@@ -150,10 +150,23 @@ def test_every_set_of_weights_is_equally_likely(dimension: int, k: int) -> None:
 def test_a_uniform_number_rounded_to_one_still_gives_a_set() -> None:
     for dimension, k in ((5, 3), (5, 5), (1, 1)):
         for uniforms in itertools.product((0.0, 1 - 2.0**-53, 1.0), repeat=k):
-            chosen = choose_coordinates(np.array(uniforms), dimension)
+            chosen = choose_coordinates(np.array([uniforms]), dimension)[0]
             assert len(set(chosen.tolist())) == k
             assert (chosen >= 0).all()
             assert (chosen < dimension).all()
+
+
+def test_sets_of_many_clients_are_those_of_floyds_algorithm_for_each() -> None:
+    generator = np.random.default_rng(1)
+    for dimension, k in ((9, 9), (40, 30), (1000, 999), (10**6, 50), (7, 1)):
+        uniforms, expected = generator.random((20, k)), []
+        for row in uniforms:
+            chosen: set[int] = set()
+            for number, last in zip(row, range(dimension - k, dimension), strict=True):
+                pick = int(number * (last + 1))
+                chosen.add(last if pick in chosen else pick)
+            expected.append(sorted(chosen))
+        assert choose_coordinates(uniforms, dimension).tolist() == expected
 
 
 # --- mixing -----------------------------------------------------------------------------------------------------------

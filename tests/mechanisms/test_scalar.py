@@ -454,7 +454,8 @@ class Repeated:
 def test_the_bound_is_the_largest_honest_report(kind: type[ScalarMechanism], epsilon: float, coordinates: int | None) -> None:
     mechanism, ranges = kind(epsilon, coordinates), box([0.0], [1.0], [3])
     bound, found = mechanism.law_for(ranges).bound, 0.0
-    for words in ([0], [-1], [0, -(2**31)], [2**31 - 1, 5, 2**31 - 1]):
+    heads = [-(2**31) + 2**15, 0, 0, 0, 0, 0]  # all coins show heads, and the first point is drawn
+    for words in ([0], heads, [-1], [0, -(2**31)], [2**31 - 1, 5, 2**31 - 1]):
         for value in (-1.0, 1.0):
             reports = mechanism.encode(torch.full((1, 3), value), ranges, Repeated(words))
             mechanism.read(list(reports.payloads()), ranges)

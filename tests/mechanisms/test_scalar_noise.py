@@ -35,7 +35,7 @@ TABLE = [  # epsilon, A, Laplace variance, PM bound, PM variance at t = 0 and at
 
 
 def draws(law: ScalarLaw, t: float, seed: int, count: int = DRAWS) -> Tensor:
-    return law.sample(torch.full((count,), t, dtype=torch.float64), SeededStreams.for_clients(seed, 0, [0]), 0)
+    return law.sample(torch.full((1, count), t, dtype=torch.float64), SeededStreams.for_clients(seed, 0, [0]), range(1))[0]
 
 
 def worst(law: ScalarLaw) -> float:
@@ -216,15 +216,21 @@ def test_a_point_inside_is_at_most_e_to_epsilon_as_likely_as_one_outside(epsilon
     """In exact arithmetic, from the threshold that the sampler's answers show and the points that a window covers."""
     law = PiecewiseLaw(epsilon)
     window, points = law.width, 2**31
-    smallest = float(law.sample(torch.tensor([-1.0], dtype=torch.float64), Scripted(0), 0))
+    smallest = float(law.sample(torch.tensor([[-1.0]], dtype=torch.float64), Scripted(0x8000), range(1)))
     step = -2 * smallest / (points - 1)
 
-    def close(high: int, low: int) -> bool:
-        """Whether t = -1, whose window begins at the first point, stays there when these words come first; else it is sent past it."""
-        return float(law.sample(torch.tensor([-1.0], dtype=torch.float64), Scripted(high, low), 0)) < smallest + step / 2
+    def close(number: int) -> bool:
+        """Whether t = -1, whose window has the first points, stays in it for this number of 64 bits.
 
-    high = bisect_left(range(2**32), True, key=lambda word: not close(word, 2**32 - 1))
-    low = bisect_left(range(2**32), True, key=lambda word: not close(high, word))
+        Its first 16 bits, as a signed integer, are asked for first, and the others, if they are, at the upper end of two words.
+        """
+        first, rest = (number >> 48) ^ 0x8000, number << 16 & (2**64 - 1)
+        source = Scripted(first, rest & (2**32 - 1), rest >> 32)
+        found = float(law.sample(torch.tensor([[-1.0]], dtype=torch.float64), source, range(1)))
+        return found < smallest + step * (window - 0.5)
+
+    high = bisect_left(range(2**32), True, key=lambda word: not close((word << 32) + 2**32 - 1))
+    low = bisect_left(range(2**32), True, key=lambda word: not close((high << 32) + word))
     threshold = (high << 32) + low
     with mpmath.workprec(300):
         most = mpmath.exp(epsilon) * window / (points - window)
@@ -232,7 +238,9 @@ def test_a_point_inside_is_at_most_e_to_epsilon_as_likely_as_one_outside(epsilon
         assert mpmath.mpf(threshold + 2) / (2**64 - threshold - 2) > most
     # Whatever t is, the window has as many points, and all lie on the lattice.
     for t in (-1.0, -0.3, 0.0, 0.7, 1.0):
-        first, last = (float(law.sample(torch.tensor([t], dtype=torch.float64), Scripted(0, 0, place), 0)) for place in (0, 2**32 - 1))
+        first, last = (
+            float(law.sample(torch.tensor([[t]], dtype=torch.float64), Scripted(0x8000, 0, place), range(1))) for place in (0, 2**32 - 1)
+        )
         assert abs((last - first) / step - (window - 1)) <= 1.01  # the last place is missed by at most one point
         assert abs((first - smallest) / step - round((first - smallest) / step)) < 0.01
 
@@ -270,19 +278,19 @@ def test_no_epsilon_overflows(kind: type[ScalarLaw], epsilon: float) -> None:
     assert all(math.isfinite(figure) for figure in (law.offset, law.slope))
     largest = {LaplaceLaw: 1 + 72.3 / epsilon, PiecewiseLaw: PiecewiseLaw(epsilon).bound, HybridLaw: HybridLaw(epsilon).bound}[kind]
     for t in POINTS:
-        values = torch.full((2000,), t, dtype=torch.float64)
-        ends = [law.sample(values[:1], Scripted(*[word] * 5, then=7), 0) for word in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
-        found = law.sample(values, SeededStreams.for_clients(8, 0, [0]), 0)
-        assert bool((torch.cat([*ends, found]).abs() <= largest * (1 + 1e-12)).all())
+        values = torch.full((1, 2000), t, dtype=torch.float64)
+        ends = [law.sample(values[:, :1], Scripted(*[word] * 5, then=7), range(1)) for word in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
+        found = law.sample(values, SeededStreams.for_clients(8, 0, [0]), range(1))
+        assert bool((torch.cat([*ends, found], dim=1).abs() <= largest * (1 + 1e-12)).all())
         if epsilon >= 700:  # no noise is left
             assert float((found - t).abs().median()) < 0.03 or kind is HybridLaw
 
 
 @pytest.mark.parametrize("kind", LAWS)
 def test_sampling_leaves_its_inputs_alone(kind: type[ScalarLaw]) -> None:
-    law, t = kind(2.0), torch.linspace(-1, 1, 2000, dtype=torch.float64)
-    law.sample(t, SeededStreams.for_clients(8, 0, [0]), 0)
-    assert torch.equal(t, torch.linspace(-1, 1, 2000, dtype=torch.float64))
+    law, t = kind(2.0), torch.linspace(-1, 1, 2000, dtype=torch.float64)[None]
+    law.sample(t, SeededStreams.for_clients(8, 0, [0]), range(1))
+    assert torch.equal(t[0], torch.linspace(-1, 1, 2000, dtype=torch.float64))
 
 
 @each("epsilon", [0, -1.0, math.nan, math.inf, -math.inf, "1", None, True, 1e-10, 5e-324, 10**400])

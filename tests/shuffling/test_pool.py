@@ -26,7 +26,7 @@ def pack(bits: Bits) -> BitReports:
 
 def unpack(pool: ReportPool) -> Bits:
     assert isinstance(pool.reports, BitReports)
-    return np.stack([pool.reports.unpack(row) for row in range(pool.clients)])
+    return pool.reports.unpack()
 
 
 def dense(pool: ReportPool) -> NDArray[np.float32]:

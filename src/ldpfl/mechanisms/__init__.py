@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.settings import Training as Training
     from ldpfl.privacy.built_in import is_built_in as is_built_in
     from ldpfl.randomness import as_source as as_source
-    from ldpfl.randomness import draw as draw
+    from ldpfl.randomness import draw_block as draw_block
 
 __getattr__, __dir__ = lazy.exports(
     __name__,
@@ -77,7 +77,7 @@ __getattr__, __dir__ = lazy.exports(
         "built": "ldpfl.mechanisms.registry",
         "count_ones": "ldpfl.mechanisms.reports.bits",
         "create": "ldpfl.mechanisms.registry",
-        "draw": "ldpfl.randomness",
+        "draw_block": "ldpfl.randomness",
         "is_built_in": "ldpfl.privacy.built_in",
         "names": "ldpfl.mechanisms.registry",
         "read_settings": "ldpfl.mechanisms.registry",

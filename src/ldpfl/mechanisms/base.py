@@ -248,7 +248,15 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
     Raises:
         PrivacyError: wrong dtype or shape, or a value that is NaN or infinite.
     """
-    values = require_shape(values, ranges).cpu()
+    return require_finite_block(require_shape(values, ranges).cpu())
+
+
+def require_finite_block(values: Tensor) -> Tensor:
+    """Return ``values`` if all are finite; otherwise stop, without repeating any.
+
+    Raises:
+        PrivacyError: one is NaN or infinite.
+    """
     if values.numel():
         require_finite_sample(torch.stack(values.aminmax()))  # NaN propagates through both
     return values

@@ -16,6 +16,7 @@ from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_shape_of
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
+from ldpfl.mechanisms.reports.base import blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
@@ -106,9 +107,9 @@ class DpSgd(VectorMechanism):
             return SummedReports(sums.sum(dim=0), len(sums), self.noise_multiplier * STEPS, self._scale)
         source = as_source(generator)
         sent = torch.empty(sums.shape, dtype=torch.float32)
-        for row in range(len(sums)):
-            noise = torch.from_numpy(rounded(NORMAL, self.noise_multiplier * STEPS, source, row, ranges.dimension))
-            sent[row] = (sums[row] + noise).double() * self._scale
+        for rows, own in blocks(*sums.shape):
+            some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self.noise_multiplier * STEPS, source, rows, own.stop - own.start)
+            sent[some, own] = ((sums[some, own] + torch.from_numpy(noise)).double() * self._scale).float()
         return VectorReports(sent)
 
     def _sums(self, values: Tensor, ranges: LayerRanges) -> Tensor:

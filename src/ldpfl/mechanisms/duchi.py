@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks, coordinate_blocks
-from ldpfl.mechanisms.reports.bits import BitReports, count_ones, packed_size
+from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
+from ldpfl.mechanisms.coins import FIRST, Places, words_below
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
-from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
+from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -106,22 +107,18 @@ class Duchi(Mechanism):
         return (1 << (BITS - 1)) / self._half
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
-        values = require_finite(values, ranges)
-        source = as_source(generator)
-        clients, dimension = values.shape
-        packed = np.empty((clients, packed_size(dimension)), dtype=np.uint8)
-        thresholds = _Thresholds.of(self._half, ranges)
-        for own in coordinate_blocks(dimension):
-            for rows in client_blocks(clients, own.stop - own.start):
-                bits = thresholds.bits(values[rows.start : rows.stop, own].numpy(), own, source, rows)
-                packed[rows.start : rows.stop, own.start // 8 : packed_size(own.stop)] = np.packbits(bits, axis=1, bitorder="little")
-        return BitReports(packed, dimension)
+        values, source = require_shape(values, ranges).cpu(), as_source(generator)
+
+        def encoder(own: slice) -> Encoder:
+            thresholds = Thresholds.of(self._half, ranges, own)
+            return lambda rows: thresholds.bits(values[rows.start : rows.stop, own], source, rows)
+
+        return BitReports.of(encoder, *values.shape)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, BitReports)
         center, radius = ranges.expand()
-        rows = [torch.from_numpy(reports.unpack(row)).double() for row in range(reports.clients)]
-        return (center + radius * self.gain * (2 * torch.stack(rows) - 1)).float()
+        return (center + radius * self.gain * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
         return BitReports.from_payloads(payloads, ranges.dimension)
@@ -176,70 +173,55 @@ class DuchiSettings(EpsilonSettings):
         return Duchi(epsilon)
 
 
-_LOW = 16
-"""Bits of a random word that are drawn only where its first 16 do not decide."""
-
-
 @dataclass(frozen=True)
-class _Thresholds:
-    """Turns values into bits: + is sent when a uniform int32 lies below t = half * (w - c) / r.
+class Thresholds:
+    """Turns values of a block of coordinates into bits: + is sent when a uniform int32 lies below t = half * (w - c) / r.
 
     The first 16 bits of the integer decide unless they are those of t, for one value in 65536, whatever the value; the others are drawn for
     those alone. Let T be t's first 16 bits as float32 arithmetic finds them, which lie between those of -half and half. Then + has
     probability (T 2^16 + min(2^16, max(0, t - T 2^16))) / 2^32, with t an integer between -half and half: so this lies between
-    1/2 -+ half / 2^32, which is what epsilon needs, exactly; and where rounding has moved T, it is off by less than 2^-24 of t.
+    1/2 -+ half / 2^32, which is what epsilon needs, exactly. Next to a multiple of 2^16 float32 may round t across it: then the
+    probability is that of the multiple, and off by less than 2^-22 of its distance from 1/2. There are three roundings, by 2^-24 each, of
+    w - c, of half / r and of their product; where the center is 0 there are two, and 2^-23 is not reached.
+
+    Attributes:
+        center, slope: c and half / r of each coordinate, (b,).
+        first_slope: ``slope`` over 2^16, as float32.
+        limit: a float32, the largest t over 2^16, or less.
+        centered: whether all centers are 0, as of updates: then a pass over the weights is saved.
     """
 
     half: int
-    ranges: LayerRanges
-    slopes: Tensor
-    first_slopes: Tensor
-    first_limit: np.float32
+    center: Tensor
+    slope: Tensor
+    first_slope: Tensor
+    limit: float
     centered: bool
 
     @classmethod
-    def of(cls, half: int, ranges: LayerRanges) -> _Thresholds:
-        slopes, limit = half / ranges.radius, np.float32(half / 2**_LOW)
-        if float(limit) > half / 2**_LOW:
+    def of(cls, half: int, ranges: LayerRanges, own: slice) -> Thresholds:
+        unit = 2 ** (BITS - FIRST)
+        slopes, limit = half / ranges.radius, np.float32(half / unit)
+        if float(limit) > half / unit:
             limit = np.nextafter(limit, np.float32(0))
-        return cls(
-            half, ranges, slopes, (slopes / 2**_LOW).clamp_max(np.finfo(np.float32).max).float(), limit, not bool(ranges.center.any())
-        )
+        first_slopes = (slopes / unit).clamp_max(np.finfo(np.float32).max).float()
+        center, slope, first = (ranges.spread(told, own.start, own.stop) for told in (ranges.center, slopes, first_slopes))
+        return cls(half, center, slope, first, float(limit), not bool(center.any()))
 
-    def bits(self, values: NDArray[np.float32], own: slice, source: RandomSource, rows: range) -> NDArray[np.bool_]:
-        """Return the bits (k, b) of the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
-        center, slope, first_slope = (
-            self.ranges.spread(told, own.start, own.stop).numpy() for told in (self.ranges.center, self.slopes, self.first_slopes)
-        )
-        # Where all centers are 0, as of updates, a pass over the weights is saved.
-        offset = values if self.centered else np.subtract(values, center, dtype=np.float64)
-        with np.errstate(over="ignore"):  # what is infinite is clipped
-            first = np.multiply(offset, first_slope, dtype=np.float32, casting="same_kind")
-        np.floor(first.clip(-self.first_limit, self.first_limit, out=first), out=first)
+    def bits(self, values: Tensor, source: RandomSource, rows: range) -> NDArray[np.bool_]:
+        """Return the bits (k, b) that stand for the ``values`` (k, b) of the clients in ``rows``.
 
-        def exact(row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
-            scaled = np.rint(offset[row, place].astype(np.float64) * slope[place])
+        Raises:
+            PrivacyError: a value is NaN or infinite.
+        """
+        # Here, and not before: a second pass over all values takes longer than a look at those that a cache holds.
+        require_finite_block(values)
+        offset = values if self.centered else values - self.center
+        first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)
+        slope, distance = self.slope.numpy(), offset.numpy()
+
+        def exact(row: Places, place: Places) -> Places:
+            scaled = np.rint(distance[row, place].astype(np.float64) * slope[place])
             return np.asarray(scaled.clip(-self.half, self.half).astype(np.int64))
 
-        return words_below(first.astype(np.int16), exact, source, rows)
-
-
-def words_below(
-    first: NDArray[np.int16],
-    exact: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]],
-    source: RandomSource,
-    rows: range,
-) -> NDArray[np.bool_]:
-    """Return which random words of 32 bits lie below thresholds (k, b), of the clients in ``rows``.
-
-    Args:
-        first: the first 16 bits of each threshold, or nearly: then the probability is that of a threshold between both.
-        exact: returns the thresholds at some rows (m,) and places (m,).
-    """
-    width = first.shape[1]
-    drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
-    bits: NDArray[np.bool_] = drawn < first
-    row, place = np.divmod(np.flatnonzero(drawn == first), width)
-    low = draw_each(source, row + rows.start) & ((1 << _LOW) - 1)
-    bits[row, place] = low < exact(row, place) - (first[row, place].astype(np.int64) << _LOW)
-    return bits
+        return words_below(first.numpy(), exact, source, rows)

@@ -15,11 +15,11 @@ from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
-from ldpfl.mechanisms.reports.bits import BitReports, count_ones, packed_size
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
+from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
-from ldpfl.randomness import RandomSource, as_source, draw
+from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -92,17 +92,14 @@ class DuchiVector(Mechanism):
         source = as_source(generator)
         packed = _rounded(values, ranges, source)
         lo = thresholds(self.epsilon)[0]
-        for row in range(values.shape[0]):
-            packed[row] = _answer(packed[row], ranges.dimension, lo, source, row)
+        for rows in client_blocks(len(packed), packed.shape[1]):
+            packed[rows.start : rows.stop] = _answer(packed[rows.start : rows.stop], ranges.dimension, lo, source, rows)
         return VectorBitReports(packed, ranges.dimension)
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, VectorBitReports)
         center, amplitude = self._scale(ranges)
-        estimates = torch.empty(reports.clients, ranges.dimension, dtype=torch.float32)
-        for row in range(reports.clients):
-            estimates[row] = center + amplitude * (2 * torch.from_numpy(reports.unpack(row)).double() - 1)
-        return estimates
+        return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorBitReports:
         return VectorBitReports(BitReports.from_payloads(payloads, ranges.dimension).packed, ranges.dimension)
@@ -175,40 +172,42 @@ def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packe
     A uniform integer in [-2^31, 2^31) is compared with 2^31 t, so the ends are exact and whatever lies beyond them counts
     as the end: the comparison clamps. What is rounded here touches the estimate only, the budget is kept by ``_answer``.
     """
-    clients, dimension = values.shape
-    packed = np.empty((clients, packed_size(dimension)), dtype=np.uint8)
-    for start in range(0, dimension, COORDINATE_BLOCK):
-        stop = min(start + COORDINATE_BLOCK, dimension)
-        center, radius = ranges.slice(start, stop)
+
+    def encoder(own: slice) -> Encoder:
+        center, radius = ranges.slice(own.start, own.stop)
         slope = (1 << (BITS - 1)) / radius
-        for row in range(clients):
-            plus = draw(source, row, stop - start) < (values[row, start:stop] - center) * slope
-            packed[row, start // 8 : packed_size(stop)] = np.packbits(plus.numpy(), bitorder="little")
-    return packed
+
+        def bits(rows: range) -> NDArray[np.bool_]:
+            words = torch.from_numpy(draw_block(source, rows, own.stop - own.start))
+            return np.asarray(words < (values[rows.start : rows.stop, own] - center) * slope)
+
+        return bits
+
+    return BitReports.of(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
 
 
-def _answer(signs: Packed, dimension: int, lo: int, source: RandomSource, row: int) -> Packed:
-    """Draw a sign vector, those with most signs as in ``signs`` (2^32 - lo) / lo times as often as each of the others.
+def _answer(signs: Packed, dimension: int, lo: int, source: RandomSource, rows: range) -> Packed:
+    """Draw a sign vector for each row of ``signs``, those with most signs alike (2^32 - lo) / lo times as often as each of the others.
 
     A uniform vector or its opposite has most signs right; which of the two is sent is one coin. Vectors that agree in
     exactly half of the places have no such partner: kept with probability 2 lo / 2^32, they weigh as much as those on
     the wrong side. No number of agreements is drawn, no binomial is evaluated, so nothing is rounded. How many draws it
     takes depends neither on ``signs`` nor on what is sent, so the time it takes tells nothing.
     """
-    size = (dimension + BITS - 1) // BITS
+    size = (dimension + BITS - 1) // BITS + 1
+    answers, undecided = np.empty_like(signs), np.arange(len(signs))
+    words = draw_block(source, rows, size)
     for _ in range(_TRIES):
-        words = draw(source, row, size + 1)
-        coin = int(words[-1]) + (1 << (BITS - 1))
-        vector = words.numpy().view(np.uint8)[: packed_size(dimension)].copy()
-        vector[-1] &= 0xFF >> (-dimension % 8)
-        wrong = int(np.bitwise_count(vector ^ signs).sum(dtype=np.int64))
-        if 2 * wrong == dimension:
-            if coin < 2 * lo:
-                return vector
-            continue
-        mostly_right = coin < (1 << BITS) - lo
-        if mostly_right != (2 * wrong < dimension):
-            vector = ~vector
-            vector[-1] &= 0xFF >> (-dimension % 8)
-        return vector
+        coins = words[:, -1].astype(np.int64) + (1 << (BITS - 1))
+        vectors = words[:, :-1].copy().view(np.uint8)[:, : signs.shape[1]]
+        vectors[:, -1] &= 0xFF >> (-dimension % 8)
+        wrong = np.bitwise_count(vectors ^ signs[undecided]).sum(axis=1, dtype=np.int64)
+        turned = (2 * wrong != dimension) & ((coins < (1 << BITS) - lo) != (2 * wrong < dimension))
+        vectors[turned] = ~vectors[turned]
+        vectors[:, -1] &= 0xFF >> (-dimension % 8)
+        answers[undecided] = vectors
+        undecided = undecided[(2 * wrong == dimension) & (coins >= 2 * lo)]
+        if not undecided.size:
+            return answers
+        words = draw_each(source, np.repeat(undecided + rows.start, size)).reshape(-1, size)
     raise PrivacyError("the random source repeats itself; nothing was sent")

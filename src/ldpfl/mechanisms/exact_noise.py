@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
-from ldpfl.randomness import RandomSource, draw
+from ldpfl.randomness import RandomSource, draw_block
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -91,22 +91,28 @@ LAPLACE: Law = _Laplace()
 """The Laplace law of scale 1."""
 
 
-def rounded(law: Law, steps: float, source: RandomSource, row: int, count: int) -> Integers:
-    """Return ``count`` integers: ``steps`` times a real number of ``law``, rounded to the nearest one. Exact.
+def rounded(law: Law, steps: float, source: RandomSource, rows: range, count: int) -> Integers:
+    """Return ``count`` integers for each of the clients in ``rows``, (k, count): ``steps`` times a real number of ``law``, rounded. Exact.
 
     Args:
         steps: lattice points to a unit of the law, in (0, 2^34]; the very value of the float counts.
     """
     if not 0 < steps <= MOST_STEPS:
         raise ValueError(f"{steps} steps a unit are not drawn")
-    words = words64(source, row, count)
+    words = words64(source, rows, count)
     tail, negative = tails(words)
     size = law.size(tail)
     error = law.error(size, tail)
     least, most = _nearest((size - error) * steps), _nearest((size + error) * steps)
-    for place in np.flatnonzero((least != most) | (tail < _RARE)):
-        least[place] = _point(law, steps, tail_bits(words[place]), more_bits(source, row))
+    for row, place in _places((least != most) | (tail < _RARE)):
+        least[row, place] = _point(law, steps, tail_bits(words[row, place]), more_bits(source, rows[row]))
     return np.where(negative, -least, least)
+
+
+def _places(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the row and the place of each of the ``chosen`` (k, n), in order."""
+    rows, places = np.divmod(np.flatnonzero(chosen), max(1, chosen.shape[1]))
+    return list(zip(rows.tolist(), places.tolist(), strict=True))
 
 
 def _nearest(values: Floats) -> Integers:
@@ -148,9 +154,9 @@ def longer(bits: int) -> int:
     return bits + WORD
 
 
-def words64(source: RandomSource, row: int, count: int) -> Integers:
-    """Return ``count`` int64 values, uniform over all 2^64."""
-    words: Integers = draw(source, row, 2 * count).numpy().view(np.int64)
+def words64(source: RandomSource, rows: range, count: int) -> Integers:
+    """Return ``count`` int64 values, uniform over all 2^64, for each of the clients in ``rows``, (k, count)."""
+    words: Integers = draw_block(source, rows, 2 * count).view(np.int64)
     return words
 
 
@@ -165,23 +171,23 @@ def tail_bits(word: Any) -> int:
 
 
 def more_bits(source: RandomSource, row: int) -> Callable[[], int]:
-    """Return what draws 64 more bits."""
-    return lambda: int(words64(source, row, 1)[0]) & (2**64 - 1)
+    """Return what draws 64 more bits of the client in ``row``."""
+    return lambda: int(words64(source, range(row, row + 1), 1)[0, 0]) & (2**64 - 1)
 
 
-def below(limits: Integers, source: RandomSource, row: int) -> Integers:
-    """Return for each of ``limits``, which lie in [1, 2^31], an integer uniform over 0 ... limit - 1. Exact.
+def below(limits: Integers, source: RandomSource, rows: range) -> Integers:
+    """Return for each of ``limits`` (k, n) of the clients in ``rows``, from 1 to 2^31, an integer uniform over 0 ... limit - 1. Exact.
 
     floor(limit * U) for a real U: 64 bits of it say that, but for one draw in 2^33.
     """
-    words, wide, half = words64(source, row, limits.size).view(np.uint64), limits.astype(np.uint64), np.uint64(32)
+    words, wide, half = words64(source, rows, limits.shape[1]).view(np.uint64), limits.astype(np.uint64), np.uint64(32)
     ones = np.uint64(2**32 - 1)
     low = wide * (words & ones)
     high = wide * (words >> half) + (low >> half)
     fraction = (high << half) | (low & ones)
     drawn: Integers = (high >> half).astype(np.int64)
-    for place in np.flatnonzero(fraction > ~wide + np.uint64(1)):  # past 2^64 - limit: the next bits may carry
-        drawn[place] = _part_of(int(limits[place]), int(words[place]), more_bits(source, row))
+    for row, place in _places(fraction > ~wide + np.uint64(1)):  # past 2^64 - limit: the next bits may carry
+        drawn[row, place] = _part_of(int(limits[row, place]), int(words[row, place]), more_bits(source, rows[row]))
     return drawn
 
 
@@ -190,16 +196,6 @@ def _part_of(limit: int, first: int, more: Callable[[], int]) -> int:
     while (first * limit) >> bits != ((first + 1) * limit - 1) >> bits:
         first, bits = (first << WORD) | more(), longer(bits)
     return (first * limit) >> bits
-
-
-def happens(probability: int, source: RandomSource, row: int, count: int) -> NDArray[np.bool_]:
-    """Return ``count`` booleans, true with probability ``probability`` / 2^64, which is below 1. Exact."""
-    high, low = probability >> 32, probability & (2**32 - 1)
-    words = draw(source, row, count).numpy().view(np.uint32)
-    drawn: NDArray[np.bool_] = words < high
-    for place in np.flatnonzero(words == high):
-        drawn[place] = int(draw(source, row, 1)[0]) & (2**32 - 1) < low
-    return drawn
 
 
 def largest_probability(odds: Callable[[Any], Any]) -> int:

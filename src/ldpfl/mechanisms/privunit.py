@@ -15,13 +15,15 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_direction
+from ldpfl.mechanisms.exact_noise import Floats
+from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
+from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.quantities import Positive
-from ldpfl.randomness import RandomSource, as_source, draw
+from ldpfl.randomness import RandomSource, as_source, draw_block
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -93,16 +95,16 @@ class PrivUnitG(VectorMechanism):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
         values = require_finite(values, ranges)
-        source, center = as_source(generator), ranges.expand()[0]
-        lengths = torch.tensor([_polar(values[row] - center)[0] for row in range(len(values))], dtype=torch.float64)
-        factors = self._noisy_lengths(lengths.clamp_max(self.norm), source).tolist()
-        law, sent = self.law, torch.empty_like(values)
-        for row, length in enumerate(lengths.tolist()):
-            words = draw(source, row, (ranges.dimension + BITS - 1) // BITS)
+        source, law, sent = as_source(generator), self.law, torch.empty_like(values)
+        center, cut = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension))
+        lengths = np.concatenate([np.empty(0), *(_polar((values[rows.start : rows.stop] - center).numpy())[0] for rows in cut)])
+        factors = self._noisy_lengths(torch.from_numpy(lengths).clamp_max(self.norm), source)
+        for rows in cut:
+            some = slice(rows.start, rows.stop)
             # The words are drawn for all alike, whether their vector is zero or not.
-            corner, own = _corner(words, ranges.dimension), _polar(values[row] - center)[1]
-            direction = own if length > 0 else corner
-            sent[row] = torch.from_numpy(randomised_direction(law, direction.numpy(), source, row)).mul_(factors[row])
+            corners = _corners(draw_block(source, rows, (ranges.dimension + BITS - 1) // BITS), ranges.dimension)
+            directions = np.where(lengths[some, None] > 0, _polar((values[some] - center).numpy())[1], corners)
+            sent[some] = torch.from_numpy(randomised_directions(law, directions, source, rows)).mul_(factors[some, None]).float()
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
         return VectorReports(sent)
@@ -209,20 +211,19 @@ def _number_between(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and low <= value <= high
 
 
-def _polar(offset: Tensor) -> tuple[float, Tensor]:
-    """Return the length of ``offset`` (d,) float64, which is written to, and its direction.
+def _polar(offsets: Floats) -> tuple[Floats, Floats]:
+    """Return the lengths (k,) of ``offsets`` (k, d), and their directions; a zero vector has none.
 
     By its largest entry first, so that no square is lost, whatever a server chose for the center: else a direction would be no unit
-    vector, and a report would tell which vectors are zero.
+    vector, and a report would tell which vectors are zero. Summed by NumPy, which adds up a row in the same order whatever is beside it.
     """
-    largest = float(offset.abs().max())
-    if largest == 0:
-        return 0.0, offset
-    norm = float(offset.div_(largest).norm())
-    return norm * largest, offset.div_(norm)
+    largest = np.abs(offsets).max(axis=1, keepdims=True)
+    scaled = offsets / np.where(largest > 0, largest, 1.0)
+    norms = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+    return (norms * largest)[:, 0], scaled / np.where(largest > 0, norms, 1.0)
 
 
-def _corner(words: Tensor, dimension: int) -> Tensor:
-    """Return a unit vector (d,) whose entries differ in their signs only, random ``words`` for the signs: its mean is 0."""
-    bits = np.unpackbits(words.numpy().view(np.uint8), count=dimension)
-    return (2 * torch.from_numpy(bits).double() - 1) / sqrt(dimension)
+def _corners(words: NDArray[np.int32], dimension: int) -> Floats:
+    """Return unit vectors (k, d) whose entries differ in their signs only, random ``words`` (k, n) for the signs: their mean is 0."""
+    bits = np.unpackbits(words.copy().view(np.uint8), axis=1, count=dimension)
+    return np.asarray((2.0 * bits - 1) / sqrt(dimension))

@@ -13,15 +13,16 @@ from typing import Any
 
 import mpmath
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
+from ldpfl.mechanisms.coins import happens
 from ldpfl.mechanisms.exact_noise import (
     NORMAL,
     WORD,
     Floats,
     Integers,
-    happens,
     largest_probability,
     longer,
     more_bits,
@@ -81,16 +82,15 @@ class DirectionLaw:
         """
         return 1 + self.gamma * self.scale
 
-    def alpha(self, above: bool, tail: float) -> float:
-        """Return what alpha exceeds with probability ``tail`` in (0, 1], given its side of gamma.
+    def alpha(self, above: NDArray[np.bool_], tail: Floats) -> Floats:
+        """Return what alpha exceeds with probabilities ``tail`` (k,) in (0, 1], given its sides of gamma (k,).
 
         By the nearer tail, and the far one by its logarithm, so that nothing cancels.
         """
-        if above:
-            return float(-ndtri_exp(log(tail) + self.log_q))
         mass = -expm1(self.log_q)  # 1 - q
         left = (1 - tail) * mass
-        return float(ndtri(left)) if left < 0.5 else float(-ndtri(exp(self.log_q) + tail * mass))
+        low = np.where(left < 0.5, ndtri(left), -ndtri(exp(self.log_q) + tail * mass))
+        return np.asarray(np.where(above, -ndtri_exp(np.log(tail) + self.log_q), low))
 
     def bound(self, dimension: int) -> float:
         """Return what no entry of Z exceeds in size, whatever the direction: what exceeds it, of one report in 2^50, is cut off.
@@ -100,8 +100,8 @@ class DirectionLaw:
         |h_j| <= G ((1 - a^2) + a sqrt(1 - a^2) sqrt(d - 1)), which is G (1 + sqrt(d)) / 2 at most: with a = sin(x) it is
         G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)). The two maxima are added, though one direction does not attain both.
         """
-        alpha = max(self.alpha(True, _SMALLEST_TAIL), -self.alpha(False, 1 - _SMALLEST_TAIL))
-        return (alpha + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
+        ends = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL]))
+        return (max(float(ends[0]), -float(ends[1])) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
 
 
 @lru_cache(maxsize=256)
@@ -131,73 +131,82 @@ def _scale(epsilon: float, logit: float) -> float:
     return exp(log_density + float(log_expit(logit) - log_expit(logit - epsilon))) * -expm1(-epsilon)
 
 
-def randomised_direction(law: DirectionLaw, direction: Floats, source: RandomSource, row: int) -> Floats:
-    """Return Z (d,) for the ``direction`` (d,) of a unit vector; E[Z] is that vector."""
-    draws = _Draws.of(law, direction, source, row)
-    points = draws.points()
-    most = law.bound(direction.size) * law.scale
-    return (points / STEPS).clip(-most, most) / law.scale
+def randomised_directions(law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> Floats:
+    """Return Z (k, d) for the ``directions`` (k, d) of unit vectors, of the clients in ``rows``; E[Z] is that vector."""
+    points = _Draws.of(law, directions, source, rows).points()
+    most = law.bound(directions.shape[1]) * law.scale
+    return np.asarray((points / STEPS).clip(-most, most) / law.scale)
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """The random bits of one report, so far as they are drawn: the first 64 of each number."""
+    """The random bits of the reports of k clients, so far as they are drawn: the first 64 of each number.
+
+    Attributes:
+        directions: (k, d).
+        above: (k,) the side of alpha.
+        alphas: (k,) uint64, of alpha.
+        words: (k, d) int64, of g.
+        source, rows: where more of them come from.
+    """
 
     law: DirectionLaw
-    direction: Floats
-    above: bool
-    alpha_word: int
+    directions: Floats
+    above: NDArray[np.bool_]
+    alphas: NDArray[np.uint64]
     words: Integers
     source: RandomSource
-    row: int
+    rows: range
 
     @classmethod
-    def of(cls, law: DirectionLaw, direction: Floats, source: RandomSource, row: int) -> _Draws:
-        above = bool(happens(law.threshold, source, row, 1)[0])
-        words = words64(source, row, 1 + direction.size)
-        return cls(law, direction, above, int(words[0]) & (2**WORD - 1), words[1:], source, row)
+    def of(cls, law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> _Draws:
+        above = happens(law.threshold, source, rows, 1)[:, 0]
+        words = words64(source, rows, 1 + directions.shape[1])
+        return cls(law, directions, above, words[:, 0].astype(np.uint64), words[:, 1:], source, rows)
 
     def points(self) -> Integers:
         """Return the lattice points of alpha u + g, g taken across the unit vector u."""
         values, errors = self._estimate()
         least, most = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
-        doubtful = np.flatnonzero(least != most)
-        if doubtful.size:
-            least[doubtful] = self._exactly(doubtful)
+        doubtful = least != most
+        for row in np.flatnonzero(doubtful.any(axis=1)).tolist():
+            places = np.flatnonzero(doubtful[row])
+            least[row, places] = self._exactly(row, places)
         return least.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
         """Return the entries and what each may be wrong by; infinitely much where the first bits are too few for an estimate."""
-        u, sizes = self.direction, np.abs(self.direction)
+        u, sizes = self.directions, np.abs(self.directions)
         tail, negative = tails(self.words)
         g = NORMAL.size(tail)
         error = NORMAL.error(g, tail)
-        covered = float((sizes * (g + error)).sum())
-        g[negative] *= -1
-        share = (self.alpha_word + 0.5) * 2.0**-WORD
-        if not _RARE < share < 1 - _RARE or float(tail.min()) < 2.0**-40:
-            return g, np.full_like(g, np.inf)
-        alpha = self.law.alpha(self.above, share)
-        along = alpha - float((g * u).sum())
-        off = abs(float((u * u).sum()) - 1) + _SUMMED  # u stands for the unit vector of its direction
-        error_along = _ALPHA * (1 + abs(alpha)) + float((sizes * error).sum()) + (off + _SUMMED) * (covered + abs(alpha))
-        values = g + along * u
-        return values, error + sizes * (error_along + abs(along) * 2 * off) + 2.0**-48 * (np.abs(g) + abs(along) * sizes)
+        covered = (sizes * (g + error)).sum(axis=1)
+        np.negative(g, where=negative, out=g)
+        share = (self.alphas + 0.5) * 2.0**-WORD
+        usable = (share > _RARE) & (share < 1 - _RARE) & (tail.min(axis=1) >= 2.0**-40)
+        alpha = np.where(usable, self.law.alpha(self.above, share.clip(_RARE, 1 - _RARE)), 0.0)
+        along = alpha - (g * u).sum(axis=1)
+        off = np.abs((u * u).sum(axis=1) - 1) + _SUMMED  # u stands for the unit vector of its direction
+        error_along = _ALPHA * (1 + np.abs(alpha)) + (sizes * error).sum(axis=1) + (off + _SUMMED) * (covered + np.abs(alpha))
+        moved = error_along + np.abs(along) * 2 * off
+        errors = error + sizes * moved[:, None] + 2.0**-48 * (np.abs(g) + np.abs(along)[:, None] * sizes)
+        return g + along[:, None] * u, np.where(usable[:, None], errors, np.inf)
 
-    def _exactly(self, places: Integers) -> Integers:
-        """Return the lattice points at ``places``, from as many bits as they take."""
-        alpha, firsts, more = self.alpha_word, [tail_bits(word) for word in self.words], more_bits(self.source, self.row)
-        signs, bits = [-1 if word < 0 else 1 for word in self.words], WORD
+    def _exactly(self, row: int, places: Integers) -> Integers:
+        """Return the lattice points of one client at ``places``, from as many bits as they take."""
+        words, more = self.words[row], more_bits(self.source, self.rows[row])
+        alpha, firsts = int(self.alphas[row]), [tail_bits(word) for word in words]
+        signs, bits = [-1 if word < 0 else 1 for word in words], WORD
         while True:
             alpha, firsts, bits = alpha << WORD | more(), [first << WORD | more() for first in firsts], longer(bits)
             context = mpmath.MPContext()
             context.prec = bits + 2 * WORD
-            u = [context.mpf(float(entry)) for entry in self.direction]
+            u = [context.mpf(float(entry)) for entry in self.directions[row]]
             norm = context.sqrt(context.fsum(entry**2 for entry in u))
             middle = context.mpf(2) ** -bits
             g = [sign * _exceeded((first + context.mpf(0.5)) * middle, context) for sign, first in zip(signs, firsts, strict=True)]
             share = (alpha + context.mpf(0.5)) * middle
-            along = self._alpha(share, context) - context.fdot(u, g) / norm
+            along = self._alpha(row, share, context) - context.fdot(u, g) / norm
             # What the bits to come may move: each size by 1.3 times its tail's logarithm at most; |u_i| <= 1.
             error = middle + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + middle / min(share, 1 - share))
             entries = [g[place] + along * u[place] / norm for place in places]
@@ -205,9 +214,9 @@ class _Draws:
             if all(low == high for low, high in bounds):
                 return np.array([low for low, _ in bounds], dtype=np.int64)
 
-    def _alpha(self, share: Any, context: Any) -> Any:
+    def _alpha(self, row: int, share: Any, context: Any) -> Any:
         q = NORMAL.tail(context.mpf(self.law.gamma), context)
-        tail = share * q if self.above else q + share * (1 - q)
+        tail = share * q if self.above[row] else q + share * (1 - q)
         return _exceeded(tail, context) if tail < 0.5 else -_exceeded(1 - tail, context)
 
 

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
-from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds, words_below
+from ldpfl.mechanisms.coins import FIRST, words_below
+from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.reports.base import client_blocks, coordinate_blocks
-from ldpfl.mechanisms.reports.bits import BitReports, packed_size
+from ldpfl.mechanisms.reports.base import client_blocks
+from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
@@ -92,40 +93,47 @@ class RotatedSign(Mechanism):
         signs, lengths = self._signs(values, ranges)
         source = as_source(generator)
         if self.group == 1:
-            return BitReports(self._randomise(signs, lengths, source), signs.shape[1])
+            return self._randomise(signs, lengths, source)
         groups = Groups.of(self.unit_ranges(ranges), self.group)
         index = sample_places(source, len(signs), groups.sizes)
         bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
-        plus = np.unpackbits(bits, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
+        plus = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
         return IndexedBitReports(index, plus, groups.sizes)
 
-    def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> NDArray[np.uint8]:
-        """Return ``signs`` (K, s) by randomised response, packed; of rows that are worth ``lengths`` (K,) of a whole one."""
+    def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> BitReports:
+        """Return ``signs`` (K, s) by randomised response, of rows that are worth ``lengths`` (K,) of a whole one."""
         half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
-        packed = np.empty((len(signs), packed_size(signs.shape[1])), dtype=np.uint8)
-        for own in coordinate_blocks(signs.shape[1]):
-            for rows in client_blocks(len(signs), own.stop - own.start):
+
+        def encoder(own: slice) -> Encoder:
+            def bits(rows: range) -> NDArray[np.bool_]:
                 # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
                 part, limit = signs[rows.start : rows.stop, own].numpy(), limits[rows.start : rows.stop]
-                at_most, at_least = (limit >> 16).astype(np.int16), (-limit >> 16).astype(np.int16)
-                first = np.where(part > 0, at_most, np.where(part < 0, at_least, np.int16(0)))
-                below = words_below(first, partial(_signed, part, limit), source, rows)
-                packed[rows.start : rows.stop, own.start // 8 : packed_size(own.stop)] = np.packbits(below, axis=1, bitorder="little")
-        return packed
+                high, rest = np.divmod(limit, 1 << (BITS - FIRST))
+                first = np.multiply(part, high.astype(np.int16), dtype=np.int16)
+                first -= (part < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
+                return words_below(first, partial(_signed, part, limit), source, rows)
+
+            return bits
+
+        return BitReports.of(encoder, *signs.shape)
 
     def _signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return the signs (K, D) int32 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
-        center = ranges.expand()[0]
-        offset = require_finite(values, ranges)
-        if bool(center.any()):
-            offset = (offset - center).float()
-        # By the largest entry, so that no square is lost, and no sum overflows, whatever a server chose for the center.
-        largest = offset.abs().amax(dim=1, keepdim=True)
-        rows = torch.where(largest > 0, offset / largest, 0.0)
-        lengths = torch.linalg.vector_norm(rows.double(), dim=1) * largest[:, 0]
-        worth = (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
-        return rotate(rows, self.round).sign_().to(torch.int32), worth
+        """Return the signs (K, D) int8 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
+        values, center = require_finite(values, ranges), ranges.expand()[0]
+        signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
+        lengths = torch.empty(len(values), dtype=torch.float64)
+        for rows in client_blocks(*signs.shape):  # what lies between is small
+            some = slice(rows.start, rows.stop)
+            offset = (values[some] - center).float() if bool(center.any()) else values[some]
+            # By the largest entry, so that no square is lost, and no sum overflows, whatever a server chose for the center.
+            largest = offset.abs().amax(dim=1, keepdim=True)
+            scaled = torch.where(largest > 0, offset / largest, 0.0)
+            # Summed by NumPy: PyTorch's threads add up a long row in another order when it stands alone.
+            squares = np.square(scaled.numpy(), dtype=np.float64).sum(axis=1)
+            lengths[some] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
+            signs[some] = rotate(scaled, self.round).sign_()
+        return signs, (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
 
     @property
     def _gain(self) -> float:
@@ -190,7 +198,7 @@ class RotatedSign(Mechanism):
         return ("the rotation is public", "random bits are uniform and secret")
 
 
-def _signed(signs: NDArray[np.int32], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+def _signed(signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the thresholds at some rows and places: each client's limit by the sign of a coordinate."""
     return np.asarray(signs[row, place] * limits[row, 0])
 

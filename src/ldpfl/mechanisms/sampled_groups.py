@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import total_clients
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
-from ldpfl.randomness import RandomSource, draw
+from ldpfl.randomness import RandomSource, draw_block
 from ldpfl.ranges import LayerRanges
 
 
@@ -114,10 +114,9 @@ def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) 
     index = np.zeros((clients, sizes.size), dtype=np.int64)
     if sizes.max() == 1:
         return index
-    for start in range(0, sizes.size, COORDINATE_BLOCK):
-        size = sizes[start : start + COORDINATE_BLOCK].astype(np.uint64)
-        for row in range(clients):
-            words = draw(source, row, 2 * size.size).numpy().view(np.uint32).astype(np.uint64)
-            high, low = words[0::2] * size, words[1::2] * size
-            index[row, start : start + COORDINATE_BLOCK] = (high + (low >> np.uint64(32))) >> np.uint64(32)
+    for rows, own in blocks(clients, sizes.size):
+        size = sizes[own].astype(np.uint64)
+        words = draw_block(source, rows, 2 * size.size).view(np.uint32).astype(np.uint64)
+        high, low = words[:, 0::2] * size, words[:, 1::2] * size
+        index[rows.start : rows.stop, own] = (high + (low >> np.uint64(32))) >> np.uint64(32)
     return index

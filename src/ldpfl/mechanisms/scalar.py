@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.mechanisms.reports.base import blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -274,11 +274,9 @@ class HybridSettings(ScalarSettings):
 
 def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw) -> DenseReports:
     reported = torch.empty(values.shape, dtype=torch.float32)
-    for start in range(0, ranges.dimension, COORDINATE_BLOCK):
-        stop = min(start + COORDINATE_BLOCK, ranges.dimension)
-        center, radius = ranges.slice(start, stop)
-        for row in range(values.shape[0]):
-            reported[row, start:stop] = law.sample(_scaled(values[row, start:stop], center, radius), source, row)
+    for rows, own in blocks(*values.shape):
+        some, (center, radius) = slice(rows.start, rows.stop), ranges.slice(own.start, own.stop)
+        reported[some, own] = law.sample(_scaled(values[some, own], center, radius), source, rows).float()
     return DenseReports(reported)
 
 
@@ -286,16 +284,12 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
     center, radius = ranges.expand()
     index = np.empty((values.shape[0], taken), dtype=np.int64)
     reported = np.empty(index.shape, dtype=np.float32)
-    step = max(1, COORDINATE_BLOCK // taken)  # clients at once: their working set stays inside a core's cache
-    for start in range(0, values.shape[0], step):
-        rows = range(start, min(start + step, values.shape[0]))
-        for row in rows:
-            index[row] = choose_coordinates(uniform(source, row, taken).numpy(), ranges.dimension)
-        hit = torch.from_numpy(index[start : rows.stop])
-        t = _scaled(require_finite_sample(values[start : rows.stop].gather(1, hit)), center[hit], radius[hit])
-        # One client at a time: a processor may round a value differently by its place in a longer array.
-        for row, scaled in zip(rows, t, strict=True):
-            reported[row] = law.sample(scaled, source, row).numpy()
+    for rows in client_blocks(values.shape[0], taken):
+        some = slice(rows.start, rows.stop)
+        index[some] = choose_coordinates(uniform(source, rows, taken), ranges.dimension)
+        hit = torch.from_numpy(index[some])
+        t = _scaled(require_finite_sample(values[some].gather(1, hit)), center[hit], radius[hit])
+        reported[some] = law.sample(t, source, rows).numpy()
     return SampledReports(index, reported, ranges.dimension)
 
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.lazy import torch
+from ldpfl.mechanisms.coins import FIRST, happens, words_below
 from ldpfl.mechanisms.duchi import BITS, thresholds
-from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, below, happens, largest_probability, rounded
-from ldpfl.randomness import RandomSource, draw
+from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, below, largest_probability, rounded
+from ldpfl.randomness import RandomSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,8 +86,8 @@ class ScalarLaw(ABC):
         checked_epsilon(self.epsilon)
 
     @abstractmethod
-    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
-        """Return t* for the float64 values ``t`` (n,) in [-1, 1], with random bits of ``row``."""
+    def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
+        """Return t* for the float64 values ``t`` (k, n) in [-1, 1], with random bits of the clients in ``rows``."""
 
     @property
     @abstractmethod
@@ -125,10 +126,10 @@ class LaplaceLaw(ScalarLaw):
         """Lattice points to a unit of t: 2^20, or fewer where the noise is many times that wide."""
         return int(2 ** min(_FINEST, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
-    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+    def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         unit, farthest = self.unit, floor(self.bound * self.unit)
         scale = nextafter(2 * unit / self.epsilon, inf)  # up: what is spent is 2 unit / scale
-        points = t.mul(unit).round_().clamp_(-unit, unit).to(torch.int64).numpy() + rounded(LAPLACE, scale, source, row, t.numel())
+        points = t.mul(unit).round_().clamp_(-unit, unit).to(torch.int64).numpy() + rounded(LAPLACE, scale, source, rows, t.shape[1])
         return torch.from_numpy(points.clip(-farthest, farthest)).double().div_(unit)
 
     @property
@@ -194,11 +195,11 @@ class PiecewiseLaw(ScalarLaw):
     def _1_minus_q(self) -> float:
         return -expm1(-self.epsilon / 2)
 
-    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+    def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         places = _POINTS - self.width  # of the window
         start = t.add(1).mul_(places / 2).round_().clamp_(0, places).to(torch.int64).numpy()
-        close = happens(_closeness(self.epsilon, self.width), source, row, t.numel())
-        drawn = below(np.where(close, self.width, places), source, row)
+        close = happens(_closeness(self.epsilon, self.width), source, rows, t.shape[1])
+        drawn = below(np.where(close, self.width, places), source, rows)
         # Both are computed for every value, so that time does not tell which one left.
         point = np.where(close, start + drawn, drawn + self.width * (drawn >= start))
         found = torch.from_numpy(2 * point - (_POINTS - 1)).double().div_(self._gain * places)
@@ -263,14 +264,16 @@ class HybridLaw(ScalarLaw):
         """Return the probability that the one bit, if it is sent, is +."""
         return t / (2 * self.gain) + 0.5
 
-    def sample(self, t: Tensor, source: RandomSource, row: int) -> Tensor:
+    def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         half = self._half
-        threshold = t.mul(half).round_().clamp_(-half, half).to(torch.int32)
-        bit = (draw(source, row, t.numel()) < threshold).double().mul_(2 * self.gain).sub_(self.gain)
+        threshold = t.mul(half).round_().clamp_(-half, half).to(torch.int64).numpy()
+        first = (threshold >> (BITS - FIRST)).astype(np.int16)
+        plus = words_below(first, lambda row, place: threshold[row, place], source, rows)
+        bit = torch.from_numpy(plus).double().mul_(2 * self.gain).sub_(self.gain)
         if self.piecewise_share == 0:
             return bit
-        chosen = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, row, t.numel())
-        return torch.where(torch.from_numpy(chosen), PiecewiseLaw(self.epsilon).sample(t, source, row), bit)
+        chosen = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, rows, t.shape[1])
+        return torch.where(torch.from_numpy(chosen), PiecewiseLaw(self.epsilon).sample(t, source, rows), bit)
 
     @property
     def offset(self) -> float:

@@ -64,7 +64,7 @@ class SampledRecords:
         Where all weights are reported, runs of them are the same for all clients: they alone tell nothing whatever their length.
         """
         count = self._units.count
-        return np.arange(count) if count == self._units.dimension else np.argsort(uniform(source, 0, count).numpy())
+        return np.arange(count) if count == self._units.dimension else np.argsort(uniform(source, range(1), count)[0])
 
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int

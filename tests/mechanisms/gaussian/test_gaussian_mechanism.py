@@ -33,7 +33,6 @@ from ldpfl.mechanisms.gaussian import (
     SensitiveDP,
     TimeVarying,
 )
-from ldpfl.mechanisms.gaussian.mechanism import _noised
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.shuffling import mix
@@ -123,9 +122,24 @@ def test_what_is_noised_is_never_longer_than_the_norm(length: float) -> None:
     sent, noise = (FULL.encode(rows, RANGES, streams(3)).values.double() for rows in (values, torch.zeros_like(values)))
     # float32 rounds both sums: by 2^-24 of some standard deviations, each.
     assert float((sent - noise).norm(dim=1).max()) <= 0.5 + DIMENSION**0.5 * 8 * sigma * 2.0**-23
-    points = torch.empty(DIMENSION, dtype=torch.float64)
-    with pytest.raises(PrivacyError, match="longer than its sensitivity allows"):
-        _noised(points.fill_(0.5), torch.zeros(DIMENSION), torch.full((len(SIZES),), sigma * 2.0**-20), SIZES, torch.tensor([0.5]))
+
+
+class Unclipped(FullDP):
+    """Forgets to clip."""
+
+    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+        return clients.trained.clone()
+
+
+def test_an_update_that_was_not_shortened_is_not_sent() -> None:
+    mechanism, values = Gaussian(Unclipped(FULL.schedule.epsilon, FULL.schedule.delta, CLIPPED)), torch.zeros(3, DIMENSION)
+    values[0, 1], values[1, -2] = 0.5, -0.5  # just as long as is allowed
+    mechanism.encode(values, RANGES, streams(3))
+    step = float(FULL.noise_std(RANGES, 1)[0]) * 2.0**-20
+    for excess in (2 * step, 0.5, 1e30):
+        values[2, 0] = 0.5 + excess
+        with pytest.raises(PrivacyError, match="longer than its sensitivity allows"):
+            mechanism.encode(values, RANGES, streams(3))
 
 
 @pytest.mark.parametrize("length", [0.0, 0.5])

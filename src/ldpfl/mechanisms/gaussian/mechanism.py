@@ -16,8 +16,8 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
-from ldpfl.mechanisms.gaussian.norms import layer_slices
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
+from ldpfl.mechanisms.reports.base import blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.randomness import RandomSource, as_source
@@ -31,6 +31,11 @@ STEPS = 2.0**20
 
 _MOST_STEPS = 2.0**31
 """Lattice points to the longest update: their squares are added up in 63 bits."""
+
+_DOUBT = 2.0**-30
+"""Part of a squared norm that floating point may be wrong by: far more than it is."""
+
+Floats = NDArray[np.float64]
 
 _CLAIM = (
     "LaDP-FL, Theorem 3 and its comparison: each round is (epsilon, delta)-DP, layers without noise and noise that follows private "
@@ -97,17 +102,19 @@ class Gaussian(VectorMechanism):
         sigma, sent = self.schedule.sigma(public, clients), self.schedule.bounded(public, clients)
         if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
             raise PrivacyError(f"{self.name} gave noise of no usable size; nothing was sent")
-        norms = torch.empty(len(sent), dtype=torch.float64)
         limits = None if self.schedule.mu(public) is None else self.schedule.limits(public)
         if limits is not None and not bool((limits < _MOST_STEPS * sigma.amin(dim=0) / STEPS).all()):
             raise PrivacyError("epsilon is so large that updates have no room on the noise's lattice; nothing was sent")
-        for row in range(len(sent)):
-            noise = torch.from_numpy(rounded(NORMAL, STEPS, source, row, ranges.dimension))
-            norms[row] = _noised(sent[row], noise, sigma[row] / STEPS, ranges.sizes, limits)
+        lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
+        for rows, own in blocks(*sent.shape):
+            noise = rounded(NORMAL, STEPS, source, rows, own.stop - own.start)
+            lattice.add(sent[rows.start : rows.stop, own].numpy(), noise, rows, own)
+        if limits is not None and not lattice.within(limits.numpy()):
+            raise PrivacyError("an update is longer than its sensitivity allows; nothing was sent")
         sent = self.schedule.correct(public, clients, sent)
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the noised update is not finite; nothing was sent")
-        return NoisyReports(sent, sigma, norms)
+        return NoisyReports(sent, sigma, torch.from_numpy(lattice.noise_norms()))
 
     def remember(self, values: Tensor, ranges: LayerRanges, reports: NoisyReports) -> dict[str, Tensor]:
         """Return what the clients that sent ``reports`` for ``values`` remember, by name (K, ...). Private."""
@@ -171,30 +178,58 @@ class Gaussian(VectorMechanism):
         return self.schedule.sigma(self._public(ranges), nobody)[0]
 
 
-def _noised(values: Tensor, noise: Tensor, steps: Tensor, sizes: tuple[int, ...], limits: Tensor | None) -> float:
-    """Add ``noise`` (d,), in lattice steps of ``steps`` (L,), to ``values`` (d,) in place; return the noise's norm.
+class _Lattice:
+    """Adds noise to values in steps of each client's and layer's lattice, and keeps the norms of both.
 
-    A layer whose step is 0 gets none.
-
-    Raises:
-        PrivacyError: rounded to the lattice, ``values`` exceed one of ``limits``: for each layer, or one for all of them.
+    Args:
+        steps: (K, L) float64; a layer whose step is 0 gets no noise.
+        sizes: weights of each layer.
     """
-    squares, total = [], 0.0
-    parts, known = layer_slices(sizes), steps.tolist()
-    if len(set(known)) == 1 and (limits is None or len(limits) == 1):  # the same noise everywhere: one layer
-        parts, known = [slice(0, sum(sizes))], known[:1]
-    for part, step in zip(parts, known, strict=True):
-        if step == 0:
-            continue
-        points = (values[part].double() / step).trunc_()
-        if limits is not None:
-            squares.append(int(points.to(torch.int64).square().sum()))
-        added = noise[part].double()
-        total += float(added.square().sum()) * step**2
-        values[part] = (points + added) * step  # both are integers far below 2^53: their sum is exact
-    if limits is not None and not _within(squares, known, limits.tolist()):
-        raise PrivacyError("an update is longer than its sensitivity allows; nothing was sent")
-    return sqrt(total)
+
+    def __init__(self, steps: Floats, sizes: tuple[int, ...]) -> None:
+        self._steps, self._ends = steps, np.cumsum(sizes)
+        # Squares of norms, (K, L), in squares of steps: of the noise; of the values, in floating point and as integers.
+        self._noise, self._lengths, self._exact = np.zeros(steps.shape), np.zeros(steps.shape), np.zeros(steps.shape, dtype=np.int64)
+
+    def add(self, values: NDArray[np.float32], noise: NDArray[np.int64], rows: range, own: slice) -> None:
+        """Add ``noise`` (k, b) in place to the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
+        first, last = np.searchsorted(self._ends, [own.start, own.stop - 1], side="right").tolist()
+        for layer in range(first, last + 1):
+            start, stop = max(own.start, int(self._ends[layer - 1]) if layer else 0), min(own.stop, int(self._ends[layer]))
+            part = slice(start - own.start, stop - own.start)
+            self._add(values[:, part], noise[:, part].astype(np.float64), slice(rows.start, rows.stop), layer)
+
+    def _add(self, values: NDArray[np.float32], noise: Floats, some: slice, layer: int) -> None:
+        step = self._steps[some, layer, None]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is not sent
+            points = values / np.where(step > 0, step, 1.0)
+            np.trunc(points, out=points)
+            squares = np.square(points).sum(axis=1)
+            self._lengths[some, layer] += squares
+            # Sums of integers are exact below 2^53; and where even 63 bits overflow, ``within`` does not ask for them.
+            exact = squares if squares.max() < 2.0**53 else np.square(points.astype(np.int64)).sum(axis=1)
+            self._exact[some, layer] += exact.astype(np.int64)
+            self._noise[some, layer] += np.square(noise).sum(axis=1)
+            points += noise  # both are integers far below 2^53: their sum is exact
+            points *= step
+            np.copyto(values, points, where=True if step.all() else step > 0, casting="same_kind")
+
+    def noise_norms(self) -> Floats:
+        """Return the norm of each client's noise, (K,)."""
+        return np.asarray(np.sqrt((self._noise * self._steps**2).sum(axis=1)))
+
+    def within(self, limits: Floats) -> bool:
+        """Whether the values' norms, rounded to the lattice, keep ``limits``, one for each layer or one for all.
+
+        Floating point decides where they are clearly shorter or longer, and fractions where not; integers hold such squares.
+        """
+        norms, squares = self._lengths * self._steps**2, limits**2
+        if len(limits) == 1:
+            norms = norms.sum(axis=1, keepdims=True)
+        if not bool((norms < squares * (1 + _DOUBT)).all()):
+            return False
+        doubtful = np.flatnonzero((norms > squares * (1 - _DOUBT)).any(axis=1))
+        return all(_within(self._exact[row].tolist(), self._steps[row].tolist(), limits.tolist()) for row in doubtful)
 
 
 def _within(squares: list[int], steps: list[float], limits: list[float]) -> bool:

@@ -72,8 +72,10 @@ def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    factors = _factors(row_norms(rows, sizes), limit)
-    return torch.stack([_shortened(row, factor) for row, factor in zip(rows, factors, strict=True)]) if len(rows) else rows.clone()
+    factors, clipped = _factors(row_norms(rows, sizes), limit), torch.empty_like(rows)
+    for block in blocks(*rows.shape):
+        clipped[block] = _shortened(rows[block], factors[block])
+    return clipped
 
 
 def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
@@ -85,14 +87,14 @@ def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
     factors = _factors(layer_norms(rows, sizes), limits)
     clipped = torch.empty_like(rows)
     for layer, part in enumerate(layer_slices(sizes)):
-        for row in range(len(rows)):
-            clipped[row, part] = _shortened(rows[row, part], factors[row, layer])
+        for block in blocks(len(rows), sizes[layer]):
+            clipped[block, part] = _shortened(rows[block, part], factors[block, layer])
     return clipped
 
 
-def _shortened(row: Tensor, factor: Tensor) -> Tensor:
-    """Multiply in float64, where no factor is so small that it has lost its digits."""
-    return row if factor == 1 else row.double().mul_(factor).float()
+def _shortened(rows: Tensor, factors: Tensor) -> Tensor:
+    """Multiply in float64, where no factor is so small that it has lost its digits, and 1 changes nothing."""
+    return rows.double().mul_(factors.unsqueeze(1)).float()
 
 
 def _factors(norms: Tensor, limits: float | Tensor) -> Tensor:

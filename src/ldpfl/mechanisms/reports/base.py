@@ -16,9 +16,18 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
     return (slice(start, min(start + COORDINATE_BLOCK, dimension)) for start in range(0, dimension, COORDINATE_BLOCK))
 
 
-def client_blocks(clients: int, width: int, most: int = 1 << 30) -> Iterator[range]:
-    """Cut ``clients`` rows of ``width`` values into blocks of 4 times ``COORDINATE_BLOCK`` values, or of one row; of ``most`` at most."""
-    together = min(most, max(1, 4 * COORDINATE_BLOCK // max(1, width)))
+def blocks(clients: int, dimension: int) -> Iterator[tuple[range, slice]]:
+    """Cut ``clients`` rows of ``dimension`` coordinates into blocks, one block of coordinates after the other."""
+    for own in coordinate_blocks(dimension):
+        yield from ((rows, own) for rows in client_blocks(clients, own.stop - own.start))
+
+
+def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4 * COORDINATE_BLOCK) -> Iterator[range]:
+    """Cut ``clients`` rows of ``width`` values into blocks of so many ``values``, or of one row; of ``most`` at most.
+
+    Which coordinates are handled together does not depend on the clients, and so neither does what each of them draws.
+    """
+    together = min(most, max(1, values // max(1, width)))
     return (range(row, min(row + together, clients)) for row in range(0, clients, together))
 
 

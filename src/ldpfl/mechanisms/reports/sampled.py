@@ -113,17 +113,25 @@ class SampledReports:
 
 
 def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray[np.int64]:
-    """Turn k uniform numbers into k of ``dimension`` indices, ascending, each set equally likely (to about d / 2**52).
+    """Turn rows of k uniform numbers (n, k) into k of ``dimension`` indices each, ascending; all sets are equally likely (to d / 2**52).
 
-    Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``.
+    Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``. Step j picks one of the
+    indices up to ``last`` = d - k + j; if the set has the pick already, ``last`` joins in its place. The set has it if an earlier step
+    picked the same, or if the pick is the ``last`` of an earlier step whose own pick was there already: chains of such steps are followed
+    for all rows at once, twice as far each time.
     """
-    lasts = range(dimension - uniforms.size, dimension)
-    picks = np.floor(uniforms * np.arange(lasts.start + 1, lasts.stop + 1)).astype(np.int64)
-    chosen: set[int] = set()
-    for pick, last in zip(picks.tolist(), lasts, strict=True):
-        taken = pick > last or pick in chosen  # beyond last only where rounding turned a uniform number into 1
-        chosen.add(last if taken else pick)
-    return np.sort(np.fromiter(chosen, dtype=np.int64, count=uniforms.size))
+    taken = uniforms.shape[1]
+    lasts = np.arange(dimension - taken, dimension)
+    picks = np.minimum(np.floor(uniforms * (lasts + 1)).astype(np.int64), lasts)  # rounding may have turned a uniform number into 1
+    order = np.argsort(picks, axis=1, kind="stable")
+    ordered = np.take_along_axis(picks, order, axis=1)
+    there = np.zeros(picks.shape, dtype=np.bool_)
+    np.put_along_axis(there, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    before = np.where(picks >= lasts[0], picks - lasts[0], np.arange(taken))
+    for _ in range(taken.bit_length()):
+        there |= np.take_along_axis(there, before, axis=1)
+        before = np.take_along_axis(before, before, axis=1)
+    return np.sort(np.where(there, lasts, picks), axis=1)
 
 
 def index_bits(dimension: int) -> int:
