@@ -56,9 +56,7 @@ def main() -> None:
 
     def run_round(number: int) -> None:
         FederatedAveraging().run(
-            NNAlgorithmParams(
-                central_num_iterations=1, evaluation_frequency=1000, train_cohort_size=len(users), val_cohort_size=None
-            ),
+            NNAlgorithmParams(central_num_iterations=1, evaluation_frequency=1000, train_cohort_size=len(users), val_cohort_size=None),
             backend,
             model,
             training,
