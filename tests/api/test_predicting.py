@@ -167,3 +167,14 @@ def test_a_threshold_that_says_nothing_is_refused(of_images: Path, images: Path,
         settings = {**FEW, "task.threshold": 0.2}
         with pytest.raises(ConfigError, match=r"task.threshold = 0.2 is for two classes"):
             api.run(data=days, target="days", task=task, settings=settings, **HOW)
+
+
+def test_lines_have_the_index_of_the_frame() -> None:
+    """A column of them is put beside the rows that they are about, whatever was left out of the frame, or shuffled."""
+    frame = pd.DataFrame({"age": range(60), "sick": ["no", "yes"] * 30})
+    result = api.run(data=frame, target="sick", count=3, settings={"training.rounds": 2, "data.bounds": {"age": [0, 60]}}, **HOW)
+    some = frame.iloc[[40, 3, 17]]
+    found = result.predict(some)
+    assert found.index.tolist() == [40, 3, 17]
+    alone = result.predict(frame.iloc[[3]])
+    assert found.loc[3].tolist() == alone.loc[3].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.mechanisms.registry import built
+from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
@@ -235,3 +239,22 @@ class Settings(EpsilonSettings):
         mechanisms.create("modest", epsilon=1.0)
     with pytest.raises(ConfigError, match=r"modest.*'duchi'"):
         build_mechanism(config_of("mechanism.name=modest"))
+
+
+class Stranger(MechanismSettings):
+    """Settings of somebody else's that build a mechanism of ours, and say so once they have."""
+
+    name: Literal["stranger"] = "stranger"
+
+    def build(self, facts: Facts) -> mechanisms.Mechanism:
+        object.__setattr__(self, "name", "dp-sgd")
+        return DpSgd(RecordClip(0.02), 10.0, part="person")
+
+
+def test_settings_of_others_build_no_mechanism_of_ours() -> None:
+    """They could say that what is clipped record by record is a person, or that nobody learns more than a sum: and it would be proved."""
+    facts = Facts(LayerRanges(torch.zeros(1), torch.ones(1), (5,)))
+    with pytest.raises(ConfigError, match="'dp-sgd' is ldpfl's own, and was built by settings of"):
+        built(Stranger(), facts)
+    config = config_of("mechanism.name=dp-sgd", "mechanism.clip_norm=0.02")
+    assert built(config.mechanism, facts).name == "dp-sgd"

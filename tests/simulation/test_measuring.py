@@ -97,3 +97,10 @@ def test_without_a_mechanism_counts_are_exact_and_nothing_is_charged() -> None:
     assert ledger.events == ()
     assert abs(float(found.train.tensor.mean())) < 0.1
     assert float(found.train.tensor.std()) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("rows", "noted"), [(400, True), (40_000, False)])
+def test_a_table_with_few_rows_for_its_noise_says_so(rows: int, noted: bool) -> None:
+    dataset, parts = federation(np.random.default_rng(0).normal(5, 2, (rows, 3)), 4)
+    found, _ = Measuring(0, DpSgd(RecordClip(1.0), 8.0, records=rows / 4), rows / 4, "direct").scaled(dataset, parts)
+    assert ("measured on few rows" in " ".join(found.notes)) == noted

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -227,6 +228,35 @@ class Renormed(nn.Module):
 def test_rows_of_embeddings_are_changed_by_gradients_alone(embedding: nn.Module, said: str, kind: dict[str, Any]) -> None:
     with pytest.raises(PrivacyError, match=said):
         built(Tokens(embedding), kind, TOKENS)
+
+
+class Once(nn.Module):
+    """Keeps the mean of the first rows that it is shown, as layers do that set themselves up by data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not hasattr(self, "mean"):
+            self.mean = rows.detach().mean(dim=0)
+        return torch.as_tensor(self.layer(rows - self.mean))
+
+
+def test_a_model_that_writes_once_is_refused_on_a_table_too() -> None:
+    """Where training begins there is found out by made-up rows, before the trial."""
+    frame = pd.DataFrame({"age": range(60), "weight": range(60, 0, -1), "sick": ["no", "yes"] * 30})
+    settings = {"training.rounds": 1, "data.bounds": {"age": [0, 60], "weight": [0, 60]}}
+    with pytest.raises(PrivacyError, match="Once changed mean while it ran"):
+        api.run(data=frame, target="sick", count=3, model=Once(), settings=settings, baseline=False, progress=False)
+
+
+def test_a_model_with_one_output_for_two_classes_is_told_what_it_needs() -> None:
+    """Its gradient is 0, and so would be the norm that records are clipped to."""
+    frame = pd.DataFrame({"age": range(60), "weight": range(60, 0, -1), "sick": ["no", "yes"] * 30})
+    settings = {"training.rounds": 1, "data.bounds": {"age": [0, 60], "weight": [0, 60]}}
+    with pytest.raises(ConfigError, match="give the last layer 2 outputs"):
+        api.run(data=frame, target="sick", count=3, model=nn.Linear(2, 1), settings=settings, baseline=False, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

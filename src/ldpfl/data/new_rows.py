@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path, threshold: float | None = None) -> pandas.DataFrame:
     """Return what ``module`` says of ``rows``, in words; of two classes the second one from ``threshold`` on.
 
+    Line i is about row i. Lines have the index of ``rows`` if these are a data frame.
+
     Raises:
         ConfigError: the model does not tell one of two classes, and there is a threshold.
         DataError: a column is missing, or a value does not fit; its place is named.
     """
     encoder.check_threshold(threshold)
     with torch.no_grad():
-        return encoder.answers(module.eval()(encoded(encoder, rows)), threshold)
+        found = encoder.answers(module.eval()(encoded(encoder, rows)), threshold)
+    return found if isinstance(rows, str | Path) else found.set_axis(rows.index)
 
 
 def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:

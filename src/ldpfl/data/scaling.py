@@ -47,6 +47,8 @@ _MEANS = np.linspace(-3, 3, 61)
 """Deviates among which the mean of a column is sought."""
 _FAINT = 10.0
 """Standard deviations of noise that the last histogram of a column should hold; with less, its bins may be noise for the most part."""
+_SMALL = 40.0
+"""The same for all columns of a table: with less, in about one column of ten there is a wrong scale that nothing else shows."""
 _CLEAR = 6.0
 """Standard deviations of noise that a bin of a later histogram should hold; with less, there are fewer bins."""
 _TAIL = 0.01
@@ -177,6 +179,11 @@ def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
     if noise == 0:
         return False
     return bool(held < _FAINT * noise) or max(_least_variance(own, knots) for own in histograms) < _NARROW
+
+
+def is_small(histograms: Sequence[Histogram]) -> bool:
+    """Tell whether the last ``histograms`` of a table's columns hold so little above the noise that some column may well be scaled wrongly."""
+    return max(np.maximum(own.counts, 0.0).sum() - _SMALL * own.noise for own in histograms) < 0
 
 
 def _least_variance(histogram: Histogram, knots: Knots) -> float:

@@ -249,18 +249,20 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 def _squared_jacobian(module: nn.Module, data: Description) -> float | None:
     """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v that tells two outputs apart, or is the first of parallel ones.
 
-    None where the data are no table, or the model does not take its rows.
+    None where the data are no table, the model does not take its rows, or its outputs do not depend on them. What a forward changes of the
+    model is changed in a copy: the trial has to see that it does.
     """
     if data.encoder is None or data.encoder.data.text:
         return None
     direction = torch.zeros(data.outputs)
     direction[:2] = torch.tensor([1.0, 0.0 if data.encoder.targets in PARALLEL else -1.0])[: data.outputs]
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     total = 0.0
     try:
+        module = copied(module)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for row in drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0)):
             output = (module(row[None]).reshape(-1) * direction / direction.norm()).sum()
             total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
     except Exception:  # of a user's own module, on rows that are nobody's: the trial before the run says what is wrong
         return None
-    return total / _DRAWN
+    return total / _DRAWN if 0 < total < inf else None

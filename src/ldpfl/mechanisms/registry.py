@@ -16,7 +16,7 @@ from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
-from ldpfl.privacy.built_in import BUILT_IN
+from ldpfl.privacy.built_in import BUILT_IN, is_built_in
 from ldpfl.ranges import LayerRanges
 from ldpfl.suggestions import did_you_mean
 
@@ -73,6 +73,12 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     """
     mechanism = settings.build(facts)
     _check_name(settings.name, mechanism.name)
+    if is_built_in(mechanism.name) and type(settings) is not settings_of(mechanism.name):
+        # They chose facts that the guarantee rests on, such as what a record is, and who learns no more than a sum.
+        raise ConfigError(
+            f"mechanism {mechanism.name!r} is ldpfl's own, and was built by settings of {type(settings).__module__}: give the mechanism a "
+            "class and a name of its own"
+        )
     release = mechanism.release(facts.ranges)
     _check_name(settings.name, release.mechanism)
     if isinstance(release, GaussianRelease) and release.of_part and release.rate < mechanism.record_rate:
