@@ -164,7 +164,9 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     assert node.policy is not None
     assert node.budget is not None
     set_limit(node.budget, 1.5)
-    assert "above the budget = 1.5: later ones are declined" in said(node, "budget")
+    assert "above the budget = 1.5: this node takes no part" in said(node, "budget")
+    set_limit(node.budget, 2.5)
+    assert "above the budget = 2.5: later ones are declined" in said(node, "budget")
     policy = read_policy(node.policy).model_copy(update={"transports": ("direct",)})
     ranges = LayerRanges(center=0.0, radius=0.1, sizes=(3,))
     asked = Request.of(mechanisms.create("duchi", epsilon=0.5), ranges, run="run", round=1, cohort=3, transport="direct")

@@ -15,7 +15,7 @@ from flower_parts import Train, ask, config_of, instruction, shift, start_arrays
 from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
-from ldpfl.errors import ConfigError, NotSetUp
+from ldpfl.errors import ConfigError, NoRelay, NotSetUp
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.operator_node import read_token
@@ -341,7 +341,7 @@ def test_a_certificate_authority_that_other_users_can_change_is_not_trusted(
     monkeypatch.setenv("LDPFL_RELAY_TOKEN", str(tmp_path / "relay.token"))
     monkeypatch.setenv("LDPFL_RELAY_CA", str(tmp_path / "ca.crt"))
     context = next(iter(InProcessGrid(LdpClientApp(shift), 1)._contexts.values()))
-    with pytest.raises(ConfigError, match=r"certificate authority .* can be changed by other users"):
+    with pytest.raises(NoRelay, match=r"certificate authority .* can be changed by other users"):
         operator_node(context).connect()
 
 

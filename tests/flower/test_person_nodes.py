@@ -213,10 +213,15 @@ def test_terms_for_persons_need_an_app_that_says_whose_its_records_are() -> None
 
 
 @pytest.mark.parametrize("nobody", [None, float("nan"), "", " ", "NaN", "n/a", pd.NA, pd.NaT, 1.5, True, ("a", 1)])
-def test_a_row_that_names_nobody_is_refused(nobody: object) -> None:
-    """Each NaN would be a person of its own, whoever it is; and all rows without a name would be those of one."""
-    with pytest.raises(ConfigError, match=r"persons name nobody in row 1 \(from 0\)") as caught:
-        task_of(["a", nobody, "b", "b", "b", "b"])
+def test_a_row_that_names_nobody_adds_nothing_and_its_author_is_told(nobody: object) -> None:
+    """Each NaN would be a person of its own, whoever it is. That such a row stopped a node would be one person's doing, to all others."""
+    whose = ["b", "a", nobody, "c", nobody, "a"]
+    with_nobody, known = task_of(whose), [0, 1, 3, 5]
+    assert isinstance(with_nobody.inputs, Tensor)
+    alone = replace(with_nobody, inputs=with_nobody.inputs[known], targets=with_nobody.targets[known], persons=["b", "a", "c", "a"])
+    assert torch.equal(summed(with_nobody), summed(alone))
+    with pytest.raises(ConfigError, match=r"persons name nobody in row 2 \(from 0\)") as caught:
+        with_nobody.check()
     assert "('a', 1)" not in str(caught.value)
 
 

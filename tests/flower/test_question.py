@@ -170,7 +170,7 @@ def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_not
         world.policy = policy_of(lifetime_epsilon=1.0)
         (reply,) = grid.send_and_receive([question(terms, 3)])
         assert refused(reply, DECLINED)
-        world.policy = policy_of(longest_upload_s=60.0)
+        world.policy = policy_of(longest_upload_s=90.0)
         for reply_s, agrees in ((60.0, True), (61.0, False)):  # or each round would find it out when others have been charged
             asked = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS, reply_s=reply_s)
             (reply,) = grid.send_and_receive([question(asked, 3)])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from unicodedata import normalize
 
@@ -39,18 +39,11 @@ def numbered(names: Iterable[Hashable]) -> Numbers:
 
 
 def names_of(given: Iterable[object]) -> list[str]:
-    """Return the names of persons as a table's are read: whole numbers as text, texts without space around them in one Unicode form (NFC).
+    """Return the names of persons as a table's are read, "" where nobody is named.
 
-    Raises:
-        ConfigError: somebody has no name, or one that is neither a whole number nor a text. The message has the row, and nothing in it.
+    Whole numbers become text. Texts lose the space around them and are brought to one Unicode form (NFC). Anything else names nobody.
     """
-    names = [_name_of(value) for value in given]
-    if "" in names:
-        raise ConfigError(
-            f"persons name nobody in row {names.index('')} (from 0): give each row a whole number or a text; leave out, or give a name of "
-            "its own to, a row of which nobody knows whose it is"
-        )
-    return names
+    return [_name_of(value) for value in given]
 
 
 def _name_of(value: object) -> str:
@@ -113,6 +106,19 @@ class Persons:
         rows = kept[np.argsort(numbers[kept], kind="stable")]
         counts = np.bincount(numbers[kept])
         return cls(rows, np.cumsum(counts) - counts, counts, most)
+
+    @classmethod
+    def by_name(cls, names: list[str], most: int) -> Persons:
+        """Return the persons of the rows that have a name; a row of nobody, "", adds nothing and moves nobody else's place.
+
+        Raises:
+            ConfigError: no row has a name, or no row of a person is to count.
+        """
+        named = np.flatnonzero([name != "" for name in names])
+        if not named.size:
+            raise ConfigError("no row names a person")
+        found = cls.of(numbered(names[row] for row in named), most)
+        return replace(found, rows=named[found.rows])
 
     def __len__(self) -> int:
         return len(self.counts)

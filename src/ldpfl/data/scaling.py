@@ -182,8 +182,8 @@ def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
 
 
 def is_small(histograms: Sequence[Histogram]) -> bool:
-    """Tell whether the last ``histograms`` of a table's columns hold so little above the noise that some column may well be scaled wrongly."""
-    return max(np.maximum(own.counts, 0.0).sum() - _SMALL * own.noise for own in histograms) < 0
+    """Tell whether a table's last ``histograms`` hold so little beside the noise that some column may well be scaled wrongly."""
+    return all(np.maximum(own.counts, 0.0).sum() < _SMALL * own.noise for own in histograms)
 
 
 def _least_variance(histogram: Histogram, knots: Knots) -> float:

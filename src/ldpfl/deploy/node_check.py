@@ -253,7 +253,8 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
         policy.check_reply(offer.reply_s, offer.transport)
-        releases = Counter(releases_of(offer, ranges_for(offer, node.layers)))
+        first, *later = releases_of(offer, ranges_for(offer, node.layers))
+        releases = Counter([first, *later])
         for release in releases:
             policy.check(Request("check", 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))
     except Declined as refusal:
@@ -267,11 +268,14 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
     yield Finding("app", Standing.FINE, f"the policy allows each of its {rounds:,} rounds, over {offer.transport}")
     if books is None or not all(release.protected for release in releases):
         return
-    after = Counter(books.counts) + releases
+    after, next_ = Counter(books.counts) + releases, Counter(books.counts) + Counter([first])
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, of in limits:
-        cost = filtered_epsilon(after.items(), order, limit.delta)
-        if cost > limit.epsilon:
+        cost, one = (filtered_epsilon(charged.items(), order, limit.delta) for charged in (after, next_))
+        if one > limit.epsilon:
+            said = f"its next round would bring epsilon to {number(one)}, above {of} = {limit.epsilon:g}: this node takes no part"
+            yield Finding("budget", Standing.WRONG, said)
+        elif cost > limit.epsilon:
             said = f"all its rounds would bring epsilon to {number(cost)}, above {of} = {limit.epsilon:g}: later ones are declined"
             yield Finding("budget", Standing.LOOK, said)
     if books.charges + rounds > policy.rounds:

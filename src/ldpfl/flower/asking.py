@@ -175,8 +175,12 @@ def agreement(
         missing = wanted - len(total.agreed)
         candidates, spare = spare[:missing], spare[missing:]
     while exact and needed <= len(total.agreed) < wanted:
-        wanted = len(total.agreed)
-        total = total.joined(ask(total.agreed, wanted), again=True)
+        larger, wanted = wanted, len(total.agreed)
+        later = ask(total.agreed, wanted)
+        if len(later.agreed) + later.silent < needed:  # those who decline are the ones who declined the larger round
+            only = Counter({f"would take part in a round of {larger}, not of {wanted}": later.said.total()})
+            return Answers(later.agreed, total.said + only, total.declined, total.silent + later.silent)
+        total = total.joined(later, again=True)
     return total
 
 

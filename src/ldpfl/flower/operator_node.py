@@ -201,16 +201,18 @@ def _connecting() -> Connect:
 
     @cache
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
-        authority = named("relay-ca")
-        verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
-        url = named("relay")
+        authority, url = named("relay-ca"), named("relay")
         if not url:
             raise NoRelay(f"no relay is set up on this node: name its URL in {_variable('relay')}; nothing was sent")
+        verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
         return url, read_token(_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
-        url, token, verify = settings()
-        return RelayClient(url, token, verify=verify)
+        try:
+            url, token, verify = settings()
+            return RelayClient(url, token, verify=verify)
+        except (ConfigError, OSError) as error:  # of the operator's own files, which the log may name
+            raise NoRelay(f"the relay is not set up on this node: {error}; nothing was sent") from None
 
     return connect
 

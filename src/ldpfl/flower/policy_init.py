@@ -32,7 +32,7 @@ from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Release
 from ldpfl.privacy.guarantee import least_protected
-from ldpfl.privacy.policy import Policy, Transport
+from ldpfl.privacy.policy import UPLOAD_S, Policy, Transport
 from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
@@ -156,7 +156,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         models=code_of(config),
         immediate_replies=offer.reply_s == 0,
         longest_reply_s=max(usual.longest_reply_s, offer.reply_s),
-        longest_upload_s=max(usual.longest_upload_s, offer.reply_s),
+        longest_upload_s=max(usual.longest_upload_s, offer.reply_s + UPLOAD_S),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of, numbered
+from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of
 from ldpfl.data.samples import Inputs, each, not_dense
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
@@ -70,10 +70,10 @@ class RecordTask:
             another, which is slower.
         persons: (N,) whose each row is, a whole number or a text, taken as :func:`ldpfl.data.persons.names_of` says; None where nobody
             says, so that single records can be protected alone. It decides what a person is, whatever column the terms name: the
-            node's operator relies on the author for it.
+            node's operator relies on the author for it. A row that names nobody adds nothing where persons are protected.
 
     Raises:
-        ConfigError: there is no record, rows and types do not fit, or a row is nobody's.
+        ConfigError: there is no record, or rows and types do not fit.
     """
 
     model: nn.Module
@@ -99,25 +99,30 @@ class RecordTask:
             raise ConfigError("there are no records: give one row or more")
         if self.persons is not None and len(self.persons) != len(self.targets):
             raise ConfigError(f"persons are {len(self.persons)} and targets have {len(self.targets)} rows: say of each row whose it is")
-        self.persons_by(DEFAULT_ROWS)
 
     def persons_by(self, most: int) -> Persons | None:
         """Return who has which records, of whom ``most`` rows count in a round; None where nobody says.
 
         Raises:
-            ConfigError: a row is nobody's.
+            ConfigError: no row names a person.
         """
-        if self.persons is None:
-            return None
-        return Persons.of(numbered(names_of(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)), most)
+        return None if self.persons is None else Persons.by_name(self._names(), most)
+
+    def _names(self) -> list[str]:
+        return names_of(() if self.persons is None else self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)
 
     def check(self) -> None:
         """Try the model and the loss on made-up samples of the same shapes, for tests of an app. No record is looked at.
 
         Raises:
             PrivacyError: the model mixes samples, remembers them, or draws random numbers.
-            ConfigError: model and loss do not fit the shapes, or fail.
+            ConfigError: model and loss do not fit the shapes, or fail; or a row names nobody.
         """
+        if "" in (names := self._names()):
+            raise ConfigError(
+                f"persons name nobody in row {names.index('')} (from 0), and a row of nobody adds nothing: give each row a whole number "
+                "or a text, or leave the row out"
+            )
         layout = ParameterLayout.from_module(self.model)
         weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
         config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")

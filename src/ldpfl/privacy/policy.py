@@ -103,6 +103,10 @@ class Request:
         return kind(f"{self._place}: {why}; nothing was sent")
 
 
+UPLOAD_S = 30.0
+"""Seconds that a policy has to leave for an upload, once clients may send."""
+
+
 @dataclass(frozen=True)
 class Limit:
     """A lifetime budget: all that a client ever releases stays within ``epsilon`` at ``delta``, trusting nobody.
@@ -245,9 +249,10 @@ class Policy(BaseModel):
             )
         if reply_s > self.longest_reply_s:
             raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
-        if transport == "relay" and reply_s > self.longest_upload_s:
+        if transport == "relay" and reply_s + UPLOAD_S > self.longest_upload_s:
             raise Declined(
-                f"clients upload after {reply_s:g} s, later than the policy's longest_upload_s = {self.longest_upload_s:g} lets them try"
+                f"clients upload after {reply_s:g} s and need up to {UPLOAD_S:g} s for it, which is more than the policy's "
+                f"longest_upload_s = {self.longest_upload_s:g}"
             )
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:

@@ -170,8 +170,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     seen = [own for own, column in zip(stages[-1], dataset.unscaled, strict=True) if own is not None and not column.classes]
     if seen and scaling.is_small(seen):
         dataset = dataset.noted(
-            "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give data.bounds "
-            "for the columns whose usual range is known"
+            "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give "
+            "data.bounds for the columns whose usual range is known"
         )
     if rough:
         dataset = dataset.noted(
