@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import CommandLine
 from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.errors import Declined, Exhausted
 from ldpfl.privacy import budget_move
@@ -109,3 +110,13 @@ def test_a_place_that_is_taken_or_cannot_be_relied_on_is_refused_and_nothing_mov
     with pytest.raises(ConfigError, match="cannot be made"):
         budget_move.move(spent, spent.parent / "missing" / "new.sqlite")
     assert read_books(spent).limit.epsilon == 15.0
+
+
+def test_a_moved_budget_is_not_begun_anew(spent: Path, ldpfl: CommandLine) -> None:
+    """There would be two lifetimes of one client, whatever was asked of the old file in between."""
+    budget_move.move(spent, spent.with_name("new.sqlite"))
+    with pytest.raises(Exhausted):
+        charge(spent)
+    assert "this budget was moved to" in ldpfl.refused("budget", "set", "--file", spent, "--epsilon", "100")
+    assert read_books(spent).limit.epsilon == 0
+    assert ldpfl("budget", "set", "--file", spent.with_name("new.sqlite"), "--epsilon", "100").code == 0

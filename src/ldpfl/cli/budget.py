@@ -23,6 +23,7 @@ from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
 from ldpfl.privacy.budget_move import move as move_budget
+from ldpfl.privacy.budget_move import refuse_moved
 from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.report.terminal import terminal
@@ -81,6 +82,7 @@ def set_(
     delta: Annotated[float | None, typer.Option(help="Failure probability; 0 counts pure sums.", show_default="as it was, or 1e-5")] = None,
 ) -> None:
     """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
+    refuse_moved(file)
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
     before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""

@@ -94,9 +94,11 @@ def export(
     """Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
     with terminal(stderr=True).status("accounting ..."):
         api.export(run, folder, key=key)
-    terminal().print(Text(f"{folder}: to be handed on as it is; {folder / 'README.md'} says what is in it"), soft_wrap=True)
     config = RunFolder(run).config()
-    if config.data.brought and not config.secret_noise:
+    seeded = config.data.brought and not config.secret_noise
+    what = "written" if seeded else "to be handed on as it is"
+    terminal().print(Text(f"{folder}: {what}; {folder / 'README.md'} says what is in it"), soft_wrap=True)
+    if seeded:
         said = (
             f"all noise of this run follows from the seed {config.seed}, which was given: whoever knows or guesses it takes the noise off"
         )

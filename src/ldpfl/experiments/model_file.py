@@ -140,7 +140,9 @@ class ModelFile(BaseModel):
         if self.name == GIVEN and own is None:
             raise ConfigError("the model of this run was handed over: give the module again, ldpfl.predict(..., model=module)")
         if (self.name == GIVEN or is_code(self.name)) and (own is None or not is_code(own)):
-            raise ConfigError(f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model")
+            raise ConfigError(
+                f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model (--model {self.name})"
+            )
         return ModelConfig(name=own if own is not None and is_code(own) else self.name, options=self.options, mend=self.mend)
 
     def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:

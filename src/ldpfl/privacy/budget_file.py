@@ -32,6 +32,9 @@ _APPLICATION = 0x4C445042  # "LDPB"
 _MOST_ROUNDS = 10**9
 """Rounds left are counted up to this."""
 
+MOVED = "this budget was moved to"
+"""Beginning of the reason by which a budget that is now in another file refuses."""
+
 _PATIENCE = 30.0
 """Seconds to wait for another process that is charging."""
 
@@ -345,11 +348,11 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
-    """Keep ``reason`` as that of the last refusal, and count it."""
+    """Keep ``reason`` as that of the last refusal, and count it; that the budget was moved stays the reason of all later ones."""
     connection.execute(
-        "INSERT INTO refusals VALUES (1, ?, ?, 1) "
-        "ON CONFLICT (id) DO UPDATE SET at = excluded.at, reason = excluded.reason, times = times + 1",
-        (_now(), reason),
+        "INSERT INTO refusals VALUES (1, ?, ?, 1) ON CONFLICT (id) DO UPDATE SET at = excluded.at, times = times + 1, "
+        "reason = iif(instr(reason, ?) = 1, reason, excluded.reason)",
+        (_now(), reason, MOVED),
     )
 
 

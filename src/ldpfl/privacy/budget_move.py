@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.files import writing
-from ldpfl.privacy.budget_file import Books, books_in, close_for_good, opened, read_books
+from ldpfl.privacy.budget_file import MOVED, Books, books_in, close_for_good, opened, read_books
 
 
 def move(path: Path, to: Path) -> Books:
@@ -39,10 +39,22 @@ def move(path: Path, to: Path) -> Books:
         except Declined:
             part.unlink()
             raise
-        close_for_good(connection, f"this budget was moved to {to.absolute()}: use that file")
+        close_for_good(connection, f"{MOVED} {to.absolute()}: use that file")
     with writing(to):
         part.rename(to)
     return read_books(to)
+
+
+def refuse_moved(path: Path) -> None:
+    """Return if the budget in ``path``, if there is one, was not moved: a new one there would be a second lifetime of the same client.
+
+    Raises:
+        ConfigError: it was moved.
+        Declined: the file is not to be relied on.
+    """
+    books = read_books(path) if path.exists() else None
+    if books and books.limit.epsilon == 0 and books.refusals and books.refusals.reason.startswith(MOVED):
+        raise ConfigError(f"{books.refusals.reason}. A budget that begins here anew would be a second one of the same client")
 
 
 def _copy(path: Path, part: Path) -> None:

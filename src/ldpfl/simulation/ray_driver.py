@@ -9,7 +9,6 @@ import os
 import pickle
 import secrets
 import signal
-import socket
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -126,10 +126,18 @@ def _address(where: str) -> str:
     with suppress(OSError, ValueError):
         if last.stat().st_uid == os.getuid():
             address = last.read_text().strip()
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=5).close()
-            return address
+            if _listens(int(address.rpartition(":")[2])):
+                return address
     return "local"
+
+
+def _listens(port: int) -> bool:
+    """Whether a process of this user listens at ``port`` of this machine: the file of a cluster that was killed stays behind."""
+    with suppress(psutil.Error):
+        for found in psutil.net_connections(kind="tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid:
+                return bool(psutil.Process(found.pid).uids().real == os.getuid())
+    return False
 
 
 def _serve(pipe: Connection) -> None:
