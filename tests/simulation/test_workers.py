@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
+from ldpfl import api
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.build import build
@@ -185,3 +188,34 @@ def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_
 
 def left_behind() -> list[Path]:
     return list(Path("/dev/shm").glob("ldpfl-*")) if Path("/dev/shm").is_dir() else []
+
+
+def of_run(folder: Path) -> dict[str, object]:
+    """What a run's folder holds, but for times and what is drawn of them, and the order of a checkpoint's texts, which is any."""
+    times = re.compile(rb'\\?"seconds[a-z_]*\\?": (\[[^\]]*\]|[\d.e-]+)')
+    held: dict[str, object] = {}
+    for path in folder.iterdir():
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as kept:
+                texts = {name: times.sub(b"", text.encode()) for name, text in (kept.metadata() or {}).items()}
+                held[path.name] = texts, {name: kept.get_tensor(name).numpy().tobytes() for name in kept.keys()}  # noqa: SIM118
+        elif path.is_file() and path.suffix not in (".html", ".svg"):
+            held[path.name] = times.sub(b"", path.read_bytes())
+    return held
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("recipe", ["duchi", "records"])
+def test_the_folder_of_a_run_is_the_same_for_any_number_of_workers(recipe: str, tiny_data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    settings = ["data.name=mnist", "model.name=linear", f"clients.count={CLIENTS}", "training.rounds=2", "training.batch_size=4"]
+    held = []
+    for count in (1, 2, 3, 7, "ray"):
+        folder = tmp_path / str(count)
+        api.run("quickstart", settings=[*settings, *RECIPES[recipe]], data_dir=tiny_data, workers=count, folder=folder, progress=False)
+        held.append(of_run(folder))
+    assert {"model.safetensors", "checkpoint.safetensors", "ledger.json", "metrics.jsonl", "result.json", "config.toml"} <= held[0].keys()
+    for other in held[1:]:
+        assert other == held[0]
