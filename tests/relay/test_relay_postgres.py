@@ -461,6 +461,9 @@ HOSTILE = {
         # As an update of the extension would list it that grants something else.
         "UPDATE pg_init_privs SET initprivs = proacl FROM pg_proc WHERE pg_proc.oid = objoid AND proname = 'pg_buffercache_pages'",
     ],
+    "mallory may change .*: REVOKE ALTER SYSTEM ON PARAMETER archive_command FROM mallory": [
+        "GRANT ALTER SYSTEM ON PARAMETER archive_command TO mallory"
+    ],
     "storage parameters of its own: {fillfactor=50}": ["ALTER TABLE relay_uploads SET (fillfactor = 50)"],
     "relay_uploads_pkey has storage parameters": ["ALTER INDEX relay_uploads_pkey SET (fillfactor = 50)"],
     "pg_toast_.* has storage parameters": ["ALTER TABLE relay_blocks SET (toast.vacuum_truncate = false)"],
@@ -556,6 +559,7 @@ def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
             "CREATE ROLE root SUPERUSER LOGIN",
             "GRANT EXECUTE ON FUNCTION pg_read_file(text) TO root",
             "GRANT EXECUTE ON FUNCTION pg_stat_get_activity(int) TO watcher",
+            "GRANT SET ON PARAMETER log_min_messages TO watcher",
             "CREATE ROLE owner LOGIN CREATEDB",
         ):
             connection.execute(text(command))
@@ -564,16 +568,21 @@ def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
 
 @pytest.mark.slow
 def test_a_role_that_reads_the_servers_files_in_another_database_is_refused(postgres: Postgres) -> None:
-    """As PostgreSQL's manual sets it up for pg_rewind, which connects to the database postgres."""
+    """A role has rights as PostgreSQL's manual sets them up for pg_rewind, which connects to the database postgres; or owns a function."""
     store = postgres.new_store()
-    reads = "EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean)"
-    postgres.command("CREATE ROLE rewinding LOGIN", f"GRANT {reads} TO rewinding")
-    try:
-        with pytest.raises(UnfitStore, match=r"rewinding may call .* in the database postgres: REVOKE EXECUTE ON FUNCTION pg_read_binary"):
-            open_engine(store)
-    finally:
-        postgres.command(f"REVOKE {reads} FROM rewinding")
-    open_engine(store).dispose()
+    function = "FUNCTION pg_read_binary_file(text, bigint, bigint, boolean)"
+    postgres.command("CREATE ROLE rewinding LOGIN")
+    for command, back in (
+        (f"GRANT EXECUTE ON {function} TO rewinding", f"REVOKE EXECUTE ON {function} FROM rewinding"),
+        (f"ALTER {function} OWNER TO rewinding", f"ALTER {function} OWNER TO admin"),
+    ):
+        postgres.command(command)
+        try:
+            with pytest.raises(UnfitStore, match=r"rewinding may call .* in the database postgres: REVOKE EXECUTE ON FUNCTION pg_read_bin"):
+                open_engine(store)
+        finally:
+            postgres.command(back)
+        open_engine(store).dispose()
 
 
 @pytest.mark.slow

@@ -170,6 +170,12 @@ _RIGHTS_FAULTS = (
     FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",
 )
 
+_PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ALTER SYSTEM ON PARAMETER '
+        || parname || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
+    FROM pg_parameter_acl CROSS JOIN aclexplode(paracl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE privilege_type = 'ALTER SYSTEM' AND rolsuper IS NOT TRUE ORDER BY 1"""
+"""A parameter can be a command that the server runs, such as archive_command. PostgreSQL has these rights since version 15."""
+
 _OBJECT_FAULTS = (
     f"""SELECT relname || ' is no plain table'
     FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_HERE}
@@ -241,7 +247,8 @@ _SEQUENCES = text(
 
 
 def _postgres_faults(connection: Connection) -> Iterator[str]:
-    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *_OBJECT_FAULTS):
+    parameters = (_PARAMETER_FAULTS,) if (connection.dialect.server_version_info or (0,)) >= (15,) else ()
+    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *parameters, *_OBJECT_FAULTS):
         yield from connection.scalars(text(query))
     tables = metadata.sorted_tables
     columns = (tuple(row) for row in connection.execute(_COLUMNS))
