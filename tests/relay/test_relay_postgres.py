@@ -559,6 +559,9 @@ def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
             "CREATE ROLE root SUPERUSER LOGIN",
             "GRANT EXECUTE ON FUNCTION pg_read_file(text) TO root",
             "GRANT EXECUTE ON FUNCTION pg_stat_get_activity(int) TO watcher",
+            # As of an extension that lets everybody call a function, and is then kept from most.
+            "UPDATE pg_init_privs SET initprivs = '{=X/admin,admin=X/admin}' WHERE objoid = 'dblink_connect_u(text)'::regprocedure",
+            "GRANT EXECUTE ON FUNCTION dblink_connect_u(text) TO watcher",
             "GRANT SET ON PARAMETER log_min_messages TO watcher",
             "CREATE ROLE owner LOGIN CREATEDB",
         ):
