@@ -234,16 +234,47 @@ def test_a_server_whose_log_would_hold_what_is_sent_is_refused(setting: str, rem
 
 
 @pytest.mark.slow
-def test_a_server_that_keeps_when_each_row_came_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("track_commit_timestamp", "on", "= on, so it keeps when each row came: set track_commit_timestamp = off"),
+        ("max_prepared_transactions", "2", r"FROM pg_prepared_xacts.*ROLLBACK PREPARED 'GID'.*, then set max_prepared_transactions = 0"),
+    ],
+)
+def test_a_server_that_was_started_with_a_setting_that_harms_the_relay_is_refused(setting: str, value: str, expected: str) -> None:
+    """A prepared transaction keeps its locks although nobody is connected, so nobody would be named as their holder."""
     programs = postgres_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed")
-    server = Postgres(programs, track_commit_timestamp="on")
+    server = Postgres(programs, **{setting: value})
     try:
-        with pytest.raises(UnfitStore, match="keeps when each row came: set track_commit_timestamp = off"):
+        with pytest.raises(UnfitStore, match=expected):
             open_engine(server.new_store())
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("ALTER ROLE {} CONNECTION LIMIT 0", 'too many connections for role "{}"'),
+        ("ALTER ROLE {} NOLOGIN", 'role "{}" is not permitted to log in'),
+        ("REVOKE CONNECT ON DATABASE {} FROM PUBLIC", 'permission denied for database "{}"'),
+    ],
+)
+def test_why_the_server_takes_no_connection_is_said(command: str, reason: str, postgres: Postgres) -> None:
+    database = postgres.new_database()
+    postgres.command(f"CREATE ROLE {database} LOGIN PASSWORD 'hunter2'", command.format(database))
+    url = postgres.url(database, user=f"{database}:hunter2")
+    with pytest.raises(ConfigError, match=f"cannot be opened: PostgreSQL answers .{reason.format(database)}") as caught:
+        open_engine(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_the_driver_says_of_a_url_is_not_repeated() -> None:
+    """Only a server's own words are, and here is no server."""
+    with pytest.raises(ConfigError, match=r"cannot be opened \(OperationalError\): check the path or URL and that it runs"):
+        open_engine("postgresql://relay@/relay?host=/nowhere:%20%20at%20all")
 
 
 @pytest.mark.slow
@@ -404,6 +435,35 @@ HOSTILE = {
         "CREATE ROLE copying REPLICATION",
         "GRANT copying TO mallory",
     ],
+    "serving may reach the rows as pg_execute_server_program": [
+        "CREATE ROLE serving NOLOGIN",
+        "GRANT pg_execute_server_program TO serving",
+        "CREATE FUNCTION public.read() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'",
+        "ALTER FUNCTION public.read() OWNER TO serving",
+    ],
+    "copying may reach the rows as copying, which has REPLICATION": ["CREATE ROLE copying NOLOGIN REPLICATION"],
+    "pg_monitor may reach the rows as pg_read_server_files": ["GRANT pg_read_server_files TO pg_monitor"],
+    r"mallory may call .*: REVOKE EXECUTE ON FUNCTION pg_read_binary_file\(text\) FROM mallory\.": [
+        "GRANT EXECUTE ON FUNCTION pg_read_binary_file(text) TO mallory"
+    ],
+    r"PUBLIC may call .*: REVOKE EXECUTE ON FUNCTION lo_import\(text\) FROM PUBLIC": [
+        "GRANT EXECUTE ON FUNCTION lo_import(text) TO PUBLIC"
+    ],
+    r"pg_monitor may call .* pg_read_file\(text\) FROM pg_monitor": ["GRANT EXECUTE ON FUNCTION pg_read_file(text) TO pg_monitor"],
+    r"mallory may call .* pg_stat_file\(text\) FROM mallory": ["ALTER FUNCTION pg_stat_file(text) OWNER TO mallory"],
+    r"mallory may call .* public.dblink_connect_u\(text\) FROM mallory": [
+        "CREATE EXTENSION dblink SCHEMA public",
+        "GRANT EXECUTE ON FUNCTION public.dblink_connect_u(text) TO mallory",
+    ],
+    r"mallory may call .* public.pg_buffercache_pages\(\) FROM mallory": [
+        "CREATE EXTENSION pg_buffercache SCHEMA public",
+        "GRANT EXECUTE ON FUNCTION public.pg_buffercache_pages() TO mallory",
+        # As an update of the extension would list it that grants something else.
+        "UPDATE pg_init_privs SET initprivs = proacl FROM pg_proc WHERE pg_proc.oid = objoid AND proname = 'pg_buffercache_pages'",
+    ],
+    "mallory may change .*: REVOKE ALTER SYSTEM ON PARAMETER archive_command FROM mallory": [
+        "GRANT ALTER SYSTEM ON PARAMETER archive_command TO mallory"
+    ],
     "storage parameters of its own: {fillfactor=50}": ["ALTER TABLE relay_uploads SET (fillfactor = 50)"],
     "relay_uploads_pkey has storage parameters": ["ALTER INDEX relay_uploads_pkey SET (fillfactor = 50)"],
     "pg_toast_.* has storage parameters": ["ALTER TABLE relay_blocks SET (toast.vacuum_truncate = false)"],
@@ -489,18 +549,43 @@ def check_as_relay(connection: Connection) -> None:
 
 @pytest.mark.slow
 def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
-    """Among them PostgreSQL's own for monitoring, and one that may read all rows but that nobody may log in as."""
+    """Among them PostgreSQL's own for monitoring, and functions that only superusers and these roles may call."""
     with as_superuser(postgres) as connection:
         for command in (
             "CREATE ROLE watcher LOGIN",
             "GRANT pg_monitor, pg_signal_backend, pg_checkpoint TO watcher",
-            "CREATE ROLE nobody NOLOGIN NOINHERIT",
-            "GRANT pg_read_all_data TO nobody",
+            "CREATE EXTENSION pg_buffercache SCHEMA public",
+            "CREATE EXTENSION dblink SCHEMA public",
             "CREATE ROLE root SUPERUSER LOGIN",
+            "GRANT EXECUTE ON FUNCTION pg_read_file(text) TO root",
+            "GRANT EXECUTE ON FUNCTION pg_stat_get_activity(int) TO watcher",
+            # As of an extension that lets everybody call a function, and is then kept from most.
+            "UPDATE pg_init_privs SET initprivs = '{=X/admin,admin=X/admin}' WHERE objoid = 'dblink_connect_u(text)'::regprocedure",
+            "GRANT EXECUTE ON FUNCTION dblink_connect_u(text) TO watcher",
+            "GRANT SET ON PARAMETER log_min_messages TO watcher",
             "CREATE ROLE owner LOGIN CREATEDB",
         ):
             connection.execute(text(command))
         check_as_relay(connection)
+
+
+@pytest.mark.slow
+def test_a_role_that_reads_the_servers_files_in_another_database_is_refused(postgres: Postgres) -> None:
+    """A role has rights as PostgreSQL's manual sets them up for pg_rewind, which connects to the database postgres; or owns a function."""
+    store = postgres.new_store()
+    function = "FUNCTION pg_read_binary_file(text, bigint, bigint, boolean)"
+    postgres.command("CREATE ROLE rewinding LOGIN")
+    for command, back in (
+        (f"GRANT EXECUTE ON {function} TO rewinding", f"REVOKE EXECUTE ON {function} FROM rewinding"),
+        (f"ALTER {function} OWNER TO rewinding", f"ALTER {function} OWNER TO admin"),
+    ):
+        postgres.command(command)
+        try:
+            with pytest.raises(UnfitStore, match=r"rewinding may call .* in the database postgres: REVOKE EXECUTE ON FUNCTION pg_read_bin"):
+                open_engine(store)
+        finally:
+            postgres.command(back)
+        open_engine(store).dispose()
 
 
 @pytest.mark.slow

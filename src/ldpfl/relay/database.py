@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,8 +67,21 @@ def open_engine(store: str) -> Engine:
                 f"the store {shown} does not let the relay make its tables: let the database's owner say "
                 f"CREATE SCHEMA {SCHEMA} AUTHORIZATION ROLE for the role that the relay connects as"
             ) from None
-        # A database's own text can repeat its address with the password.
+        said = _said_by_server(error)
+        if said is not None:
+            raise ConfigError(f"the store {shown} cannot be opened: PostgreSQL answers {said!r}") from None
+        # The text of the driver or of libpq can repeat the address with the password.
         raise ConfigError(f"the store {shown} cannot be opened ({type(error).__name__}): check the path or URL and that it runs") from None
+
+
+def _said_by_server(error: Exception) -> str | None:
+    """Return the server's reason for refusing a connection, or None if the text holds no such reason.
+
+    libpq hands the reason on as ``... failed: FATAL:  reason``, the last word but one in the server's language. Only after the server's
+    own word do two blanks follow the colon. PostgreSQL repeats no password in a reason.
+    """
+    found = re.search(r"failed: \w+:  (.+)", str(getattr(error, "orig", "")))
+    return None if found is None else found[1]
 
 
 def _is_held(error: Exception) -> bool:

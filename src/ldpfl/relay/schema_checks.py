@@ -112,6 +112,18 @@ _ALL_REACHING = "'pg_read_all_data', 'pg_write_all_data', 'pg_read_server_files'
 _MAKES_MEMBERS = "(held.rolcreaterole AND CAST(current_setting('server_version_num') AS integer) < 160000)"
 """Until PostgreSQL 16, whoever may make roles may make members of any role that is no superuser."""
 
+_RESTRICTED = """(
+    SELECT objoid AS function, initprivs FROM pg_init_privs
+    WHERE classoid = CAST('pg_proc' AS regclass) AND NOT EXISTS (SELECT FROM aclexplode(initprivs) WHERE grantee = 0)
+) AS restricted"""
+"""Functions of PostgreSQL and of extensions that not everybody may call when they are installed.
+
+Among them is each function that reads files, pages or the write-ahead log and leaves it to these rights who may: all the others ask
+whether a superuser calls. The list is not kept here, since each version of PostgreSQL and each extension has functions of its own.
+"""
+
+_TAKE_BACK = "CAST(function AS regprocedure) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')"
+
 _RIGHTS_FAULTS = (
     f"""SELECT relname || ' belongs to ' || pg_get_userbyid(relowner)
     FROM pg_class WHERE relnamespace = {_HERE} AND relowner <> {_ME}""",
@@ -132,15 +144,37 @@ _RIGHTS_FAULTS = (
     WHERE relnamespace = {_HERE} AND relkind = 'r'
     AND NOT rolsuper AND rolname <> current_user AND pg_roles.oid >= {_FIRST_OF_USERS}
     AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER')""",
-    # Rights that a role has without inheriting them: it may take a role on, or the server acts for it.
+    # Rights that a role has without inheriting them: it may take a role on, or the server acts for it. A role that nobody may log in as
+    # counts as well: it may own a function with SECURITY DEFINER, which acts with the role's rights for everybody.
     f"""SELECT others.rolname || ' may reach the rows as ' || held.rolname
         || CASE WHEN held.rolreplication THEN ', which has REPLICATION' WHEN {_MAKES_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
     FROM pg_roles AS others JOIN pg_roles AS held ON pg_has_role(others.oid, held.oid, 'MEMBER')
-    WHERE others.rolcanlogin AND NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_ME}
-    AND (held.rolname IN ({_ALL_REACHING}) OR held.rolreplication OR {_MAKES_MEMBERS})""",
+    WHERE NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_ME}
+    AND (others.oid >= {_FIRST_OF_USERS} OR others.oid <> held.oid)
+    AND (held.rolname IN ({_ALL_REACHING}) OR held.rolreplication OR {_MAKES_MEMBERS})
+    ORDER BY others.rolcanlogin DESC, 1""",
+    # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
+    f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TAKE_BACK}
+    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function, aclexplode(proacl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE rolsuper IS NOT TRUE
+    AND (grantee >= {_FIRST_OF_USERS} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
+    # Files are of the whole server. Of other databases only these are seen: PostgreSQL's own functions, which have the same numbers in
+    # all databases, and the roles that have rights in them or own them.
+    f"""SELECT rolname || ' may call a function that is not for everybody, in the database ' || datname
+        || ': REVOKE EXECUTE ON FUNCTION ' || {_TAKE_BACK}
+    FROM {_RESTRICTED} JOIN pg_shdepend ON objid = function AND classid = CAST('pg_proc' AS regclass)
+    JOIN pg_roles ON pg_roles.oid = refobjid JOIN pg_database ON pg_database.oid = dbid
+    WHERE function < {_FIRST_OF_USERS} AND refclassid = CAST('pg_authid' AS regclass) AND deptype IN ('a', 'o') AND NOT rolsuper
+    ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",
 )
+
+_PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ALTER SYSTEM ON PARAMETER '
+        || parname || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
+    FROM pg_parameter_acl CROSS JOIN aclexplode(paracl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE privilege_type = 'ALTER SYSTEM' AND rolsuper IS NOT TRUE ORDER BY 1"""
+"""A parameter can be a command that the server runs, such as archive_command. PostgreSQL has these rights since version 15."""
 
 _OBJECT_FAULTS = (
     f"""SELECT relname || ' is no plain table'
@@ -213,7 +247,8 @@ _SEQUENCES = text(
 
 
 def _postgres_faults(connection: Connection) -> Iterator[str]:
-    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *_OBJECT_FAULTS):
+    parameters = (_PARAMETER_FAULTS,) if (connection.dialect.server_version_info or (0,)) >= (15,) else ()
+    for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *parameters, *_OBJECT_FAULTS):
         yield from connection.scalars(text(query))
     tables = metadata.sorted_tables
     columns = (tuple(row) for row in connection.execute(_COLUMNS))

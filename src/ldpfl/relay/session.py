@@ -58,8 +58,17 @@ _LOGS_STATEMENTS = {
     "log_transaction_sample_rate": ("0",),
 }
 _LOGS_VALUES = {"auto_explain.log_min_duration": ("-1",), "pgaudit.log_parameter": ("off",)}
-_DATES_ROWS = "track_commit_timestamp"
-"""Settings by which the server would keep clients' names and reports, or when each row came, and their values that do not."""
+"""Settings by which the server would keep clients' names and reports, and their values that do not."""
+
+_SET_AT_START = {
+    "track_commit_timestamp": ("off", "it keeps when each row came", ""),
+    "max_prepared_transactions": (
+        "0",
+        "a prepared transaction of another role can hold the relay's locks while nobody is connected",
+        "end each that is left (SELECT gid, owner, database FROM pg_prepared_xacts; in that database ROLLBACK PREPARED 'GID'), then ",
+    ),
+}
+"""Settings that only a restart of the server changes: the value that the relay needs, the harm of others, what to do before a change."""
 
 _REACHING = """SELECT rolname,
     CASE WHEN rolsuper THEN 'SUPERUSER' WHEN rolreplication THEN 'REPLICATION' ELSE 'BYPASSRLS' END
@@ -84,6 +93,7 @@ def set_up(connection: psycopg.Connection[Any]) -> None:
     connection.commit()  # else a rollback would take them back
     _check_role(connection)
     _check_settings(connection, settings | _EXPECTED)
+    _check_start(connection)
     _check_log(connection)
     connection.commit()
 
@@ -117,11 +127,20 @@ def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, 
             )
 
 
+def _check_start(connection: psycopg.Connection[Any]) -> None:
+    """Raise if the server was started with a setting that the relay cannot use."""
+    found = _shown(connection, _SET_AT_START)
+    for name, (needed, harm, before) in _SET_AT_START.items():
+        if found[name] != needed:
+            raise UnfitStore(
+                f"the store's server has {name} = {found[name]}, so {harm}: "
+                f"{before}set {name} = {needed} in postgresql.conf, and restart the server"
+            )
+
+
 def _check_log(connection: psycopg.Connection[Any]) -> None:
-    """Raise if the server would keep who sent what beside the tables. Only a superuser sets what is looked at here."""
-    found = _shown(connection, (_VALUES_LOGGED, _DATES_ROWS, *_LOGS_STATEMENTS, *_LOGS_VALUES))
-    if found[_DATES_ROWS] == "on":
-        raise UnfitStore(f"the store's server keeps when each row came: set {_DATES_ROWS} = off in postgresql.conf, and restart it")
+    """Raise if the server's log would hold who sent what. Only a superuser sets what is looked at here."""
+    found = _shown(connection, (_VALUES_LOGGED, *_LOGS_STATEMENTS, *_LOGS_VALUES))
     logging = dict(_LOGS_VALUES) if found[_VALUES_LOGGED] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
     for name, silent in logging.items():
         if found[name] not in (None, "", *silent):
