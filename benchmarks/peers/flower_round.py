@@ -68,5 +68,5 @@ def main(grid: Grid, context: Context) -> None:
 if __name__ == "__main__":
     os.environ["PEER_TASK"] = "\n".join(sys.argv[1:])
     own = task_of()
-    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": own.threads, "include_dashboard": False}}
+    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"address": "local", "num_cpus": own.threads, "include_dashboard": False}}
     run_simulation(server, client, len(own.clients), backend_config=backend)

@@ -48,12 +48,16 @@ class Peer:
 
 
 TORCH = ("torch==2.13.0", "psutil", "numpy<2.5")
+FEDJAX = (
+    *("fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "psutil"),
+    *("dm-haiku==0.0.12", "flax==0.8.2", "optax==0.2.2", "chex==0.1.86"),  # those of its time: later ones need a later JAX
+)
 PEERS = {
     "ldpfl": Peer("ours.py"),
     "ldpfl, eager": Peer("ours.py", environment={"COMPILE": "off"}),
     "plain loop": Peer("plain.py", many=6_000),
     "pfl 0.6": Peer("pfl_round.py", (*TORCH, "pfl[pytorch]==0.6.0"), distributed=True),
-    "FedJAX 0.0.17": Peer("fedjax_round.py", ("jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "fedjax==0.0.17", "psutil")),
+    "FedJAX 0.0.17": Peer("fedjax_round.py", FEDJAX),
     "DrJAX 0.2.1": Peer("drjax_round.py", ("drjax==0.2.1", "psutil")),
     "Flower 1.41, Ray": Peer("flower_round.py", many=600),
 }
