@@ -16,8 +16,28 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ldpfl.errors import WriteError
-from ldpfl.files import from_json, from_toml, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text
+from ldpfl.errors import DataError, LdpflError, WriteError
+from ldpfl.experiments.config import read_config
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.sweep_config import load_sweep
+from ldpfl.files import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_CONFIG_BYTES,
+    MAX_LINE_BYTES,
+    MAX_RESULT_BYTES,
+    MAX_ROUNDS_BYTES,
+    from_json,
+    from_json_lines,
+    from_toml,
+    make_folder,
+    read_text,
+    remove_leftovers,
+    replace_atomically,
+    to_json,
+    write_text,
+)
+from ldpfl.privacy import Ledger
+from ldpfl.verifying import signature
 
 
 @contextmanager
@@ -122,3 +142,48 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) ->
 def test_toml_that_is_too_much_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"too deeply|digits|Exceeds"):
         from_toml(text)
+
+
+def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tmp_path: Path) -> None:
+    """What is made of such a file takes many times its bytes; most of these take no room on the disk."""
+    path = tmp_path / "config.toml"
+    path.touch()
+    os.truncate(path, MAX_CONFIG_BYTES + 1)
+    with pytest.raises(OSError, match=r"1,048,577 bytes, and a file of its kind at most 1,048,576"):
+        read_text(path)
+    os.truncate(path, MAX_CONFIG_BYTES)
+    assert len(read_text(path)) == MAX_CONFIG_BYTES
+    readers = {
+        MAX_CONFIG_BYTES: (read_config, load_sweep_file),
+        MAX_CERTIFICATE_BYTES: (signature.read,),
+        MAX_RESULT_BYTES: (lambda path: RunFolder(path.parent).result(),),
+        MAX_ROUNDS_BYTES: (Ledger.load, lambda path: list(from_json_lines(path))),
+    }
+    for most, functions in readers.items():
+        for name in ("config.toml", "result.json"):
+            (tmp_path / name).touch()
+            os.truncate(tmp_path / name, most + 1)
+        for function in functions:
+            with pytest.raises((LdpflError, OSError), match=f"at most {most:,}"):
+                function(path)
+
+
+def load_sweep_file(path: Path) -> object:
+    return load_sweep(str(path))
+
+
+def test_json_of_very_many_empty_parts_is_refused_before_any_is_made(tmp_path: Path) -> None:
+    text = "[" + "[]," * 2_000_000 + "{}]"
+    with pytest.raises(ValueError, match="2,000,002 lists and objects, expected at most 1,048,576"):
+        from_json(text)
+    with pytest.raises(DataError, match="2,000,002 lists and objects"):
+        Ledger.from_json(text)
+
+
+def test_a_line_of_metrics_is_no_longer_than_a_round_needs(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1}\n"' + "x" * MAX_LINE_BYTES + '"\n', encoding="utf-8")
+    lines = from_json_lines(path)
+    assert next(lines) == {"round": 1}
+    with pytest.raises(ValueError, match=r"line 2 has 4,194,306 characters"):
+        next(lines)

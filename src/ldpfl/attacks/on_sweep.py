@@ -9,7 +9,7 @@ from ldpfl.attacks.on_run import Attacker, AttackPlan, attack_folder
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import Cell
-from ldpfl.files import from_json, read_text
+from ldpfl.files import MAX_RESULT_BYTES, from_json, read_text
 
 OnAttack = Callable[[int, int, Cell], None]
 """Called with (number of an attack, from 1; how many there are; the run) when it begins."""
@@ -41,7 +41,7 @@ def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | Non
     if not path.exists():
         return None
     try:
-        found = from_json(read_text(path))
+        found = from_json(read_text(path, MAX_RESULT_BYTES))
         asked = found["plan"]
         if (asked["images"], asked["seeds"], asked["gan"]["steps"]) != (plan.images, list(plan.seeds), plan.gan.steps):
             return None
