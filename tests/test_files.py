@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf, nan
 from pathlib import Path
@@ -187,3 +188,39 @@ def test_a_line_of_metrics_is_no_longer_than_a_round_needs(tmp_path: Path) -> No
     assert next(lines) == {"round": 1}
     with pytest.raises(ValueError, match=r"line 2 has 4,194,306 characters"):
         next(lines)
+
+
+def many(entry: str, count: int = 400_000) -> str:
+    return ",".join(f'"{number}":{entry}' for number in range(count))
+
+
+def a_list_of(entry: str, count: int = 400_000) -> str:
+    return f"[{','.join([entry] * count)}]"
+
+
+WRONG = {
+    "a score a round": ("result.json", f'{{"score_per_round": {a_list_of(chr(34) * 2)}}}', "is damaged"),
+    "caveats": ("result.json", f'{{"caveats": {a_list_of("0")}}}', "is damaged"),
+    "layers": ("result.json", f'{{"layers": {{{many("1")}}}}}', "is damaged"),
+    "classes": ("model.json", f'{{"classes": {a_list_of("0")}}}', "is damaged"),
+    "fields of a model": ("model.json", f"{{{many('1')}}}", "more than 262,144 fields"),
+    "fields of a certificate": ("certificate.json", f"{{{many('1')}}}", "at most 16,384 names, got 400,000"),
+    "software": ("certificate.json", f'{{"statement": {{"software": {{{many("1")}}}}}}}', "is no certificate"),
+    "assumptions": ("certificate.json", f'{{"statement": {{"guarantees": [{{"assumptions": {a_list_of("0")}}}]}}}}', "is no certificate"),
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "result.json": lambda path: RunFolder(path.parent).result(),
+    "model.json": lambda path: RunFolder(path.parent).model_file(),
+    "certificate.json": signature.read,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_in_a_large_file_is_refused_without_an_error_for_each_part(what: str, tmp_path: Path) -> None:
+    """Of each wrong part pydantic keeps an error, a thousand bytes of memory; 400,000 took 1.5 s or more, and reading takes a quarter."""
+    name, text, reason = WRONG[what]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    began = time.process_time()
+    with pytest.raises(DataError, match=reason):
+        READERS[name](tmp_path / name)
+    assert time.process_time() - began < 0.8

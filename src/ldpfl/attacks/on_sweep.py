@@ -48,4 +48,6 @@ def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | Non
         rows = {row["kind"]: row["distances"] for row in found["rows"]}
         return tuple(float(distance["value"]) for distance in rows.get("protected", rows["unprotected"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start again") from error
+        raise DataError(
+            f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}; remove it, and start again"
+        ) from error

@@ -260,7 +260,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._kind_path} is damaged: expected one of {', '.join(Kind)}") from error
+            raise DataError(f"{self._kind_path} is damaged, or larger than such a file is: expected one of {', '.join(Kind)}") from error
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if a round was finished."""
@@ -293,7 +293,9 @@ class RunFolder:
         try:
             result = from_json(read_text(self.result_path, MAX_RESULT_BYTES))
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.result_path} is damaged: {error}; remove it, and finish the run again") from error
+            raise DataError(
+                f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, and finish the run again"
+            ) from error
         problem = problem_of(result)
         if problem:
             raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, and finish the run again")
