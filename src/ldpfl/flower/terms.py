@@ -120,7 +120,7 @@ class RoundTerms:
         """
         version = record.get("version")
         if version != VERSION:
-            found = version if type(version) is int else "none that is a number"
+            found = version if type(version) is int else "(no number)"
             raise ProtocolError(f"the server's terms are of version {found}, expected {VERSION}")
         wire = _Wire.of(record, "the server's terms")
         run_of(wire.run)  # it becomes part of a path at the relay
