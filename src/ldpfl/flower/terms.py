@@ -229,7 +229,10 @@ def _parts(content: RecordDict) -> Iterator[bytes]:
 def _exactly(value: object) -> bytes:
     """Return the kind and every bit of a value of a record: two are the same only if no program can tell them apart."""
     if isinstance(value, list):
-        return b"list%d:" % len(value) + b"".join(len(part).to_bytes(8, "big") + part for part in map(_exactly, value))
+        whole = bytearray(b"list%d:" % len(value))
+        for part in map(_exactly, value):  # joined at once, each part of a long list would be in memory as an object
+            whole += len(part).to_bytes(8, "big") + part
+        return bytes(whole)
     if isinstance(value, float):
         return b"float:" + struct.pack(">d", value)
     return f"{type(value).__name__}:{value!r}".encode()
