@@ -25,6 +25,9 @@ MAX_BYTES = 1 << 24
 _MAX_FIELDS = 1 << 18
 """Fields of the largest description; each column of a table has some."""
 
+_MAX_ENTRIES = 1 << 21
+"""Entries of all its lists together; a text has 65,536 words at most."""
+
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
@@ -178,8 +181,9 @@ def read_description(path: Path, kind: type[BaseModel]) -> Any:
     """
     try:
         text = read_text(path, MAX_BYTES)
-        if text.count(":") > _MAX_FIELDS:  # of each wrong one pydantic keeps an error, which takes a thousand bytes
-            raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields")
+        # Pydantic keeps an error for each wrong field, and with each error for a missing one a copy of all that was given.
+        if text.count(":") > _MAX_FIELDS or text.count(",") > _MAX_ENTRIES:
+            raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries")
         return kind.model_validate_json(text)
     except FileNotFoundError:
         raise
