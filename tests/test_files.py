@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf, nan
 from pathlib import Path
@@ -16,8 +17,28 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ldpfl.errors import WriteError
-from ldpfl.files import from_json, from_toml, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text
+from ldpfl.errors import DataError, LdpflError, WriteError
+from ldpfl.experiments.config import read_config
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.sweep_config import load_sweep
+from ldpfl.files import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_CONFIG_BYTES,
+    MAX_LINE_BYTES,
+    MAX_RESULT_BYTES,
+    MAX_ROUNDS_BYTES,
+    from_json,
+    from_json_lines,
+    from_toml,
+    make_folder,
+    read_text,
+    remove_leftovers,
+    replace_atomically,
+    to_json,
+    write_text,
+)
+from ldpfl.privacy import Ledger
+from ldpfl.verifying import signature
 
 
 @contextmanager
@@ -122,3 +143,85 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) ->
 def test_toml_that_is_too_much_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"too deeply|digits|Exceeds"):
         from_toml(text)
+
+
+def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tmp_path: Path) -> None:
+    """What is made of such a file takes many times its bytes; most of these take no room on the disk."""
+    path = tmp_path / "config.toml"
+    path.touch()
+    os.truncate(path, MAX_CONFIG_BYTES + 1)
+    with pytest.raises(OSError, match=r"1,048,577 bytes, and a file of its kind at most 1,048,576"):
+        read_text(path)
+    os.truncate(path, MAX_CONFIG_BYTES)
+    assert len(read_text(path)) == MAX_CONFIG_BYTES
+    readers = {
+        MAX_CONFIG_BYTES: (read_config, load_sweep_file),
+        MAX_CERTIFICATE_BYTES: (signature.read,),
+        MAX_RESULT_BYTES: (lambda path: RunFolder(path.parent).result(),),
+        MAX_ROUNDS_BYTES: (Ledger.load, lambda path: list(from_json_lines(path))),
+    }
+    for most, functions in readers.items():
+        for name in ("config.toml", "result.json"):
+            (tmp_path / name).touch()
+            os.truncate(tmp_path / name, most + 1)
+        for function in functions:
+            with pytest.raises((LdpflError, OSError), match=f"at most {most:,}"):
+                function(path)
+
+
+def load_sweep_file(path: Path) -> object:
+    return load_sweep(str(path))
+
+
+def test_json_of_very_many_empty_parts_is_refused_before_any_is_made(tmp_path: Path) -> None:
+    text = "[" + "[]," * 2_000_000 + "{}]"
+    with pytest.raises(ValueError, match="2,000,002 lists and objects, expected at most 1,048,576"):
+        from_json(text)
+    with pytest.raises(DataError, match="2,000,002 lists and objects"):
+        Ledger.from_json(text)
+
+
+def test_a_line_of_metrics_is_no_longer_than_a_round_needs(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1}\n"' + "x" * MAX_LINE_BYTES + '"\n', encoding="utf-8")
+    lines = from_json_lines(path)
+    assert next(lines) == {"round": 1}
+    with pytest.raises(ValueError, match=r"line 2 has 4,194,306 characters"):
+        next(lines)
+
+
+def many(entry: str, count: int = 400_000) -> str:
+    return ",".join(f'"{number}":{entry}' for number in range(count))
+
+
+def a_list_of(entry: str, count: int = 400_000) -> str:
+    return f"[{','.join([entry] * count)}]"
+
+
+WRONG = {
+    "a score a round": ("result.json", f'{{"score_per_round": {a_list_of(chr(34) * 2)}}}', "is damaged"),
+    "caveats": ("result.json", f'{{"caveats": {a_list_of("0")}}}', "is damaged"),
+    "layers": ("result.json", f'{{"layers": {{{many("1")}}}}}', "is damaged"),
+    "classes": ("model.json", f'{{"classes": {a_list_of("0")}}}', "is damaged"),
+    "fields of a model": ("model.json", f"{{{many('1')}}}", "more than 262,144 fields"),
+    "entries of a model": ("model.json", f'{{"classes": {a_list_of("0", 3_000_000)}}}', "or 2,097,152 entries"),
+    "fields of a certificate": ("certificate.json", f"{{{many('1')}}}", "at most 16,384 names, got 400,000"),
+    "software": ("certificate.json", f'{{"statement": {{"software": {{{many("1")}}}}}}}', "is no certificate"),
+    "assumptions": ("certificate.json", f'{{"statement": {{"guarantees": [{{"assumptions": {a_list_of("0")}}}]}}}}', "is no certificate"),
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "result.json": lambda path: RunFolder(path.parent).result(),
+    "model.json": lambda path: RunFolder(path.parent).model_file(),
+    "certificate.json": signature.read,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_in_a_large_file_is_refused_without_an_error_for_each_part(what: str, tmp_path: Path) -> None:
+    """Of each wrong part pydantic keeps an error, a thousand bytes of memory; 400,000 took 1.5 s or more, and reading takes a quarter."""
+    name, text, reason = WRONG[what]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    began = time.process_time()
+    with pytest.raises(DataError, match=reason):
+        READERS[name](tmp_path / name)
+    assert time.process_time() - began < 0.8

@@ -119,7 +119,26 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
-_MOST_BYTES = 1 << 30
+MAX_CONFIG_BYTES = 1 << 20
+"""Size of the largest file that people write, or that says a few words of a run, such as its kind. Recipes have some 2,000 bytes."""
+
+MAX_CERTIFICATE_BYTES = 1 << 23
+"""Size of the largest certificate: 10,000 kinds of rounds, which are all that it may charge, take 6 MiB."""
+
+MAX_RESULT_BYTES = 1 << 24
+"""Size of the largest result: figures of 100,000 rounds, which are all that it may have, take 10 MiB."""
+
+MAX_ROUNDS_BYTES = 1 << 26
+"""Size of the largest file with an entry a round: 100,000 rounds at 670 bytes, where an event of a ledger has some 550.
+
+Metrics of a round have some 115 bytes a layer. A checkpoint holds both in a header, which may have 100 MB.
+"""
+
+MAX_LINE_BYTES = 1 << 22
+"""Size of the metrics of one round: 36,000 layers."""
+
+_MAX_PARTS = 1 << 20
+"""Lists and objects of the largest JSON that is read. Empty ones take 25 times their bytes; a ledger of 100,000 rounds has 200,000."""
 
 
 def check_regular(path: Path) -> None:
@@ -132,11 +151,14 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MAX_CONFIG_BYTES) -> str:
     """Return the text of a file that may be somebody else's: a pipe or a device in its place is refused, which may have no end.
 
+    Args:
+        most: bytes of the largest file of its kind. What is made of the text takes many times its size.
+
     Raises:
-        OSError: it cannot be read, is no file, or has more than a gibibyte.
+        OSError: it cannot be read, is no file, or has more than ``most`` bytes.
         UnicodeDecodeError: it is no UTF-8 text.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -144,8 +166,8 @@ def read_text(path: Path) -> str:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if found.st_size > _MOST_BYTES:
-            raise OSError(errno.EFBIG, "it has more than a gibibyte", str(path))
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and a file of its kind at most {most:,}", str(path))
         return file.read(found.st_size).decode()  # a larger number would be allocated whole
 
 
@@ -165,12 +187,32 @@ def from_json(text: str) -> Any:
     """Read JSON; the bare NaN and infinities that earlier versions wrote read as None.
 
     Raises:
-        ValueError: it is not JSON, nested too deeply, or says something twice.
+        ValueError: it is not JSON, nested too deeply, has too many parts, or says something twice.
     """
+    check_parts(text)
     try:
         return json.loads(text, parse_constant=lambda name: None, object_pairs_hook=unique_fields)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def from_json_lines(path: Path) -> Iterator[Any]:
+    """Yield what stands in each line of a file with an entry a round; errors as in :func:`read_text` and :func:`from_json`."""
+    for number, line in enumerate(read_text(path, MAX_ROUNDS_BYTES).splitlines(), start=1):
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"line {number} has {len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
+        yield from_json(line)
+
+
+def check_parts(text: str) -> None:
+    """Return if JSON has no more lists and objects than any honest file: each takes many times its bytes.
+
+    Raises:
+        ValueError: it has more.
+    """
+    parts = text.count("[") + text.count("{")
+    if parts > _MAX_PARTS:
+        raise ValueError(f"it has {parts:,} lists and objects, expected at most {_MAX_PARTS:,}")
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -164,5 +164,5 @@ def test_a_description_that_has_no_end_is_not_read(folder: Path, tmp_path: Path)
     place = copied(folder, tmp_path)
     with (place / "encoding.json").open("r+b") as file:
         file.truncate(1 << 33)
-    with pytest.raises(DataError, match="more than 64 MiB"):
+    with pytest.raises(DataError, match="at most 16,777,216"):
         api.predict(place, ROWS)

@@ -6,6 +6,7 @@ import base64
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from flower_parts import OpenNode, app_of, ask, config_of, instruction, shift, t
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
-from ldpfl.errors import Declined, GivesWeights, NoRelay, NotSetUp, OtherRunConfig
+from ldpfl.errors import ConfigError, Declined, GivesWeights, NoRelay, NotSetUp, OtherRunConfig, ProtocolError
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
-from ldpfl.flower.question import QUESTION, question_of
-from ldpfl.flower.terms import VERSION
+from ldpfl.flower.question import QUESTION, question_of, read_question
+from ldpfl.flower.terms import VERSION, digest_of, mechanism_named
 from ldpfl.privacy.budget_file import read_charges, set_limit
 
 SIZES = (12, 3)
@@ -283,3 +284,48 @@ def test_a_malformed_question_gets_no_answer_and_asks_the_node_nothing(case: str
     told = OtherRunConfig.public if case == "another run config" else FAILED  # of which the server's author is told what to set
     assert refused(ask(app_of(untouched, node), message), told)
     assert (node.steps, node.questions) == ([], [])
+
+
+LARGE_RECORDS: dict[str, Callable[[RecordDict], None]] = {
+    "integers for floats": _in_terms("center", [1] * 2_000_000),
+    "floats for names": _in_terms("layers", [1.0] * 2_000_000),
+    "sizes of 0": _in_question("sizes", [0] * 2_000_000),
+    "unknown fields": lambda content: content.config_records["ldpfl"].update({f"field-{i}": 1 for i in range(300_000)}),
+    "a version of many numbers": _in_terms("version", [1] * 2_000_000),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_RECORDS)
+def test_what_is_wrong_in_a_large_record_is_refused_at_once(name: str) -> None:
+    """An error for each wrong element took 10 s and gigabytes; the bound is a fiftieth of that and hundreds of times what is needed."""
+    content = question().content
+    LARGE_RECORDS[name](content)
+    began = time.process_time()
+    with pytest.raises(ProtocolError) as refusal:
+        read_question(content, digest_of({}))
+    assert time.process_time() - began < 0.2
+    assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize("field", ["center", "radius", "sizes"])
+def test_a_model_has_no_more_layers_than_a_node_reads(field: str) -> None:
+    content = question().content
+    many: list[int] | list[float] = [1] * 20_000 if field == "sizes" else [1.0] * 20_000
+    (_in_question if field == "sizes" else _in_terms)(field, many)(content)
+    with pytest.raises(ProtocolError, match=f"{field}: List should have at most 16384 items"):
+        read_question(content, digest_of({}))
+
+
+def test_the_name_of_a_mechanism_is_empty_where_a_number_has_thousands_of_digits() -> None:
+    content = question().content
+    _in_terms("config", '[mechanism]\nname = "duchi"\nepsilon = ' + "9" * 8_000)(content)
+    assert mechanism_named(content) == ""
+    with pytest.raises(ProtocolError, match="not valid TOML"):
+        read_question(content, digest_of({}))
+
+
+@pytest.mark.parametrize("name", ["time-varying", "adapldp", "full-dp"])
+def test_an_epsilon_whose_square_no_float_holds_is_refused_in_words(name: str) -> None:
+    terms = terms_of(config=config_of(f"mechanism.name={name}", "mechanism.epsilon=1.7e308", "training.clip_norm=1.0"))
+    with pytest.raises(ConfigError, match="epsilon must be at most"):
+        read_question(question(terms).content, digest_of({}))

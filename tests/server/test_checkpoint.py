@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,58 @@ def test_tensors_without_a_checkpoint_s_figures_are_refused(tmp_path: Path) -> N
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
         Checkpoint.load(tmp_path / "nowhere")
+
+
+CLAIMED = 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"weights": ("F32", [CLAIMED])}, "expected F32 of shape [7], found 'weights', F32 of shape [50000000]"),
+        ({"weights": ("F16", [7])}, "expected F32 of shape [7], found 'weights', F16 of shape [7]"),
+        ({"previous": ("F32", [CLAIMED])}, "found 'previous'"),
+        ({"center": ("F64", [CLAIMED])}, "expected F64 of shape [2], found 'center'"),
+        ({"another": ("F32", [7])}, "expected no such tensor, found 'another'"),
+        ({"memory.sent": ("F16", [CLAIMED])}, "found 'memory.sent'"),
+        ({"radius": None}, "it has no radius"),
+    ],
+)
+def test_tensors_that_are_not_a_checkpoint_s_are_refused_by_what_the_header_says(
+    tensors: dict[str, tuple[str, list[int]] | None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes may claim billions of values; none is read or converted."""
+    path = written(tmp_path, tensors)
+    for name in ("to", "float", "double"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("a tensor was converted"))
+    with pytest.raises(DataError, match="is damaged: " + ".*" + re.escape(reason)):
+        Checkpoint.load(path)
+
+
+@pytest.mark.parametrize("field", ["sizes", "history", "ledger"])
+@pytest.mark.parametrize("text", ["[" * 300_000, "[" + "[]," * 2_000_000 + "[]]", "{}", '["a"]', "[[]]"])
+def test_figures_that_are_none_are_refused(field: str, text: str, tmp_path: Path) -> None:
+    """Whether they are nested without end, or take much more memory than bytes."""
+    with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
+        Checkpoint.load(written(tmp_path, {}, **{field: text}))
+
+
+def written(folder: Path, tensors: dict[str, tuple[str, list[int]] | None], **figures: str) -> Path:
+    """Write a file that says what the example's does, but for ``tensors`` and ``figures``; its values take no room on the disk."""
+    path = folder / "checkpoint.safetensors"
+    example().save(path)
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    figures = {**header.pop("__metadata__"), **figures}
+    told = {**{name: (entry["dtype"], entry["shape"]) for name, entry in header.items()}, **tensors}
+    start, made = 0, {}
+    for name, tensor in told.items():
+        if tensor is not None:
+            stop = start + math.prod(tensor[1]) * int(tensor[0][1:]) // 8
+            made[name] = {"dtype": tensor[0], "shape": tensor[1], "data_offsets": [start, stop]}
+            start = stop
+    text = json.dumps({"__metadata__": figures, **made}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + start)
+    return path

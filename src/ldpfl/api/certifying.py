@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import read_text
+from ldpfl.files import MAX_ROUNDS_BYTES, read_text
 from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.certified_lines import certified
@@ -48,7 +48,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     kept = Ledger.load(file) if folder is None else folder.ledger()
     chosen = DELTA if folder is None else folder.config().privacy.delta
     try:
-        text = read_text(file)
+        text = read_text(file, MAX_ROUNDS_BYTES)
     except OSError as error:
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
     if Ledger.from_json(text, str(file)) != kept:

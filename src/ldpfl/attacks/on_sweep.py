@@ -9,7 +9,7 @@ from ldpfl.attacks.on_run import Attacker, AttackPlan, attack_folder
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import Cell
-from ldpfl.files import from_json, read_text
+from ldpfl.files import MAX_RESULT_BYTES, from_json, read_text
 
 OnAttack = Callable[[int, int, Cell], None]
 """Called with (number of an attack, from 1; how many there are; the run) when it begins."""
@@ -41,11 +41,13 @@ def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | Non
     if not path.exists():
         return None
     try:
-        found = from_json(read_text(path))
+        found = from_json(read_text(path, MAX_RESULT_BYTES))
         asked = found["plan"]
         if (asked["images"], asked["seeds"], asked["gan"]["steps"]) != (plan.images, list(plan.seeds), plan.gan.steps):
             return None
         rows = {row["kind"]: row["distances"] for row in found["rows"]}
         return tuple(float(distance["value"]) for distance in rows.get("protected", rows["unprotected"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start again") from error
+        raise DataError(
+            f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}; remove it, and start again"
+        ) from error

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-Knots = tuple[tuple[float, ...], tuple[float, ...]]
+_Floats = Annotated[tuple[float, ...], Field(fail_fast=True)]
+Knots = tuple[_Floats, _Floats]
 """Ascending values, and what each of them becomes."""
 
 _WIDEST = 1 << 24
@@ -49,11 +50,11 @@ class Encoder(BaseModel):
 
     data: DataConfig
     targets: Targets
-    classes: tuple[str, ...] = ()
-    places: tuple[int, ...] = ()
-    knots: tuple[Knots | None, ...] = ()
-    shares: tuple[float, ...] = ()
-    cuts: tuple[float, ...] = ()
+    classes: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    places: Annotated[tuple[int, ...], Field(fail_fast=True)] = ()
+    knots: Annotated[tuple[Knots | None, ...], Field(fail_fast=True)] = ()
+    shares: _Floats = ()
+    cuts: _Floats = ()
     target_center: float = 0.0
     target_spread: float = 1.0
     width: Annotated[int, Field(ge=0, le=_WIDEST)]

@@ -19,8 +19,14 @@ from ldpfl.files import check_regular, read_text
 from ldpfl.importing import GIVEN, is_code, lies_in_file
 from ldpfl.tasks import Targets
 
-MAX_BYTES = 1 << 26
+MAX_BYTES = 1 << 24
 """Size of the largest description that is read: nobody has columns and classes for more, and the file may be somebody else's."""
+
+_MAX_FIELDS = 1 << 18
+"""Fields of the largest description; each column of a table has some."""
+
+_MAX_ENTRIES = 1 << 21
+"""Entries of all its lists together; a text has 65,536 words at most."""
 
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -43,13 +49,13 @@ class ModelFile(BaseModel):
     name: str
     options: dict[str, bool | int | float | str] = {}
     mend: bool = False
-    shape: tuple[_Size, ...] | None
+    shape: Annotated[tuple[_Size, ...], Field(fail_fast=True)] | None
     outputs: _Size
     vocabulary: _Size | None = None
     targets: Targets
-    classes: tuple[str, ...] = ()
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    classes: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    mean: Annotated[tuple[float, ...], Field(fail_fast=True)] = ()
+    std: Annotated[tuple[float, ...], Field(fail_fast=True)] = ()
 
     @model_validator(mode="after")
     def _has_a_class_an_output(self) -> Self:
@@ -176,13 +182,15 @@ def read_description(path: Path, kind: type[BaseModel]) -> Any:
         DataError: the file is damaged, or larger than any such file is.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path} is damaged: it has more than {MAX_BYTES >> 20} MiB")
-        return kind.model_validate_json(read_text(path))
+        text = read_text(path, MAX_BYTES)
+        # Pydantic keeps an error for each wrong field, and with each error for a missing one a copy of all that was given.
+        if text.count(":") > _MAX_FIELDS or text.count(",") > _MAX_ENTRIES:
+            raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries")
+        return kind.model_validate_json(text)
     except FileNotFoundError:
         raise
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
         raise DataError(f"{path} is damaged: {f'{place}: ' if place else ''}{problem['msg']}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -6,9 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from ldpfl.few import FEW, require_few
+
 Figure = float | None
 """None stands for one that is not a finite number."""
 
+
+PerRound = Annotated[list[Figure], Field(fail_fast=True)]
+"""A figure a round; at the first wrong one the rest is not looked at, for each would take a thousand bytes of errors."""
 
 Interval = Annotated[list[Figure], Field(min_length=2, max_length=2)]
 
@@ -18,6 +23,8 @@ Word = Annotated[str, Field(max_length=1000)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    _has_few_fields = model_validator(mode="before")(require_few)
 
 
 class _Layer(_Strict):
@@ -31,7 +38,7 @@ class _Noise(_Strict):
     norm: Figure
     protected_fraction: float
     paper_epsilon: Figure
-    paper_epsilon_per_round: list[Figure]
+    paper_epsilon_per_round: PerRound
 
 
 class _Tenth(_Strict):
@@ -43,16 +50,16 @@ class _Tenth(_Strict):
 
 
 class _Risks(_Strict):
-    edges: list[float]
-    rows: list[int]
+    edges: Annotated[list[float], Field(fail_fast=True)]
+    rows: Annotated[list[int], Field(fail_fast=True)]
 
 
 class _Site(_Strict):
     name: Word
     rows: int
     events: int | None = None
-    scores: dict[str, Figure]
-    intervals: dict[str, Interval]
+    scores: Annotated[dict[str, Figure], FEW]
+    intervals: Annotated[dict[str, Interval], FEW]
     note: str
 
 
@@ -65,25 +72,25 @@ class Figures(_Strict):
     own_data: bool = False
     metric: str
     score: Figure
-    scores: dict[str, Figure]
-    intervals: dict[str, Interval] = {}
-    noise_free_scores: dict[str, Figure] = {}
-    pooled_scores: dict[str, Figure] = {}
+    scores: Annotated[dict[str, Figure], FEW]
+    intervals: Annotated[dict[str, Interval], FEW] = {}
+    noise_free_scores: Annotated[dict[str, Figure], FEW] = {}
+    pooled_scores: Annotated[dict[str, Figure], FEW] = {}
     test_rows: int = 0
     event: Word | None = None
     calibration: Annotated[list[_Tenth], Field(max_length=100)] = []
     risks: _Risks | None = None
-    sites: list[_Site] = []
-    score_per_round: list[Figure]
+    sites: Annotated[list[_Site], Field(fail_fast=True)] = []
+    score_per_round: PerRound
     noise_free_score: Figure
-    noise_free_score_per_round: list[Figure] | None = None
+    noise_free_score_per_round: PerRound | None = None
     clamped_score: Figure = None
     evaluated_on: str
     mechanism: str
     epsilon_per_unit: float | Literal["infinity"] | None
     unit: str
     target: Figure = None
-    caveats: list[str] = []
+    caveats: Annotated[list[str], Field(fail_fast=True)] = []
     privacy: dict[str, JsonValue]
     clients: int
     records: int | None = None
@@ -93,12 +100,12 @@ class Figures(_Strict):
     weights: int
     uplink_bits_per_client_round: int
     uplink_bytes_per_client_round: int
-    layers: dict[str, _Layer]
-    clipped_records_per_round: list[Figure] | None = None
+    layers: Annotated[dict[str, _Layer], FEW]
+    clipped_records_per_round: PerRound | None = None
     noise: _Noise | None = None
     seconds: float
     device: str
-    versions: dict[Word, Word]
+    versions: Annotated[dict[Word, Word], FEW]
 
     @model_validator(mode="after")
     def _has_a_figure_a_round(self) -> Self:
@@ -118,6 +125,6 @@ def problem_of(figures: Any) -> str:
     except (ValidationError, RecursionError) as error:
         if isinstance(error, RecursionError):
             return "it is nested too deeply"
-        first = error.errors()[0]
+        first = error.errors(include_input=False, include_url=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
     return ""

@@ -21,7 +21,17 @@ from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, read_description
 from ldpfl.experiments.result_schema import problem_of
-from ldpfl.files import from_json, make_folder, read_text, remove_leftovers, replace_atomically, to_json, write_text, writing
+from ldpfl.files import (
+    MAX_RESULT_BYTES,
+    from_json,
+    make_folder,
+    read_text,
+    remove_leftovers,
+    replace_atomically,
+    to_json,
+    write_text,
+    writing,
+)
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import LocalTask
@@ -250,7 +260,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._kind_path} is damaged: expected one of {', '.join(Kind)}") from error
+            raise DataError(f"{self._kind_path} is damaged, or larger than such a file is: expected one of {', '.join(Kind)}") from error
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, if a round was finished."""
@@ -281,9 +291,11 @@ class RunFolder:
         if not self.result_path.exists():
             return None
         try:
-            result = from_json(read_text(self.result_path))
+            result = from_json(read_text(self.result_path, MAX_RESULT_BYTES))
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.result_path} is damaged: {error}; remove it, and finish the run again") from error
+            raise DataError(
+                f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, and finish the run again"
+            ) from error
         problem = problem_of(result)
         if problem:
             raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, and finish the run again")

@@ -13,7 +13,7 @@ from typing import Any
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
-from ldpfl.files import from_json, read_text
+from ldpfl.files import from_json_lines
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement, best_figure, is_figure
 from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER
@@ -170,7 +170,7 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
     path, charged = folder.metrics_path, result["noise"]["paper_epsilon_per_round"]
     damaged = DataError(f"{path} is damaged: it lacks rounds of a finished run; remove {folder.path} and start the sweep again")
     try:
-        noise = [from_json(line)["noise"] for line in read_text(path).splitlines()]
+        noise = [line["noise"] for line in from_json_lines(path)]
         norms = [_known(figures["norm"]) if figures else 0.0 for figures in noise]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise damaged from error

@@ -137,7 +137,9 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
         overrides = [str(override) for override in tree.pop(_OVERRIDES)]
         return SweepConfig.model_validate(tree), overrides
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
+        raise DataError(
+            f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}; remove it, and start the sweep again"
+        ) from error
 
 
 def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | None:
@@ -166,7 +168,9 @@ def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list
         if len(names) != len(planned) or not all(re.fullmatch("[0-9a-z]+", name) for name in names):
             raise ValueError("names of folders")
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}; remove it, and start the sweep again") from error
+        raise DataError(
+            f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}; remove it, and start the sweep again"
+        ) from error
     folders = [RunFolder(out / "runs" / name) for name in names]
     return [
         (replace(cell, config=folder.config()) if folder.config_path.exists() else cell, folder)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import PositiveInt
 
 from ldpfl.errors import ProtocolError
 from ldpfl.flower.ask import Ask, read_terms
 from ldpfl.flower.terms import RECORD, RoundTerms
+from ldpfl.flower.wire import LayerSizes, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 
@@ -28,12 +28,10 @@ _MAX_WEIGHTS = 2**28
 """Weights of the largest model that a node thinks about: a few bytes must not make it take all of its memory."""
 
 
-class _Wire(BaseModel):
-    """The fields of the question's own record, each of its own kind, and no other."""
+class _Wire(WireFields):
+    """The fields of the question's own record."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
-
-    sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    sizes: LayerSizes
     min_clients: PositiveInt
 
 
@@ -64,11 +62,7 @@ def read_question(content: RecordDict, run_config: str) -> Question:
     if set(content) != {RECORD, _RECORD} or _RECORD not in content.config_records:
         raise ProtocolError(f"a question holds the records {RECORD!r} and {_RECORD!r} and nothing else")
     terms = read_terms(content, run_config)
-    try:
-        wire = _Wire.model_validate(dict(content.config_records[_RECORD]))
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise ProtocolError(f"the server's question cannot be read: {'.'.join(map(str, first['loc']))[:40]}: {first['msg'][:80]}") from None
+    wire = _Wire.of(content.config_records[_RECORD], "the server's question")
     if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
         raise ProtocolError(f"a question names {len(terms.layers)} layers, each once, and gives a size for each: it has {len(wire.sizes)}")
     dimension = sum(wire.sizes)

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.flower.wire import LayerFloats, LayerNames, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.policy import Transport
@@ -30,32 +31,20 @@ VERSION = 4
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
 
-_LONGEST_NAME = 120
 _LONGEST_CONFIG = 1 << 14
 """Characters of a config; the largest recipe has some 2,000."""
 
 
-def _no_integer(value: object) -> object:
-    if type(value) is int:
-        raise ValueError("expected a float")
-    return value
-
-
-_Float = Annotated[float, BeforeValidator(_no_integer)]
-
-
-class _Wire(BaseModel):
-    """The fields of the server's terms, as they are on the wire: each of its own kind, and no other."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+class _Wire(WireFields):
+    """The fields of the server's terms, as they are on the wire."""
 
     version: int
     run: str
     round: PositiveInt
     config: Annotated[str, Field(max_length=_LONGEST_CONFIG)]
-    layers: list[str]
-    center: list[_Float]
-    radius: list[_Float]
+    layers: LayerNames
+    center: LayerFloats
+    radius: LayerFloats
     asked: PositiveInt
     transport: Transport
     key: bytes
@@ -129,14 +118,11 @@ class RoundTerms:
         Raises:
             ProtocolError: a field is missing, unknown, or of another kind or version.
         """
-        if record.get("version") != VERSION:
-            raise ProtocolError(f"the server's terms are of version {str(record.get('version'))[:20]}, expected {VERSION}")
-        try:
-            wire = _Wire.model_validate(dict(record))
-        except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])[:_LONGEST_NAME]
-            raise ProtocolError(f"the server's terms cannot be read: {place}: {first['msg'][:_LONGEST_NAME]}") from None
+        version = record.get("version")
+        if version != VERSION:
+            found = version if type(version) is int else "(no number)"
+            raise ProtocolError(f"the server's terms are of version {found}, expected {VERSION}")
+        wire = _Wire.of(record, "the server's terms")
         run_of(wire.run)  # it becomes part of a path at the relay
         return cls(
             run=wire.run,
@@ -243,7 +229,10 @@ def _parts(content: RecordDict) -> Iterator[bytes]:
 def _exactly(value: object) -> bytes:
     """Return the kind and every bit of a value of a record: two are the same only if no program can tell them apart."""
     if isinstance(value, list):
-        return b"list%d:" % len(value) + b"".join(len(part).to_bytes(8, "big") + part for part in map(_exactly, value))
+        whole = bytearray(b"list%d:" % len(value))
+        for part in map(_exactly, value):  # joined at once, each part of a long list would be in memory as an object
+            whole += len(part).to_bytes(8, "big") + part
+        return bytes(whole)
     if isinstance(value, float):
         return b"float:" + struct.pack(">d", value)
     return f"{type(value).__name__}:{value!r}".encode()
@@ -257,7 +246,7 @@ def mechanism_named(content: RecordDict) -> str:
         return ""
     try:
         return str(tomllib.loads(text)["mechanism"]["name"])
-    except (tomllib.TOMLDecodeError, RecursionError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):  # a number of thousands of digits is a ValueError
         return ""
 
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import read_text, unique_fields, write_text
+from ldpfl.files import MAX_ROUNDS_BYTES, check_parts, read_text, unique_fields, write_text
 from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
@@ -69,9 +69,7 @@ class Ledger:
         Raises:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
-        if self.events and event.round <= self.events[-1].round:
-            raise DataError(f"round {event.round} cannot be charged after round {self.events[-1].round}")
-        return Ledger((*self.events, event))
+        return Ledger((*self.events, _after(self.events, event)))
 
     def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
         """Return the ledger as JSON text, an event a line; ``accounted`` is kept beside it for people, and not read back."""
@@ -91,6 +89,7 @@ class Ledger:
             DataError: not a ledger, of another version, or with an event that is unknown or contradicts itself; one line.
         """
         try:
+            check_parts(text)
             tree = json.loads(text, object_pairs_hook=unique_fields)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{origin} is not valid JSON: {error}") from None
@@ -104,17 +103,18 @@ class Ledger:
             raise DataError(f"{origin} has an unknown part {_short(unknown[0])}")
         if not isinstance(tree.get("events"), list):
             raise DataError(f"{origin} has no list of events")
-        ledger, links = cls(), []
+        events: list[RoundEvent] = []
+        links = []
         for index, entry in enumerate(tree["events"], start=1):
             try:
                 links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _CHAINED else None)
-                ledger = ledger.charge(_from_tree(entry, version))
+                events.append(_after(events, _from_tree(entry, version)))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
-        _check_possible(ledger.events, origin, gaps=version < _CHAINED)
+        _check_possible(events, origin, gaps=version < _CHAINED)
         if version >= _CHAINED:
-            _check_chained(ledger.events, links, origin)
-        return ledger
+            _check_chained(events, links, origin)
+        return cls(tuple(events))
 
     def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
         """Write to ``path`` so that a crash leaves this ledger or the one before."""
@@ -124,10 +124,17 @@ class Ledger:
     def load(cls, path: Path) -> Ledger:
         """Read a ledger file; errors as in :meth:`from_json`."""
         try:
-            text = read_text(path)
+            text = read_text(path, MAX_ROUNDS_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         return cls.from_json(text, str(path))
+
+
+def _after(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEvent:
+    """Return ``event`` if its round is later than those of ``events``, else raise a :class:`DataError`."""
+    if events and event.round <= events[-1].round:
+        raise DataError(f"round {event.round} cannot be charged after round {events[-1].round}")
+    return event
 
 
 def _next_link(link: str, event: RoundEvent) -> str:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.files import from_json, read_text
+from ldpfl.files import from_json_lines, read_text
 from ldpfl.judging import COMMONEST
 from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
@@ -243,10 +243,10 @@ def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _first_clamped(folder: RunFolder) -> Any:
     """Return which share of each layer was clamped in the first round that anybody took part in, as the file says it."""
     try:
-        lines = [from_json(line) for line in read_text(folder.metrics_path).splitlines()]
+        lines = from_json_lines(folder.metrics_path)
+        return next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
     except (OSError, ValueError):
-        lines = []
-    return next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
+        return {}
 
 
 def _layers(folder: RunFolder, result: dict[str, Any], *, public: bool) -> Iterator[dict[str, str]]:

@@ -53,7 +53,9 @@ def plan_page(path: Path) -> str:
     except ConfigError as error:
         raise DataError(f"{path} is no plan that can be made: {error}") from error
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{path} is no plan, as ldpfl plan --json writes it: {type(error).__name__}") from error
+        raise DataError(
+            f"{path} is no plan, as ldpfl plan --json writes it: {getattr(error, 'strerror', None) or type(error).__name__}"
+        ) from error
 
 
 def _of_setting(found: dict[str, Any]) -> str:

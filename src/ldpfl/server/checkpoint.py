@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import check_regular, replace_atomically
+from ldpfl.files import check_parts, check_regular, replace_atomically
 from ldpfl.privacy import Ledger
 from ldpfl.randomness import WORDS
 from ldpfl.ranges import LayerRanges
@@ -21,6 +21,10 @@ from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState
 
 _MEMORY = "memory."
+_MEMORY_DTYPES = ("F32", "F64")
+_SHOWN = 80
+"""Characters of a name in an error."""
+
 _CARRIED = ("previous", "velocity", "average", "size", "best")
 """Parts of the server's state that need not be there."""
 
@@ -77,18 +81,53 @@ class Checkpoint:
             check_regular(path)
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata()
-                tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
-            ranges = LayerRanges(tensors["center"], tensors["radius"], tuple(json.loads(metadata["sizes"])))
-            history = tuple(RoundMetrics(**entry) for entry in json.loads(metadata["history"]))
+                sizes = _listed(metadata, "sizes")
+                slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
+                _check_headers({name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}, sizes)
+                tensors = {name: handle.get_tensor(name) for name in slices}
+            ranges = LayerRanges(tensors["center"], tensors["radius"], sizes)
+            history = tuple(RoundMetrics(**entry) for entry in _listed(metadata, "history"))
             origin, words = metadata["origin"], metadata.get("words", "")
             ledger = Ledger.from_json(metadata["ledger"], "its ledger")
-            state = ServerState(
-                int(metadata["round"]), tensors["weights"].to(torch.float32), ranges, **{name: tensors.get(name) for name in _CARRIED}
-            )
+            state = ServerState(int(metadata["round"]), tensors["weights"], ranges, **{name: tensors.get(name) for name in _CARRIED})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, LdpflError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {error}") from error
         return cls(state, history, origin, ledger, memory, words)
+
+
+def _listed(metadata: Mapping[str, str], name: str) -> list[Any]:
+    """Return a list in a checkpoint's metadata, which may be somebody else's.
+
+    Raises:
+        ValueError: it is no list, or larger than any checkpoint's.
+    """
+    check_parts(metadata[name])
+    found = json.loads(metadata[name])
+    if not isinstance(found, list):
+        raise ValueError(f"its {name} are no list")
+    return found
+
+
+def _check_headers(found: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:
+    """Return if what a file says of its tensors fits ``sizes``; no tensor is read, for a few bytes may claim billions of values.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, or of another type or shape.
+    """
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError("its sizes are no numbers of weights")
+    of_layers, of_weights = ("F64", [len(sizes)]), ("F32", [sum(sizes)])
+    expected = {"center": of_layers, "radius": of_layers, "weights": of_weights, **dict.fromkeys(_CARRIED, of_weights)}
+    missing = expected.keys() - found.keys() - set(_CARRIED)
+    if missing:
+        raise ValueError(f"it has no {min(missing)}")
+    for name, (dtype, shape) in found.items():
+        if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:
+            continue
+        if (dtype, shape) != expected.get(name):
+            wanted = "no such tensor" if name not in expected else "{} of shape {}".format(*expected[name])
+            raise ValueError(f"expected {wanted}, found {name[:_SHOWN]!r}, {dtype} of shape {shape[:4]}")
 
 
 def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", ledger: Ledger | None = None) -> Checkpoint:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from ldpfl.errors import printable
+from ldpfl.few import FEW, require_few
 
 FORMAT = "ldpfl-certificate"
 INFINITE = "infinity"
@@ -37,6 +38,8 @@ _NOT_STATED = [("blanket", None), ("alike", False), ("author", UNKNOWN)]
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    _has_few_fields = model_validator(mode="before")(require_few)
 
 
 class Released(_Part):
@@ -100,7 +103,7 @@ class Line(_Part):
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1)]
     status: Literal["proved", "author's claim"] = "author's claim"
     computed: Words
-    assumptions: list[Words]
+    assumptions: Annotated[list[Words], Field(fail_fast=True)]
 
 
 class Statement(_Part):
@@ -119,8 +122,8 @@ class Statement(_Part):
     ledger: Hex
     charged: Annotated[list[Charged], Field(min_length=1, max_length=10_000)]
     guarantees: Annotated[list[Line], Field(min_length=1, max_length=8)]
-    caveats: list[Words] = []
-    software: dict[Words, Words]
+    caveats: Annotated[list[Words], Field(fail_fast=True)] = []
+    software: Annotated[dict[Words, Words], FEW]
 
 
 class Signature(_Part):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ldpfl.errors import DataError
-from ldpfl.files import from_json, read_text
+from ldpfl.files import MAX_ROUNDS_BYTES, from_json, read_text
 from ldpfl.verifying.certificate_file import UNKNOWN, Charged, Released, Statement
 
 _MOST_PAIRS = 10**6
@@ -27,7 +27,7 @@ def check_charged(statement: Statement, ledger: Path) -> None:
         DataError: it is another ledger, cannot be read, or holds more than is charged.
     """
     try:
-        text = read_text(ledger)
+        text = read_text(ledger, MAX_ROUNDS_BYTES)
         if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
             raise DataError(f"{ledger} is not the ledger that was certified")
         events = from_json(text)["events"]

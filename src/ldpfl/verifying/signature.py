@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import ValidationError
 
 from ldpfl.errors import DataError
-from ldpfl.files import from_json, read_text
+from ldpfl.files import MAX_CERTIFICATE_BYTES, from_json, read_text
 from ldpfl.verifying.certificate_file import Certificate, Signature, Statement
 
 
@@ -30,12 +30,12 @@ def read(path: Path) -> Certificate:
         DataError: it is none, or was changed; one line.
     """
     try:
-        tree: Any = from_json(read_text(path))
+        tree: Any = from_json(read_text(path, MAX_CERTIFICATE_BYTES))
         certificate = Certificate.model_validate(tree)
     except OSError as error:
         raise DataError(f"certificate {path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         raise DataError(f"{path} is no certificate: {place}: {first['msg']}") from None
     except ValueError as error:

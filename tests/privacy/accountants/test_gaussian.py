@@ -130,6 +130,14 @@ def test_an_impossible_epsilon_is_refused(epsilon: float) -> None:
         assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("epsilon", [1e101, 1e200, 1.7e308])
+def test_an_epsilon_whose_square_no_float_holds_is_refused(epsilon: float) -> None:
+    for function in (gaussian_mu, gaussian_sigma, classical_sigma):
+        with pytest.raises(ConfigError, match=r"epsilon must be at most 1e\+100, got"):
+            function(epsilon, 1e-5)
+    assert gaussian_mu(1e100, 1e-5) == pytest.approx(math.sqrt(2) * 1e50)
+
+
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan])
 def test_an_impossible_delta_is_refused(delta: float) -> None:
     for function in (gaussian_mu, gaussian_sigma, classical_sigma):

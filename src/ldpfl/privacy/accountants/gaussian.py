@@ -21,6 +21,9 @@ _HUGE = 1e6
 _TINY = 1e-5
 """Below this mu the slope gives more digits of a difference than its two terms do."""
 
+_LARGEST_EPSILON = 1e100
+"""Beyond some 1e154, its square is more than a float can hold."""
+
 _STEPS = 5000
 """Of a search for mu, which may have to halve an interval down to 1e-300."""
 
@@ -109,5 +112,7 @@ def composed_mu(mus: Iterable[float]) -> float:
 def _check(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < inf:
         raise ConfigError(f"epsilon must be positive and finite, got {epsilon}")
+    if epsilon > _LARGEST_EPSILON:
+        raise ConfigError(f"epsilon must be at most {_LARGEST_EPSILON:g}, got {epsilon:g}: so large a one protects nothing")
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie between 0 and 1, got {delta}")

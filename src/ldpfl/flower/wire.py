@@ -1,0 +1,52 @@
+"""Read the fields of a record that came over the wire, at a cost that does not grow with what is wrong in it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from flwr.app import ConfigRecord
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+
+from ldpfl.errors import ProtocolError
+
+MAX_LAYERS = 1 << 14
+"""Layers of the largest model that a node reads ranges for; the largest that were published have some thousand."""
+
+_SHOWN = 120
+"""Characters of a name or a reason in an error."""
+
+
+def _no_integer(value: object) -> object:
+    if type(value) is int:
+        raise ValueError("expected a float")
+    return value
+
+
+# Without fail_fast pydantic would keep an error for each wrong element, which takes some hundred times the element's bytes.
+_EACH_LAYER = Field(max_length=MAX_LAYERS, fail_fast=True)
+LayerNames = Annotated[list[str], _EACH_LAYER]
+LayerFloats = Annotated[list[Annotated[float, BeforeValidator(_no_integer)]], _EACH_LAYER]
+LayerSizes = Annotated[list[PositiveInt], _EACH_LAYER, Field(min_length=1)]
+
+
+class WireFields(BaseModel):
+    """Fields of a record, as they are on the wire: each of its own kind, and no other."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
+
+    @classmethod
+    def of(cls, record: ConfigRecord, what: str) -> Self:
+        """Read ``record``; ``what`` names it in errors.
+
+        Raises:
+            ProtocolError: a field is missing, unknown, of another kind, or longer than it can be.
+        """
+        most = len(cls.model_fields)
+        if len(record) > most:
+            raise ProtocolError(f"{what} cannot be read: the record has {len(record):,} fields, expected {most} at most")
+        try:
+            return cls.model_validate(dict(record))
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])[:_SHOWN]
+            raise ProtocolError(f"{what} cannot be read: {place}: {first['msg'][:_SHOWN]}") from None
