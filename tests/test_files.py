@@ -25,6 +25,7 @@ from ldpfl.files import (
     MAX_CERTIFICATE_BYTES,
     MAX_CONFIG_BYTES,
     MAX_LINE_BYTES,
+    MAX_METRICS_BYTES,
     MAX_RESULT_BYTES,
     MAX_ROUNDS_BYTES,
     from_json,
@@ -158,7 +159,8 @@ def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tm
         MAX_CONFIG_BYTES: (read_config, load_sweep_file),
         MAX_CERTIFICATE_BYTES: (signature.read,),
         MAX_RESULT_BYTES: (lambda path: RunFolder(path.parent).result(),),
-        MAX_ROUNDS_BYTES: (Ledger.load, lambda path: list(from_json_lines(path))),
+        MAX_ROUNDS_BYTES: (Ledger.load,),
+        MAX_METRICS_BYTES: (lambda path: list(from_json_lines(path)),),
     }
     for most, functions in readers.items():
         for name in ("config.toml", "result.json"):

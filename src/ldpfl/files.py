@@ -131,8 +131,11 @@ MAX_RESULT_BYTES = 1 << 24
 MAX_ROUNDS_BYTES = 1 << 26
 """Size of the largest file with an entry a round: 100,000 rounds at 670 bytes, where an event of a ledger has some 550.
 
-Metrics of a round have some 115 bytes a layer. A checkpoint holds both in a header, which may have 100 MB.
+A checkpoint holds a ledger and metrics in a header, which may have 100 MB.
 """
+
+MAX_METRICS_BYTES = 1 << 29
+"""Size of the largest metrics, which have some 115 bytes a layer and round: 60,000 rounds of 62 layers. They are read line by line."""
 
 MAX_LINE_BYTES = 1 << 22
 """Size of the metrics of one round: 36,000 layers."""
@@ -198,7 +201,7 @@ def from_json(text: str) -> Any:
 
 def from_json_lines(path: Path) -> Iterator[Any]:
     """Yield what stands in each line of a file with an entry a round; errors as in :func:`read_text` and :func:`from_json`."""
-    for number, line in enumerate(read_text(path, MAX_ROUNDS_BYTES).splitlines(), start=1):
+    for number, line in enumerate(read_text(path, MAX_METRICS_BYTES).splitlines(), start=1):
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"line {number} has {len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
         yield from_json(line)

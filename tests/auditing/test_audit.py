@@ -322,7 +322,7 @@ def test_more_trials_than_fit_a_block_are_made_in_several() -> None:
     audit = audit_mechanism(Duchi(1.0), trials=600_000, seed=5)  # a call of encode is given at most half of 2**20
     assert audit.passed
     assert 600_000 <= audit.trials < 601_000
-    assert audit.epsilon_lower > 0.98  # closer than fewer trials come
+    assert audit.epsilon_lower > 0.975  # six seeds gave 0.980 to 0.986, and 0.971 to 0.981 by half as many trials
 
 
 @pytest.mark.parametrize("mechanism", [Duchi(1.0), Identity()])

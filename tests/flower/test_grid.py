@@ -136,7 +136,7 @@ def test_what_a_late_node_keeps_is_its_own() -> None:
     came = [next(replies).metadata.src_node_id]
     time.sleep(0.7)  # the time is over, and the second node still at work
     came.append(next(replies).metadata.src_node_id)
-    time.sleep(1.5)  # now it has answered, where the fourth one's answer would be
+    time.sleep(4.0)  # now it has answered, where the fourth one's answer would be
     came += [reply.metadata.src_node_id for reply in replies]
     assert came == [nodes[0], nodes[2], nodes[1]]
     assert [context.state.get("own") for context in grid._contexts.values()] == [

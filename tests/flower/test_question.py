@@ -273,7 +273,7 @@ MALFORMED: dict[str, Callable[[RecordDict], None]] = {
     "too few ranges": _in_terms("center", [0.0]),
     "no ranges": _in_terms("radius", [0.0, float("nan")]),
     "unknown mechanism": _in_terms("config", '[mechanism]\nname = "trust-me"'),
-    "an endless config": _in_terms("config", "#" * 100_000),
+    "an endless config": _in_terms("config", "#" * 200_000),
 }
 
 
@@ -329,3 +329,11 @@ def test_an_epsilon_whose_square_no_float_holds_is_refused_in_words(name: str) -
     terms = terms_of(config=config_of(f"mechanism.name={name}", "mechanism.epsilon=1.7e308", "training.clip_norm=1.0"))
     with pytest.raises(ConfigError, match="epsilon must be at most"):
         read_question(question(terms).content, digest_of({}))
+
+
+def test_terms_that_no_node_would_read_are_refused_before_anybody_is_asked() -> None:
+    bounds = {f"column {place}": [0.0, 1.0] for place in range(10_000)}
+    config = config_of()
+    long = config.model_copy(update={"data": config.data.model_copy(update={"bounds": bounds})})
+    with pytest.raises(ConfigError, match="nodes read configs of 131,072 characters"):
+        terms_of(config=long).to_record()

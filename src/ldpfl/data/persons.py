@@ -109,7 +109,7 @@ class Persons:
 
     @classmethod
     def by_name(cls, names: list[str], most: int) -> Persons:
-        """Return the persons of the rows that have a name; a row of nobody, "", adds nothing and moves nobody else's place.
+        """Return the persons of the rows that have a name; a row of nobody, "", adds nothing, as if it were not there.
 
         Raises:
             ConfigError: no row has a name, or no row of a person is to count.

@@ -172,7 +172,9 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
     try:
         noise = [line["noise"] for line in from_json_lines(path)]
         norms = [_known(figures["norm"]) if figures else 0.0 for figures in noise]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
         raise damaged from error
     if len(noise) != result["rounds"] or sum(map(bool, noise)) != len(charged):
         raise damaged

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt, field_validator
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.flower.wire import LayerFloats, LayerNames, WireFields
+from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.policy import Transport
@@ -31,8 +31,8 @@ VERSION = 4
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
 
-_LONGEST_CONFIG = 1 << 14
-"""Characters of a config; the largest recipe has some 2,000."""
+_LONGEST_CONFIG = 1 << 17
+"""Characters of a config; the largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
 
 
 class _Wire(WireFields):
@@ -92,13 +92,23 @@ class RoundTerms:
     run_config: str = field(default_factory=lambda: digest_of({}))
 
     def to_record(self) -> ConfigRecord:
-        """Return the terms as Flower carries them."""
+        """Return the terms as Flower carries them.
+
+        Raises:
+            ConfigError: they are longer than a node reads.
+        """
+        config = self.config.to_toml()
+        if len(config) > _LONGEST_CONFIG or len(self.layers) > MAX_LAYERS:
+            raise ConfigError(
+                f"nodes read configs of {_LONGEST_CONFIG:,} characters and models of {MAX_LAYERS:,} layers at most, and these have "
+                f"{len(config):,} and {len(self.layers):,}: name fewer columns, or join layers"
+            )
         return ConfigRecord(
             {
                 "version": VERSION,
                 "run": self.run,
                 "round": self.round,
-                "config": self.config.to_toml(),
+                "config": config,
                 "layers": list(self.layers),
                 "center": list(self.center),
                 "radius": list(self.radius),

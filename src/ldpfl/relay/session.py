@@ -147,7 +147,7 @@ def _check_log(connection: psycopg.Connection[Any]) -> None:
             remedy = (_VALUES_LOGGED, "0") if name in _LOGS_STATEMENTS and found[_VALUES_LOGGED] is not None else (name, silent[0])
             raise UnfitStore(
                 f"the log of the store's server would hold clients' names and reports, since {name} = {found[name]!r}: let a superuser "
-                f"say ALTER ROLE {connection.info.user} SET {remedy[0]} = '{remedy[1]}'"
+                f"say ALTER ROLE \"{connection.info.user}\" SET {remedy[0]} = '{remedy[1]}'"
             )
 
 

@@ -25,6 +25,9 @@ _MEMORY_DTYPES = ("F32", "F64")
 _SHOWN = 80
 """Characters of a name in an error."""
 
+_SHOWN = 200
+"""Characters of a reason in an error: it may repeat what the file holds."""
+
 _CARRIED = ("previous", "velocity", "average", "size", "best")
 """Parts of the server's state that need not be there."""
 
@@ -92,7 +95,7 @@ class Checkpoint:
             state = ServerState(int(metadata["round"]), tensors["weights"], ranges, **{name: tensors.get(name) for name in _CARRIED})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
-            raise DataError(f"checkpoint {path} is damaged: {error}") from error
+            raise DataError(f"checkpoint {path} is damaged: {str(error)[:_SHOWN]}") from error
         return cls(state, history, origin, ledger, memory, words)
 
 

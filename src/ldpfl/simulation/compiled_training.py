@@ -40,8 +40,8 @@ def pays(samples: int, weights: int) -> bool:
 class CompiledTrainer:
     """Blocks of a fixed number of clients, each step one call of compiled code.
 
-    Short blocks are filled up, so that there is one shape. A client's result depends on its own data and on its place in its block, and
-    only on these; it differs from that of :class:`VectorizedTrainer` in last bits.
+    Short blocks are filled up, so that there is one shape. A client's result depends on its own data, on its place in its block, and in
+    last bits on whether all clients of the schedule take one step only. In last bits it differs from that of :class:`VectorizedTrainer`.
 
     Attributes:
         width: samples of a client in a step.

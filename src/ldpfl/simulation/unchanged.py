@@ -93,6 +93,8 @@ def _held(module: nn.Module) -> dict[str, object]:
         for key, value in part.__dict__.items():
             if key not in left_out:
                 found[start + key] = _copied(value)
+                if type(value) is nn.Parameter:
+                    found[f"{start}{key}.grad"] = _copied(value.grad)
         for key, value in part._buffers.items():
             found[start + key] = _copied(value)
         for key, parameter in part._parameters.items():
