@@ -848,7 +848,7 @@ BAD_TERMS = {
     "another run config than the node's": lambda message: message.content.config_records["ldpfl"].__setitem__("run-config", "0" * 64),
     "no possible time": lambda message: message.content.config_records["ldpfl"].__setitem__("reply-s", float("nan")),
     "a time below 0": lambda message: message.content.config_records["ldpfl"].__setitem__("reply-s", -1.0),
-    "an endless config": lambda message: message.content.config_records["ldpfl"].__setitem__("config", "#" * 100_000),
+    "an endless config": lambda message: message.content.config_records["ldpfl"].__setitem__("config", "#" * 200_000),
     "rounds without end": lambda message: message.content.config_records["ldpfl"].__setitem__(
         "config", '[mechanism]\nname = "time-varying"\nperturbed = "update"\n[training]\nrounds = 1000000000000000'
     ),

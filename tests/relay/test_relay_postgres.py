@@ -226,7 +226,7 @@ def test_a_server_whose_log_would_hold_what_is_sent_is_refused(setting: str, rem
     database = postgres.new_database()
     postgres.command(f"CREATE ROLE {database} LOGIN", f"ALTER ROLE {database} SET {setting}")
     postgres.command(f"GRANT CREATE ON DATABASE {database} TO {database}")
-    say = rf"ALTER ROLE {database} SET {remedy}"
+    say = f'ALTER ROLE "{database}" SET {remedy}'
     with pytest.raises(UnfitStore, match=f"log of the store's server would hold clients' names and reports.* {say}"):
         open_engine(postgres.url(database, user=database))
     postgres.command(say)

@@ -167,6 +167,7 @@ print("done", float(result.module().layer.weight.sum()))
 @pytest.mark.thorough
 @pytest.mark.xdist_group("workers")
 def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    before = set(kept_in_memory())  # of other tests
     (tmp_path / "own.py").write_text(SCRIPT.replace("ROUNDS", "2"), encoding="utf-8")
     done = subprocess.run([sys.executable, tmp_path / "own.py"], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("done"), done.stderr
@@ -183,10 +184,13 @@ def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_
         process.wait(60)
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive, with_signal
-    assert not left_behind()
+    deadline = time.monotonic() + 60
+    while left := set(kept_in_memory()) - before:  # another test that runs meanwhile removes its own
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
 
 
-def left_behind() -> list[Path]:
+def kept_in_memory() -> list[Path]:
     return list(Path("/dev/shm").glob("ldpfl-*")) if Path("/dev/shm").is_dir() else []
 
 
@@ -206,7 +210,7 @@ def of_run(folder: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.xdist_group("ray")
+@pytest.mark.xdist_group("workers")  # another test looks at what processes leave behind
 @pytest.mark.parametrize("recipe", ["duchi", "records"])
 def test_the_folder_of_a_run_is_the_same_for_any_number_of_workers(recipe: str, tiny_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")

@@ -79,7 +79,7 @@ class RelayCollector:
         terms = self._relay_terms(round_, "0" * 64)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
-        if self.window_s <= reply_s and terms.min_clients < terms.max_uploads:
+        if 0 < reply_s >= self.window_s and terms.min_clients < terms.max_uploads:
             raise ConfigError(
                 f"the relay's window of {self.window_s:g} s is over before clients reply, after {reply_s:g} s: make it longer"
             )
