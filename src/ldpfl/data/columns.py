@@ -8,14 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
-from unicodedata import normalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import MISSING_WORDS, Kind
+from ldpfl.data.cells import Kind
+from ldpfl.data.persons import names_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text
 from ldpfl.data.unscaled import Unscaled
@@ -134,7 +134,7 @@ def persons_in(table: Table, config: DataConfig) -> list[str]:
             f"data.person names {config.person!r}, which is the client, the target or the text: name the column that tells persons apart"
         )
     table.column(config.person, "data.person")
-    return [normalize("NFC", name) for name in words_of(replace(table, missing=MISSING_WORDS), config.person)]
+    return names_of(words_of(replace(table, missing=()), config.person))
 
 
 def same_word(word: str) -> str:

@@ -253,8 +253,8 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
         policy.check_reply(offer.reply_s, offer.transport)
-        first, *later = releases_of(offer, ranges_for(offer, node.layers))
-        releases = Counter([first, *later])
+        planned = releases_of(offer, ranges_for(offer, node.layers))
+        releases = Counter(planned)
         for release in releases:
             policy.check(Request("check", 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))
     except Declined as refusal:
@@ -268,10 +268,10 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
     yield Finding("app", Standing.FINE, f"the policy allows each of its {rounds:,} rounds, over {offer.transport}")
     if books is None or not all(release.protected for release in releases):
         return
-    after, next_ = Counter(books.counts) + releases, Counter(books.counts) + Counter([first])
+    charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, of in limits:
-        cost, one = (filtered_epsilon(charged.items(), order, limit.delta) for charged in (after, next_))
+        one, cost = (filtered_epsilon((charged + Counter(more)).items(), order, limit.delta) for more in (planned[:1], planned))
         if one > limit.epsilon:
             said = f"its next round would bring epsilon to {number(one)}, above {of} = {limit.epsilon:g}: this node takes no part"
             yield Finding("budget", Standing.WRONG, said)

@@ -1,4 +1,4 @@
-"""Read the fields of a record that came over the wire, at a cost that does not grow with what is wrong in it."""
+"""Read the fields of a record that came over the wire. Reading stops at the first wrong field, so that many of them cost no more."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _SETTINGS_SINCE = {
     170_000: {"transaction_timeout": "0"},
 }
 _TCP_SETTINGS = {"tcp_user_timeout": "30s", "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""Also the server gives up a relay that takes none of what it sends; it shows these as 0 on a Unix socket."""
+"""Settings by which the server closes a connection to a relay that no longer reads. On a Unix socket the server shows them as 0."""
 
 _EXPECTED = {"transaction_isolation": ISOLATION.lower(), "transaction_read_only": "off", "session_replication_role": "origin"}
 """Settings that are read only: the last one switches the checks of foreign keys off, and is a superuser's to change."""
@@ -139,7 +139,7 @@ def _check_start(connection: psycopg.Connection[Any]) -> None:
 
 
 def _check_log(connection: psycopg.Connection[Any]) -> None:
-    """Raise if the server's log would hold who sent what. Only a superuser sets what is looked at here."""
+    """Raise an error if the server's log would hold reports and their senders. Only a superuser can change these settings."""
     found = _shown(connection, (_VALUES_LOGGED, *_LOGS_STATEMENTS, *_LOGS_VALUES))
     logging = dict(_LOGS_VALUES) if found[_VALUES_LOGGED] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
     for name, silent in logging.items():

@@ -57,16 +57,15 @@ class CompiledTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         """Return (K, d) trained weights, as :class:`~ldpfl.simulation.local_training.Trainer` says."""
-        trained = torch.empty(schedule.clients, weights.numel())
+        places = range(0, schedule.clients, self.block)
+        trained = torch.empty(len(places) * self.block, weights.numel())
+        train_into = self._step_into if self._takes_one_step(schedule) else self._train_into
         with nothing_kept(self.task.module):
-            for start in range(0, schedule.clients, self.block):
+            for start in places:
                 own = slice(start, start + self.block)
-                block = BatchSchedule(schedule.index[own], schedule.mask[own])
-                if block.clients == self.block and self._takes_one_step(block):
-                    self._step_into(trained[own], weights, block, round_number)
-                else:
-                    trained[own] = self._train(weights, _filled(block, self.block), round_number)[: block.clients]
-        return trained
+                block = _filled(BatchSchedule(schedule.index[own], schedule.mask[own]), self.block)
+                train_into(trained[own], weights, block, round_number)
+        return trained[: schedule.clients]
 
     def _takes_one_step(self, schedule: BatchSchedule) -> bool:
         """Whether all that a client does is one step along its gradient, which is taken at weights that all clients have."""
@@ -79,12 +78,9 @@ class CompiledTrainer:
         with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
             self._one_step(trained, weights, rate, batch.inputs, batch.targets, schedule.mask[:, 0])
 
-    def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
+    def _train_into(self, trained: Tensor, weights: Tensor, schedule: BatchSchedule, round_number: int) -> None:
+        """Write the weights of clients after all their steps to ``trained`` (K, d)."""
         task = self.task
-        if self._takes_one_step(schedule):
-            trained = torch.empty(schedule.clients, weights.numel())
-            self._step_into(trained, weights, schedule, round_number)
-            return trained
         start = task.layout.unflatten(weights)
         parameters = [value.expand(schedule.clients, *value.shape).clone() for value in start.values()]
         descent = Descent(task.optimiser, parameters, round_number)
@@ -95,7 +91,7 @@ class CompiledTrainer:
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
             found = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
             descent.step(found, mask.amax(dim=1))
-        return task.layout.flatten(dict(zip(start, parameters, strict=True)))
+        trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task, "width": self.width}  # what is compiled is compiled anew in another process

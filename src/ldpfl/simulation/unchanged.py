@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -90,17 +91,11 @@ def _held(module: nn.Module) -> dict[str, object]:
     for prefix, part in module.named_modules():
         left_out = PARTS | VIEWS if isinstance(part, nn.RNNBase) else PARTS
         start = f"{prefix}." if prefix else ""
-        for key, value in part.__dict__.items():
-            if key not in left_out:
-                found[start + key] = _copied(value)
-                if type(value) is nn.Parameter:
-                    found[f"{start}{key}.grad"] = _copied(value.grad)
-        for key, value in part._buffers.items():
+        own = ((key, value) for key, value in part.__dict__.items() if key not in left_out)
+        for key, value in chain(own, part._buffers.items(), part._parameters.items()):
             found[start + key] = _copied(value)
-        for key, parameter in part._parameters.items():
-            found[start + key] = _copied(parameter)
-            if parameter is not None:
-                found[f"{start}{key}.grad"] = _copied(parameter.grad)
+            if isinstance(value, Tensor) and isinstance(value, nn.Parameter):  # of most attributes the first question is the cheaper one
+                found[f"{start}{key}.grad"] = _copied(value.grad)
     return found
 
 
@@ -119,7 +114,11 @@ def _copied(value: object) -> object:
 
 
 class _Contents(pickle.Pickler):
-    """Pickles also what cannot be: a function by what it holds, and what holds nothing that Python lists, such as a lock, by its name."""
+    """A pickler that fails at nothing.
+
+    A function of one's own is pickled as its defaults and the variables of the functions around it. An object whose contents Python does
+    not list, such as a lock, is pickled as its type and identity.
+    """
 
     @classmethod
     def of(cls, value: object) -> bytes:
@@ -128,7 +127,7 @@ class _Contents(pickle.Pickler):
         return found.getvalue()
 
     def reducer_override(self, value: object) -> Any:
-        """Return what is pickled in place of ``value``."""
+        """Return how to pickle ``value``: as usual if that works, else as the class says."""
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented

@@ -23,9 +23,10 @@ def blocks(clients: int, dimension: int) -> Iterator[tuple[range, slice]]:
 
 
 def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4 * COORDINATE_BLOCK) -> Iterator[range]:
-    """Cut ``clients`` rows of ``width`` values into blocks of so many ``values``, or of one row; of ``most`` at most.
+    """Cut ``clients`` rows of ``width`` values into blocks of rows.
 
-    Which coordinates are handled together does not depend on the clients, and so neither does what each of them draws.
+    A block has as many rows as hold about ``values`` values, at least one and at most ``most``. Every block covers the same coordinates, so
+    the bits that a client draws do not depend on the other clients.
     """
     together = min(most, max(1, values // max(1, width)))
     return (range(row, min(row + together, clients)) for row in range(0, clients, together))

@@ -46,7 +46,10 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
 _TINY_DELTA = 1e-12
 
 _ROUNDED = 2e-15
-"""Largest error of an epsilon, over the square root of the number of losses: twice what was found against 50 digits."""
+"""Allowance for rounding: an epsilon may be off by this, times the square root of the number of losses.
+
+The largest error that a comparison with 50 digits found is half as large.
+"""
 
 
 def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
