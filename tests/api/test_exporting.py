@@ -174,7 +174,13 @@ def test_a_public_page_says_where_scores_are_those_of_public_rows(tiny_data: Pat
 
 
 def test_the_round_at_which_private_rows_stopped_a_run_is_not_handed_on(rows: Path, tmp_path: Path) -> None:
-    settings = {**FEW, "training.rounds": 6, "training.patience": 1, "data.validation": 0.3, "training.server_learning_rate": 1e-9}
+    settings = {
+        **FEW,
+        "training.rounds": 6,
+        "training.patience": 1,
+        "data.validation": 0.3,
+        "training.server_learning_rate": 1e-30,
+    }  # nothing moves
     found = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False)
     stopped = "training stopped after round"
     assert any(stopped in caveat for caveat in found.to_dict()["caveats"])
