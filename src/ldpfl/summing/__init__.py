@@ -1,0 +1,23 @@
+"""A sum over clients that no single server sees: a relay adds up masked vectors, an aggregator takes the masks off their sum.
+
+Pure functions; :mod:`ldpfl.relay` stores, and :mod:`ldpfl.flower` sends. The steps in order: a client makes two shares of its vector by
+:func:`shard` and seals the second one by :func:`seal_seed`; the relay adds up the first shares by :func:`fold`; the aggregator opens the
+second ones by :func:`open_seeds` and takes them off by :func:`unshard`.
+"""
+
+from ldpfl.summing.envelopes import ENVELOPE_BYTES, SumBinding, new_seed, open_seeds, seal_seed, signer_of
+from ldpfl.summing.masks import Bits, bits_for, fold, shard, unshard
+
+__all__ = [
+    "ENVELOPE_BYTES",
+    "Bits",
+    "SumBinding",
+    "bits_for",
+    "fold",
+    "new_seed",
+    "open_seeds",
+    "seal_seed",
+    "shard",
+    "signer_of",
+    "unshard",
+]

@@ -1,0 +1,120 @@
+"""The second share on its way: a seed sealed to the aggregator and signed by the node, which the relay passes on and cannot open.
+
+An envelope is who signed it (8 bytes), the signature (Ed25519, 64) and the sealed seed (HPKE, 80). Both the seal and the signature are
+bound to one round of one run, to what all clients were asked there, and to the shape of the sum: an envelope counts nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.summing.masks import SEED_BYTES, Bits
+
+_SIGNER_BYTES, _SIGNATURE_BYTES, _HPKE_BYTES = 8, 64, 48
+ENVELOPE_BYTES = _SIGNER_BYTES + _SIGNATURE_BYTES + SEED_BYTES + _HPKE_BYTES
+
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+
+
+@dataclass(frozen=True)
+class SumBinding:
+    """What an envelope was made for; it cannot be opened, and its signature does not hold, for anything else.
+
+    Attributes:
+        run: name of the run.
+        round: its number, from 1 to 2^64 - 1.
+        agreement: SHA-256 over all that clients were asked, which the relay tells everybody alike.
+        dimension: numbers of a share.
+        bits: of each of them.
+    """
+
+    run: str
+    round: int
+    agreement: bytes
+    dimension: int
+    bits: Bits
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.round < 1 << 64 and 1 <= self.dimension < 1 << 64 and len(self.agreement) == 32):
+            raise ConfigError("a sum is bound to a round from 1 on, at least one number, and an agreement of 32 bytes")
+
+    def info(self, purpose: bytes) -> bytes:
+        """Return it as bytes for one ``purpose``; the run comes last, so that no two bindings read the same."""
+        numbers = b"".join(number.to_bytes(8, "big") for number in (self.round, self.dimension, self.bits))
+        return b"ldpfl sum 1 " + purpose + b"\0" + numbers + self.agreement + self.run.encode()
+
+
+def new_seed() -> bytes:
+    """Return a fresh second share from the operating system's secure source."""
+    return os.urandom(SEED_BYTES)
+
+
+def signer_of(key: Ed25519PublicKey) -> bytes:
+    """Return the name of a node's key in envelopes: the first 8 bytes of its SHA-256."""
+    return hashlib.sha256(key.public_bytes_raw()).digest()[:_SIGNER_BYTES]
+
+
+def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey, binding: SumBinding) -> bytes:
+    """Return the envelope of ``seed``: only ``aggregator`` can open it, and ``node`` vouches for it.
+
+    Raises:
+        ConfigError: the aggregator's key is one that no secret can be shared with.
+    """
+    try:
+        sealed = _SUITE.encrypt(seed, aggregator, binding.info(b"seal"))
+    except ValueError:
+        raise ConfigError("the aggregator's public key is a point of low order, which anyone could open: ask for another key") from None
+    return signer_of(node.public_key()) + node.sign(binding.info(b"sign") + sealed) + sealed
+
+
+def open_seeds(
+    envelopes: Iterable[bytes],
+    aggregator: X25519PrivateKey,
+    nodes: Mapping[bytes, Ed25519PublicKey],
+    binding: SumBinding,
+    least: int,
+) -> list[bytes]:
+    """Return the seeds of all ``envelopes``, which must be those of at least ``least`` different nodes that are known.
+
+    A sum is taken apart whole or not at all: a mask that stays in it makes noise of it, and a sum over few whom somebody chose, or
+    invented, would show what one of them sent.
+
+    Args:
+        nodes: public keys of the nodes that may take part, by :func:`signer_of`.
+
+    Raises:
+        ProtocolError: an envelope is not of a known node, comes twice from one, is made for another round or shape, or there are too few.
+    """
+    seeds, seen = list[bytes](), set[bytes]()
+    for place, envelope in enumerate(envelopes):
+        who, signature, sealed = _parts(envelope)
+        if who not in nodes:
+            raise ProtocolError(f"upload {place + 1} of the sum is signed by a node that is not known ({who.hex()}); the sum is not opened")
+        if who in seen:
+            raise ProtocolError(f"node {who.hex()} is in the sum more than once; the sum is not opened")
+        seen.add(who)
+        try:
+            nodes[who].verify(signature, binding.info(b"sign") + sealed)
+            seeds.append(_SUITE.decrypt(sealed, aggregator, binding.info(b"seal")))
+        except (InvalidSignature, InvalidTag):
+            why = "is not signed by it and sealed to this key for this round"
+            raise ProtocolError(f"what stands for node {who.hex()} in the sum {why}; the sum is not opened") from None
+    if len(seeds) < least:
+        raise ProtocolError(f"the sum is over {len(seeds)} nodes, and at least {least} are needed; it is not opened")
+    return seeds
+
+
+def _parts(envelope: bytes) -> tuple[bytes, bytes, bytes]:
+    if len(envelope) != ENVELOPE_BYTES:
+        raise ProtocolError(f"an envelope has {ENVELOPE_BYTES} bytes, not {len(envelope)}; the sum is not opened")
+    signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES
+    return envelope[:signature_at], envelope[signature_at:sealed_at], envelope[sealed_at:]
