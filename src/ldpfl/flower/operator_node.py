@@ -39,7 +39,7 @@ from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy, Request, read_policy
-from ldpfl.relay import RelayClient, RoundStatus
+from ldpfl.relay import RelayClient, RoundStatus, SumTerms
 from ldpfl.relay import Terms as RelayTerms
 from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, read_public, seal
@@ -257,12 +257,14 @@ def _variable(name: str) -> str:
     return f"LDPFL_{name.upper().replace('-', '_')}"
 
 
-def _waits_for_all(terms: RelayTerms) -> bool:
+def _waits_for_all(terms: RelayTerms | SumTerms) -> bool:
     """Tell whether the relay keeps the round open until every client that was asked has uploaded, whatever its window."""
     return terms.min_clients >= terms.max_uploads
 
 
-def _check_fitting(terms: RelayTerms, plan: RecordPlan) -> None:
+def _check_fitting(terms: RelayTerms | SumTerms, plan: RecordPlan) -> None:
+    if isinstance(terms, SumTerms):
+        raise ProtocolError("the relay's round is a sum, and this report is sealed records; nothing was sent")
     expected = (plan.plaintext_bytes + OVERHEAD, plan.records)
     if (terms.record_bytes, terms.records_per_upload) != expected:
         raise ProtocolError(

@@ -1,12 +1,14 @@
 """The relay: takes sealed records from clients that it knows, and hands them on mixed, so that nobody sees who sent what.
 
+Or it takes masked vectors and hands on their sum, so that nobody sees what one client sent.
+
 Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
 """
 
 from ldpfl.errors import RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
 from ldpfl.relay.calling import Patience
 from ldpfl.relay.clients import RelayAggregator, RelayClient
-from ldpfl.relay.protocol import RoundStatus, Terms
+from ldpfl.relay.protocol import RoundStatus, SumTerms, Terms
 
 __all__ = [
     "Patience",
@@ -17,5 +19,6 @@ __all__ = [
     "RelayRoundOver",
     "RelayUnreachable",
     "RoundStatus",
+    "SumTerms",
     "Terms",
 ]
