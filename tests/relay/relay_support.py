@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import multiprocessing
@@ -15,11 +16,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from io import BytesIO
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,14 @@ from sqlalchemy import Engine, event, select
 from starlette.types import ASGIApp
 
 from ldpfl.entropy import Words, secure_words
-from ldpfl.relay import RoundStatus, Terms
+from ldpfl.relay import RoundStatus, SumTerms, Terms
 from ldpfl.relay.errors import Refusal
 from ldpfl.relay.limits import Connections
 from ldpfl.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, uploads
 from ldpfl.relay.serve import Tls, serve
 from ldpfl.relay.store import Store
+from ldpfl.summing import ENVELOPE_BYTES, fold
+from ldpfl.summing.masks import zeros
 
 TABLES = (meta, tokens, rounds, uploads, blocks, parts)
 RUN = "run-1"
@@ -61,6 +65,46 @@ def terms(**changes: Any) -> Terms:
     """Terms of a small round; by name, others."""
     usual = {"record_bytes": RECORD_BYTES, "records_per_upload": 40, "min_clients": 2, "closes_in_s": 100.0, "max_uploads": 8}
     return Terms(**{"agreement": "0" * 64, **usual, **changes})
+
+
+def sum_terms(**changes: Any) -> SumTerms:
+    """Terms of a small sum round; by name, others."""
+    usual = {"dimension": 10, "bits": 32, "min_clients": 2, "closes_in_s": 100.0, "max_uploads": 8}
+    return SumTerms(**{"agreement": "0" * 64, **usual, **changes})
+
+
+def share_for(client: str, size: SumTerms | None = None) -> bytes:
+    """Return an upload to a sum round, masked vector and envelope, which look as random as real ones: to the relay both are bytes."""
+    source = np.random.default_rng(list(client.encode()))
+    return source.bytes((size or sum_terms()).upload_bytes)
+
+
+def share_id(share: bytes) -> str:
+    return hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()
+
+
+def give(store: Store, client: str, share: bytes, number: int = 1) -> None:
+    """Add a share to a sum as the application does."""
+    mine = (client, RUN, number, share_id(share))
+    store.sums.check(*mine, len(share))
+    store.sums.add(*mine, BytesIO(share)).result(60)
+
+
+def sum_of(shares: Iterable[bytes], size: SumTerms) -> NDArray[np.unsignedinteger]:
+    total = zeros(size.dimension, size.bits)
+    for share in shares:
+        fold(total, share[: size.sum_bytes])
+    return total
+
+
+def members(data: bytes, shares: Mapping[str, bytes], size: SumTerms) -> set[str]:
+    """Return whose shares a released sum is of, by its envelopes; it must be the sum of exactly theirs."""
+    by_envelope = {share[-ENVELOPE_BYTES:]: client for client, share in shares.items()}
+    envelopes = records(data[size.sum_bytes :], ENVELOPE_BYTES)
+    assert set(envelopes.values()) == {1}
+    inside = {by_envelope[envelope] for envelope in envelopes}
+    assert data[: size.sum_bytes] == sum_of((shares[client] for client in inside), size).tobytes()
+    return inside
 
 
 def upload_id(client: str) -> str:
@@ -100,6 +144,13 @@ def on_disk(path: Path) -> bytes:
 def content(store: Store) -> list[list[tuple[Any, ...]]]:
     with store.engine.connect().execution_options(**READ_ONLY) as connection:
         return [sorted(tuple(row) for row in connection.execute(select(table))) for table in TABLES]
+
+
+def sum_opened(store: Store, number: int = 1, **changes: Any) -> SumTerms:
+    """Open a sum round; return its terms."""
+    size = sum_terms(**changes)
+    store.open_round("aggregator", RUN, number, size)
+    return size
 
 
 def opened(store: Store, number: int = 1, **changes: Any) -> RoundStatus:

@@ -1,0 +1,396 @@
+"""Sum rounds in the store, on SQLite and on PostgreSQL: sums that are exact, and change together with the list of who is in them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from relay_support import (
+    RUN,
+    TABLES,
+    Clock,
+    blob,
+    content,
+    give,
+    members,
+    on_disk,
+    opened,
+    process,
+    pull,
+    put,
+    refused,
+    share_for,
+    share_id,
+    sum_opened,
+    sum_terms,
+    upload_id,
+)
+from sqlalchemy import event, text
+
+from ldpfl.relay.database import open_engine
+from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, StoreFull, StoreUnavailable, TooEarly, Unknown, WrongLength
+from ldpfl.relay.rounds_listed import cancel_round, list_rounds
+from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, uploads
+from ldpfl.relay.store import Store
+from ldpfl.summing import ENVELOPE_BYTES, SumBinding, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
+
+pytest_plugins = ["relay_fixtures"]
+
+
+def by_table(store: Store) -> dict[Any, list[tuple[Any, ...]]]:
+    return dict(zip(TABLES, content(store), strict=True))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_what_clients_sent_is_summed_exactly_and_nobody_else_is_in_it(store: Store, clock: Clock, bits: Any) -> None:
+    """From points to their sum, as a whole: masked, added up by the relay, opened and unmasked by the aggregator."""
+    size = sum_opened(store, dimension=50, bits=bits, min_clients=5)
+    aggregator, source = X25519PrivateKey.generate(), np.random.default_rng(8)
+    binding = SumBinding(RUN, 1, bytes(32), size.dimension, size.bits)
+    nodes, points = {}, source.integers(-(2**27), 2**27, (5, size.dimension))
+    for index, mine in enumerate(points):
+        node, seed = Ed25519PrivateKey.generate(), new_seed()
+        nodes[signer_of(node.public_key())] = node.public_key()
+        give(store, f"c{index}", shard(mine, seed, bits) + seal_seed(seed, aggregator.public_key(), node, binding))
+    clock.now += 100
+    data = pull(store)
+    envelopes = [data[start : start + ENVELOPE_BYTES] for start in range(size.sum_bytes, len(data), ENVELOPE_BYTES)]
+    seeds = open_seeds(envelopes, aggregator, nodes, binding, 5)
+    assert (unshard(np.frombuffer(data[: size.sum_bytes], f"<u{bits // 8}"), seeds) == points.sum(axis=0)).all()
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_many_clients_at_once_through_several_workers(
+    store: Store, another: Callable[[], Store], clock: Clock, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ldpfl.relay.protocol.SUM_PART_BYTES", 64)
+    monkeypatch.setattr("ldpfl.relay.uniform_order.PART_BYTES", 1000)
+    size = sum_opened(store, dimension=100, bits=bits, min_clients=60, max_uploads=60)
+    shares = {f"c{index}": share_for(f"c{index}", size) for index in range(60)}
+    workers = [store, another()]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda numbered: give(workers[numbered[0] % 2], numbered[1], shares[numbered[1]]), enumerate(shares)))
+    assert store.status("aggregator", RUN, 1).uploads == 60
+    clock.now += 100
+    released = pull(store)
+    assert store.part("aggregator", RUN, 1, 0).count == -(-size.sum_bytes // 64) + 16
+    assert members(released, shares, size) == set(shares)
+
+
+def test_all_that_wait_are_added_up_in_one_transaction(sqlite_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum_opened(sqlite_store)
+    shares = {f"c{index}": share_for(f"c{index}") for index in range(8)}
+    begun, free, commits = threading.Event(), threading.Event(), []
+    fold = sqlite_store.sums._fold
+
+    def held_up(*arguments: Any) -> Any:
+        begun.set()
+        free.wait(30)
+        return fold(*arguments)
+
+    monkeypatch.setattr(sqlite_store.sums, "_fold", held_up)
+    event.listen(sqlite_store.engine, "commit", lambda _: commits.append(1))
+    adding = []
+    for client, share in shares.items():
+        adding.append(sqlite_store.sums.add(client, RUN, 1, share_id(share), BytesIO(share)))
+        assert begun.wait(30)  # the first one alone, the others behind it
+    free.set()
+    for each in adding:
+        each.result(30)
+    assert len(commits) == 2
+    clock.now += 100
+    assert members(pull(sqlite_store), shares, size) == set(shares)
+
+
+def test_a_share_counts_once_however_often_it_comes(store: Store, clock: Clock) -> None:
+    size = sum_opened(store, max_uploads=2)
+    shares = {name: share_for(name) for name in ("alice", "bob")}
+    give(store, "alice", shares["alice"])
+    before = content(store)
+    give(store, "alice", shares["alice"])
+    give(store, "alice", bytes(size.sum_bytes) + shares["alice"][size.sum_bytes :])  # another vector comes too late
+    assert content(store) == before
+    give(store, "bob", shares["bob"])
+    give(store, "alice", shares["alice"])  # who is in hears so when the round is full, too, and when it is over
+    clock.now += 100
+    give(store, "alice", shares["alice"])
+    assert members(pull(store), shares, size) == {"alice", "bob"}
+    refused(store, RoundOver, lambda: give(store, "alice", shares["alice"]))  # whether it was in, nobody knows any more
+
+
+def test_one_share_a_client_and_one_client_an_envelope(store: Store) -> None:
+    size = sum_opened(store, max_uploads=2)
+    give(store, "alice", share_for("alice"))
+    refused(store, Conflict, lambda: give(store, "alice", share_for("alice2")), "one a round")
+    refused(store, Conflict, lambda: give(store, "bob", share_for("alice")), "another client")
+    refused(store, WrongLength, lambda: give(store, "bob", b"x" + share_for("bob")), f"exactly {size.upload_bytes} bytes")
+    refused(store, Refusal, lambda: store.sums.add("bob", RUN, 1, "0" * 64, BytesIO(share_for("bob"))), "SHA-256")
+    refused(store, Unknown, lambda: give(store, "bob", share_for("bob"), 2))
+    give(store, "bob", share_for("bob"))
+    refused(store, Conflict, lambda: give(store, "carol", share_for("carol")), "full")
+
+
+def test_a_round_is_of_one_kind_for_ever(store: Store, clock: Clock) -> None:
+    sum_opened(store, 1)
+    opened(store, 2)
+    assert store.status("alice", RUN, 1).terms == sum_terms()
+    refused(store, Conflict, lambda: opened(store, 1), "other terms")
+    refused(store, Conflict, lambda: store.open_round("aggregator", RUN, 2, sum_terms()), "other terms")
+    refused(store, Conflict, lambda: store.begin("alice", RUN, 1, upload_id("alice"), 640), "shares of a sum")
+    refused(store, Conflict, lambda: store.begin("alice", RUN, 1, upload_id("alice"), sum_terms().upload_bytes), "shares of a sum")
+    refused(store, Conflict, lambda: give(store, "alice", share_for("alice"), 2), "sealed records")
+    give(store, "alice", share_for("alice"))
+    mine = ("alice", RUN, 1, share_id(share_for("alice")))
+    refused(store, Conflict, lambda: store.progress(*mine), "shares of a sum")
+    refused(store, Conflict, lambda: store.append(*mine, ENVELOPE_BYTES, b""), "shares of a sum")
+    put(store, "alice", 2)
+    put(store, "bob", 2)
+    clock.now += 100
+    assert sorted(pull(store, 2)) == sorted(blob("alice") + blob("bob"))
+
+
+def test_nothing_is_released_before_the_deadline_or_of_too_few(store: Store, clock: Clock) -> None:
+    size = sum_opened(store, min_clients=3)
+    shares = {name: share_for(name) for name in ("alice", "bob", "carol", "dave")}
+    give(store, "alice", shares["alice"])
+    refused(store, TooEarly, lambda: pull(store), "open for")
+    clock.now += 1000
+    refused(store, TooEarly, lambda: pull(store), "waits for 3 clients")
+    give(store, "bob", shares["bob"])
+    for index in range(4):
+        refused(store, TooEarly, lambda index=index: store.part("aggregator", RUN, 1, index))  # type: ignore[misc]
+    assert store.status("aggregator", RUN, 1).state == "waiting"
+    give(store, "carol", shares["carol"])
+    refused(store, RoundOver, lambda: give(store, "dave", shares["dave"]))
+    refused(store, Forbidden, lambda: pull(store, owner="another"))
+    first = pull(store)
+    assert members(first, shares, size) == {"alice", "bob", "carol"}
+    assert pull(store) == first
+    refused(store, RoundOver, lambda: give(store, "dave", shares["dave"]))
+    assert pull(store) == first
+    store.acknowledge("aggregator", RUN, 1)
+    refused(store, RoundOver, lambda: pull(store))
+
+
+def test_a_batch_that_comes_late_is_refused_by_the_transaction(store: Store, clock: Clock) -> None:
+    """The check before the body says yes, the deadline passes while the body comes."""
+    sum_opened(store, min_clients=1)
+    give(store, "alice", share_for("alice"))
+    share = share_for("bob")
+    store.sums.check("bob", RUN, 1, share_id(share), len(share))
+    clock.now += 100
+    refused(store, RoundOver, lambda: store.sums.add("bob", RUN, 1, share_id(share), BytesIO(share)).result(30))
+    pull(store)
+    refused(store, RoundOver, lambda: store.sums.add("bob", RUN, 1, share_id(share), BytesIO(share)).result(30))
+
+
+def at_once(count: int, action: Callable[[int], object]) -> list[Exception | None]:
+    """Do it ``count`` times at the same moment; return what each raised."""
+    barrier = threading.Barrier(count)
+
+    def one(index: int) -> Exception | None:
+        barrier.wait()
+        try:
+            action(index)
+        except Conflict as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+@pytest.mark.parametrize("race", ["same share", "other share", "same envelope", "too many"])
+def test_races_of_several_workers(store: Store, another: Callable[[], Store], clock: Clock, race: str) -> None:
+    size = sum_opened(store, min_clients=1, max_uploads=3 if race == "too many" else 8)
+    workers = [store, another()] * 4
+    clients = ["alice"] * 8 if race in ("same share", "other share") else [f"c{index}" for index in range(8)]
+    shares = {f"c{index}": share_for("one" if race in ("same share", "same envelope") else f"c{index}") for index in range(8)}
+    errors = at_once(8, lambda index: give(workers[index], clients[index], shares[f"c{index}"]))
+    assert errors.count(None) == {"same share": 8, "other share": 1, "same envelope": 1, "too many": 3}[race]
+    clock.now += 100
+    assert len(members(pull(store), shares, size)) == (3 if race == "too many" else 1)
+
+
+def test_workers_that_release_at_once_release_once(store: Store, another: Callable[[], Store], clock: Clock) -> None:
+    size = sum_opened(store)
+    shares = {name: share_for(name) for name in ("alice", "bob", "carol")}
+    for name, share in shares.items():
+        give(store, name, share)
+    clock.now += 100
+    workers = [store, another(), another()]
+    with ThreadPoolExecutor(3) as pool:
+        (released,) = set(pool.map(pull, workers))
+    assert members(released, shares, size) == set(shares)
+
+
+def test_envelopes_come_in_an_order_that_says_nothing(store: Store, clock: Clock) -> None:
+    """Where the first one of 40 is put, in 40 rounds: never in order of arrival but by chance below 1e-60."""
+    places = []
+    for number in range(1, 6):
+        size = sum_opened(store, number, max_uploads=40)
+        shares = [share_for(f"c{index}") for index in range(40)]
+        for index, share in enumerate(shares):
+            give(store, f"c{index}", share, number)
+        clock.now += 100
+        data = pull(store, number)[size.sum_bytes :]
+        envelopes = [data[start : start + ENVELOPE_BYTES] for start in range(0, len(data), ENVELOPE_BYTES)]
+        assert envelopes != [share[-ENVELOPE_BYTES:] for share in shares]
+        places.append(tuple(envelopes.index(share[-ENVELOPE_BYTES:]) for share in shares))
+    assert len(set(places)) == 5
+
+
+def test_the_store_keeps_the_sum_and_envelopes_and_never_a_vector(store: Store, clock: Clock) -> None:
+    sum_opened(store, dimension=1000)
+    for index in range(6):
+        give(store, f"client-{index}", share_for(f"client-{index}", sum_terms(dimension=1000)))
+    tables = by_table(store)
+    assert [len(row[-1]) for row in tables[parts]] == [4000]
+    assert [len(row[-1]) for row in tables[blocks]] == [ENVELOPE_BYTES] * 6
+    clock.now += 100
+    pull(store)
+    tables = by_table(store)
+    assert tables[uploads] == tables[blocks] == []
+    assert "client-" not in repr(tables)
+    store.acknowledge("aggregator", RUN, 1)
+    assert by_table(store)[parts] == []
+
+
+def test_a_cancelled_sum_leaves_nothing(store: Store) -> None:
+    sum_opened(store)
+    give(store, "alice", share_for("alice"))
+    (listed,) = list_rounds(store)
+    assert (listed.uploads, listed.incomplete, listed.upload_bytes, listed.state) == (1, 0, 40 + ENVELOPE_BYTES, "open")
+    assert cancel_round(store, RUN, 1)
+    tables = by_table(store)
+    assert tables[parts] == tables[uploads] == tables[blocks] == []
+    assert list_rounds(store) == []
+    refused(store, RoundOver, lambda: give(store, "bob", share_for("bob")))
+
+
+def test_no_file_holds_a_vector_a_seed_or_later_a_name(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:
+    """Two federations that differ in their points leave files in which neither points nor seeds nor masks can be found."""
+    place, aggregator, node = tmp_path / "relay.db", X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    for number, value in ((1, 0x01020304), (2, 0x05060708)):
+        size = sum_opened(sqlite_store, number, dimension=2000)
+        points, binding, secrets, vectors = np.full(2000, value), SumBinding(RUN, number, bytes(32), 2000, 32), [], []
+        for index in range(4):
+            seed = new_seed()
+            secrets += [seed, shard(np.zeros(2000, np.int64), seed, 32)[:16], points[:4].astype("<u4").tobytes()]
+            vectors.append(shard(points, seed, 32))
+            give(sqlite_store, f"client-{index}", vectors[-1] + seal_seed(seed, aggregator.public_key(), node, binding), number)
+        files = on_disk(place)
+        assert b"client-3" in files
+        for index in range(0, size.sum_bytes, 400):
+            assert not any(vector[index : index + 16] in files for vector in vectors)
+        assert not any(secret in files for secret in secrets)
+        clock.now += 100
+        released = pull(sqlite_store, number)
+        files = on_disk(place)
+        assert released[:16] in files
+        assert not any(secret in files for secret in (*secrets, b"client-"))
+        sqlite_store.acknowledge("aggregator", RUN, number)
+        assert not any(part in on_disk(place) for part in (released[:16], released[-16:]))
+
+
+def test_a_full_disk_refuses_and_changes_nothing(sqlite_store: Store, clock: Clock) -> None:
+    size = sum_opened(sqlite_store)
+    give(sqlite_store, "alice", share_for("alice"))
+    with sqlite_store.engine.connect() as connection:
+        pages = connection.scalar(text("PRAGMA page_count"))
+        connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+    large = sum_terms(dimension=10_000)
+    sqlite_store.open_round("aggregator", RUN, 2, large)
+    refused(sqlite_store, StoreFull, lambda: give(sqlite_store, "alice", share_for("alice", large), 2))
+    with sqlite_store.engine.connect() as connection:
+        connection.execute(text("PRAGMA max_page_count = 1000000"))
+    give(sqlite_store, "alice", share_for("alice", large), 2)
+    give(sqlite_store, "bob", share_for("bob"))
+    clock.now += 100
+    assert members(pull(sqlite_store), {name: share_for(name) for name in ("alice", "bob")}, size) == {"alice", "bob"}
+
+
+def test_a_batch_that_fails_is_answered_and_the_next_one_is_taken(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum_opened(store, min_clients=1)
+
+    def broken(*_: object) -> int:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ldpfl.relay.sum_store._add_up", broken)
+        refused(store, StoreUnavailable, lambda: give(store, "alice", share_for("alice")))
+    give(store, "alice", share_for("alice"))
+    clock.now += 100
+    assert members(pull(store), {"alice": share_for("alice")}, size) == {"alice"}
+
+
+def test_outdated_sums_are_freed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that PostgreSQL keeps long values in stays within a few sums, however many shares came; so does SQLite's."""
+    monkeypatch.setattr("ldpfl.relay.sum_store._VACUUMED_BYTES", 800_000)
+    size = sum_opened(store, dimension=100_000, max_uploads=60)
+
+    def used() -> int:
+        if is_sqlite(store.engine):
+            return Path(str(store.engine.url.database)).stat().st_size
+        with store.engine.connect() as connection:
+            return int(connection.scalar(text(f"SELECT pg_catalog.pg_total_relation_size('{SCHEMA}.relay_parts')")))
+
+    sizes = []
+    for index in range(40):
+        give(store, f"c{index}", share_for(f"c{index}", size))
+        sizes.append(used())
+    assert max(sizes) < 8 * size.sum_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", range(1, 12))
+@pytest.mark.thorough_for(*(f"{kind}-{last}" for kind in ("sqlite", "postgresql") for last in (1, 2, 3, 5, 7, 10, 11)))
+def test_a_relay_killed_at_any_statement_of_a_batch_has_all_of_it_or_nothing(place: str, last: int) -> None:
+    store = Store(open_engine(place))
+    size = sum_terms(min_clients=1, closes_in_s=0.0, dimension=1000)
+    shares = {name: share_for(name, size) for name in ("alice", "bob", "carol")}
+    store.open_round("aggregator", RUN, 1, size)
+    store.open_round("aggregator", RUN, 2, size)
+    store.close()
+    with process(_fold_and_die, place, shares, last) as killed:
+        killed.join(60)
+        ended = killed.exitcode
+    assert ended in (-9, 0)
+    store = Store(open_engine(place))
+    count = store.status("aggregator", RUN, 1).uploads or 0
+    assert count in ((0, 2) if ended else (2,))
+    if not count:
+        give(store, "alice", shares["alice"])
+    assert members(pull(store), shares, size) == ({"alice", "bob"} if count else {"alice"})
+    store.close()
+
+
+def _fold_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
+    """Add two shares in one batch, and die before the ``last``-th statement or commit of it."""
+    store = Store(open_engine(place))
+    left = [last]
+
+    def count(*_: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 9)
+
+    futures, held = [], threading.Event()
+    store.sums._thread.submit(held.wait)  # so that both are there when the batch is taken
+    for name in ("alice", "bob"):
+        futures.append(store.sums.add(name, RUN, 1, share_id(shares[name]), BytesIO(shares[name])))
+    event.listen(store.engine, "before_cursor_execute", count)
+    event.listen(store.engine, "commit", count)
+    held.set()
+    for future in futures:
+        future.result(30)
+    os._exit(0)
