@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from relay_support import RUN, Changes, blob, terms, unsynced, upload_id
+from relay_support import RUN, Changes, blob, share_for, share_id, sum_terms, terms, unsynced, upload_id
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
@@ -32,6 +32,7 @@ Headers = list[tuple[bytes, bytes]]
 # What may be answered with success, and whether it may change anything.
 RIGHT = {
     ("PUT", "aggregator"): True,
+    ("PUT", "client"): True,  # a share of a sum
     ("POST", "client"): True,
     ("PATCH", "client"): True,
     ("DELETE", "aggregator"): True,
@@ -54,7 +55,7 @@ class Target:
     runs: int = 0
 
     def new_run(self) -> None:
-        """Open rounds in each state, since right requests use them up: 1 is open, 2 waits, 3 is due, 4 is gone."""
+        """Open rounds in each state, since right requests use them up: 1 is open, 2 waits, 3 is due, 4 is gone, 6 is an open sum."""
         self.runs += 1
         run = f"run-{self.runs}"
         for number in (1, 2, 3, 4):
@@ -63,6 +64,7 @@ class Target:
             self.store.begin("alice", run, number, upload_id("alice"), 640)
             self.store.append("alice", run, number, upload_id("alice"), 0, blob("alice")[: 100 if number == 1 else 640])
         self.store.cancel("server", run, 4)
+        self.store.open_round("server", run, 6, sum_terms(closes_in_s=1000.0))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,9 @@ def seldom(usual: st.SearchStrategy[bytes], odd: st.SearchStrategy[bytes]) -> st
 NUMBERS = st.sampled_from([b"0", b"1", b"100", b"539", b"540", b"640", b"641", b"-1", b"1e3", b"0x10", b"", b"9" * 30, "²".encode(), b" 7"])
 JUNK = st.binary(max_size=40)
 RUNS = seldom(st.just(RUN.encode()), st.one_of(st.sampled_from([b"..", b"%2e%2e", b"run%2F1", b"", b"%00", b"r" * 65]), JUNK))
-ROUNDS = seldom(st.sampled_from([b"1", b"2", b"3", b"4", b"5"]), st.one_of(NUMBERS, JUNK))
+ROUNDS = seldom(st.sampled_from([b"1", b"2", b"3", b"4", b"5", b"6"]), st.one_of(NUMBERS, JUNK))
+SHARE = share_for("alice")
+SHARES = seldom(st.just(share_id(SHARE).encode()), st.one_of(st.just(b"0" * 64), JUNK))
 UPLOADS = seldom(st.sampled_from([upload_id("alice").encode(), b"x" * 16]), JUNK)
 TAILS = st.one_of(
     st.just(b""),
@@ -136,7 +140,8 @@ TAILS = st.one_of(
     UPLOADS.map(lambda upload: b"/uploads/" + upload),
     JUNK,
 )
-ROUND_PATHS = st.tuples(RUNS, ROUNDS, TAILS).map(lambda path: b"/v1/rounds/" + path[0] + b"/" + path[1] + path[2])
+SUM_PATHS = st.tuples(RUNS, seldom(st.just(b"6"), ROUNDS), SHARES).map(lambda path: b"/v1/rounds/%b/%b/shares/%b" % path)
+ROUND_PATHS = st.one_of(st.tuples(RUNS, ROUNDS, TAILS).map(lambda path: b"/v1/rounds/" + path[0] + b"/" + path[1] + path[2]), SUM_PATHS)
 ODD_PATHS = st.one_of(
     st.sampled_from([b"/", b"/health", b"/metrics", b"/health/", b"//health", b"/v1/rounds"]),
     JUNK.map(lambda path: b"/" + path),
@@ -153,13 +158,17 @@ HEADERS = st.lists(
     ),
     max_size=4,
 )
-FIELDS = list(terms().model_dump())
+FIELDS, SUM_FIELDS = list(terms().model_dump()), list(sum_terms().model_dump())
 ODD_VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]))
 BODIES = st.one_of(
     st.just(b""),
     st.binary(max_size=700),
     st.just(blob("alice")[100:]),
+    st.sampled_from([SHARE, SHARE, SHARE[1:], SHARE + b"x"]),
     st.just(bytes(5000)),
+    st.dictionaries(st.sampled_from(SUM_FIELDS), ODD_VALUES, max_size=2).map(
+        lambda odd: json.dumps({**sum_terms().model_dump(), **odd}).encode()
+    ),
     st.dictionaries(st.sampled_from(FIELDS), ODD_VALUES, max_size=2).map(lambda odd: json.dumps({**terms().model_dump(), **odd}).encode()),
     st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner, max_size=3), max_leaves=8).map(
         lambda value: json.dumps(value).encode()
