@@ -6,7 +6,7 @@ Servers import ``app``, ``store`` and ``serve``; this package itself gives what 
 from ldpfl.errors import RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
 from ldpfl.relay.calling import Patience
 from ldpfl.relay.clients import RelayAggregator, RelayClient
-from ldpfl.relay.protocol import RoundStatus, Terms
+from ldpfl.relay.protocol import RoundStatus, SumTerms, Terms
 
 __all__ = [
     "Patience",
@@ -17,5 +17,6 @@ __all__ = [
     "RelayRoundOver",
     "RelayUnreachable",
     "RoundStatus",
+    "SumTerms",
     "Terms",
 ]
