@@ -84,6 +84,23 @@ def key(
 
 
 @app.command()
+def node_key(
+    file: Annotated[Path, typer.Argument(help="File of the private key, which only its owner may read.")],
+    show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
+) -> None:
+    """Make the key by which a node signs what it adds to sums, and print its public half: a line for the aggregator's LDPFL_NODE_KEYS."""
+    check_packages()
+    from ldpfl.summing.node_keys import load_key, make_key, public_text
+
+    if show:
+        print(public_text(load_key(file)))
+        return
+    if file.exists():
+        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
+    print(make_key(file))
+
+
+@app.command()
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Folder of the authority, and of a folder for each server; made if there is none.")],
     host: Annotated[

@@ -60,6 +60,10 @@ _WAITING_S = 600.0
 """The same for a round that cannot end without all of them."""
 
 
+def _no_signing_key() -> Ed25519PrivateKey:
+    raise NoSigningKey("this node adds to no sums: it has no signing key; nothing was sent")
+
+
 @dataclass(frozen=True)
 class OperatorNode:
     """A node as its operator set it up, for the time of one message.
@@ -74,7 +78,7 @@ class OperatorNode:
     policy: Policy
     budget: Budget
     connect: Connect
-    signing: Signing
+    signing: Signing = _no_signing_key
 
     def check_mechanism(self, name: str) -> None:
         """Return if a server may name the mechanism ``name``.
