@@ -45,6 +45,9 @@ def demo(
     reply_s: Annotated[
         float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
     ] = 20,
+    sum_: Annotated[
+        bool, typer.Option("--sum", help="Add the reports up, so that no server sees one of them: records are protected, at epsilon 4.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
@@ -54,7 +57,7 @@ def demo(
     from ldpfl.deploy.site import Site
     from ldpfl.deploy.trial import trial_of
 
-    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s)
+    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s, "sum" if sum_ else "relay")
     site = Site.make(out or new_folder("deploy-demo"), trial.clients)
     try:
         _run(trial, site)
