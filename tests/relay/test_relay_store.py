@@ -461,9 +461,9 @@ def test_a_journal_that_another_worker_ends_meanwhile_is_nobodys(tmp_path: Path,
 def test_a_store_of_another_version_is_refused(place: str) -> None:
     engine = open_engine(place)
     with engine.begin() as connection:
-        connection.execute(update(meta).values(version=3))
+        connection.execute(update(meta).values(version=4))
     engine.dispose()
-    with pytest.raises(ConfigError, match="has version 3; this program knows version 2"):
+    with pytest.raises(ConfigError, match="has version 4; this program knows version 3"):
         open_engine(place)
 
 

@@ -1,5 +1,7 @@
 """The relay: takes sealed records from clients that it knows, and hands them on mixed, so that nobody sees who sent what.
 
+Or it takes masked vectors and hands on their sum, so that nobody sees what one client sent.
+
 Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
 """
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
-from typing import Any, TypeVar, cast
+from io import BytesIO
+from typing import Any, TypeVar
 
 from anyio import to_thread
 from pydantic import ValidationError
@@ -19,12 +21,28 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ldpfl.relay.database import BUSY_S, busy
-from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown
+from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown, WrongLength
 from ldpfl.relay.incoming import TASK
-from ldpfl.relay.limits import Limits, RateLimit
-from ldpfl.relay.protocol import BLOCK_BYTES, COMPLETE, LENGTH, OFFSET, PARTS, TERMS_BYTES, RoundStatus, Terms, round_of, run_of, upload_of
+from ldpfl.relay.limits import Limits, RateLimit, UnderWay
+from ldpfl.relay.protocol import (
+    ANY_TERMS,
+    BLOCK_BYTES,
+    COMPLETE,
+    LENGTH,
+    OFFSET,
+    PARTS,
+    TERMS_BYTES,
+    RoundStatus,
+    SumTerms,
+    Terms,
+    round_of,
+    run_of,
+    share_of,
+    upload_of,
+)
 from ldpfl.relay.queries import Progress
 from ldpfl.relay.store import RecordsPart, Store, wrong_offset
+from ldpfl.relay.sum_store import body_of, writer_of
 from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
 from ldpfl.relay.tokens import Role, Tokens, hashed, is_token, unknown_token
 
@@ -50,6 +68,7 @@ def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B00
         Route(one_round + "/uploads/{upload}", relay.begin, methods=["POST"]),
         Route(one_round + "/uploads/{upload}", relay.append, methods=["PATCH"]),
         Route(one_round + "/uploads/{upload}", relay.progress, methods=["HEAD"]),
+        Route(one_round + "/shares/{upload}", relay.share, methods=["PUT"]),
         Route(one_round + "/records", relay.records, methods=["GET"]),
         Route(one_round + "/records", relay.acknowledge, methods=["DELETE"]),
         Route("/health", relay.health, methods=["GET"]),
@@ -62,13 +81,14 @@ def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B00
 
 
 class _Relay:
-    """The endpoints. Calls of the store run in threads; of a request's body at most one block is in memory."""
+    """The endpoints. Calls of the store run in threads; of a request's body at most one block is in memory, but for shares of sums."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store, self._limits = store, limits
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
         self._handing: Counter[str] = Counter()
+        self._under_way = UnderWay(limits.sum_bytes)
         self._threads = asyncio.Semaphore(_THREADS)
         self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
         self._known: dict[bytes, str] = {}
@@ -97,9 +117,8 @@ class _Relay:
     async def append(self, request: Request) -> Response:
         client = await self._authorised(request, Role.CLIENT)
         upload = _upload(request)
-        if "content-length" not in request.headers:
-            raise LengthRequired("the body's length must be stated in advance (Content-Length)")
-        offset, length = _number(request, OFFSET), _number(request, "Content-Length")
+        length = _stated_length(request)
+        offset = _number(request, OFFSET)
         # All that can be refused is refused before the first byte is stored.
         progress: Progress = await self._call(client, self._store.progress, client, *upload)
         if progress.received != offset:
@@ -110,6 +129,29 @@ class _Relay:
             progress = await self._call(client, self._store.append, client, *upload, progress.received, block)
             self.metrics.received(len(block))
         return _progress(progress)
+
+    async def share(self, request: Request) -> Response:
+        client = await self._authorised(request, Role.CLIENT)
+        upload, length = (*_round(request), share_of(request.path_params["upload"])), _stated_length(request)
+        await self._call(client, self._store.sums.check, client, *upload, length)
+        with ExitStack() as stack:
+            stack.enter_context(self._under_way.held(client, length))
+            body = stack.enter_context(body_of(length))
+            received, write = 0, writer_of(body)
+            async for block in self._body(request, length):
+                if isinstance(body, BytesIO):
+                    body.write(block)
+                else:
+                    await self._call(client, write, block)
+                received += len(block)
+            if received < length:
+                raise WrongLength(f"the body has {received} bytes, not the {length} of its Content-Length")
+            # From here on it is added up, and its place and its body kept until then, also when who asked has left.
+            adding = self._store.sums.add(client, *upload, body)
+            work = asyncio.ensure_future(_added(adding, stack.pop_all()))
+        await self._finished(work)
+        self.metrics.received(length)
+        return Response(status_code=204)
 
     async def records(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)
@@ -195,9 +237,13 @@ class _Relay:
                 raise busy() from None
             # A thread cannot be ended: it keeps its places until it is done, also when who asked has left.
             work = asyncio.ensure_future(_in_thread(stack.pop_all(), partial(function, *arguments)))
-            self._working.add(work)
-            work.add_done_callback(self._done)
-        return cast(T, await asyncio.shield(work))
+        return await self._finished(work)
+
+    async def _finished(self, work: asyncio.Future[T]) -> T:
+        """Wait for work that goes on also when who asked for it has left."""
+        self._working.add(work)
+        work.add_done_callback(self._done)
+        return await asyncio.shield(work)
 
     def _done(self, work: asyncio.Future[Any]) -> None:
         self._working.discard(work)
@@ -208,6 +254,11 @@ class _Relay:
 async def _in_thread(places: AsyncExitStack, function: Callable[[], T]) -> T:
     async with places:
         return await to_thread.run_sync(function)
+
+
+async def _added(adding: Future[None], held: ExitStack) -> None:
+    with held:
+        await asyncio.wrap_future(adding)
 
 
 class _Pieces(Response):
@@ -318,13 +369,19 @@ def _upload(request: Request) -> tuple[str, int, str]:
     return *_round(request), upload_of(request.path_params["upload"])
 
 
-def _terms(body: bytes) -> Terms:
+def _terms(body: bytes) -> Terms | SumTerms:
     try:
-        return Terms.model_validate_json(body)
+        return ANY_TERMS.validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"][1:]))  # after the kind of the round
         raise Refusal(f"the round's terms cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from None
+
+
+def _stated_length(request: Request) -> int:
+    if "content-length" not in request.headers:
+        raise LengthRequired("the body's length must be stated in advance (Content-Length)")
+    return _number(request, "Content-Length")
 
 
 def _number(request: Request, header: str) -> int:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from urllib.parse import quote
 
 import httpx
+import numpy as np
+from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError, RelayNotReleased, RelayRefused
 from ldpfl.relay.calling import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
-from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, Terms, upload_of
+from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, upload_of
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
+from ldpfl.summing.envelopes import ENVELOPE_BYTES
+from ldpfl.summing.masks import zeros
 
 _NO_RUN, _NO_UPLOAD, _UNKNOWN = "ldpfl-check", "ldpfl-check-0000", 404
 
 
 class RelayClient(Caller):
-    """A client of the relay: uploads its sealed records once a round."""
+    """A client of the relay: uploads its sealed records, or its share of a sum, once a round."""
 
     def round_status(self, run: str, number: int) -> RoundStatus:
         """Return the terms and the state of a round.
@@ -71,12 +76,27 @@ class RelayClient(Caller):
                 furthest = offset
                 effort.progressed()
 
+    def upload_share(self, run: str, number: int, share: bytes, *, within_s: float) -> None:
+        """Upload a masked vector with its envelope to a sum round, and return once it is in the sum, on the relay's disk.
+
+        After a break it is sent from the start, as often as it takes, for ``within_s`` seconds: those that the round is open for. The
+        envelope makes the call idempotent: once more, also from another process, adds nothing twice.
+
+        Raises:
+            RelayRoundOver: the round is over; whether an upload that was cut off by that counted, it does not say.
+            RelayRefused: the relay does not take it, and why.
+            RelayUnreachable: ``within_s`` seconds were not enough.
+            ProtocolError: a name that the relay cannot have.
+        """
+        path = f"{path_of(run, number)}/shares/{hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()}"
+        self._call("PUT", path, effort=Within(self._patience, self._sleep, self._clock, max(0.0, within_s)), content=share)
+
 
 class RelayAggregator(Caller):
-    """The aggregator: opens rounds and takes what the relay has mixed."""
+    """The aggregator: opens rounds and takes what the relay has mixed or added up."""
 
-    def open_round(self, run: str, number: int, terms: Terms) -> RoundStatus:
-        """Open a round; once more with equal terms changes nothing.
+    def open_round(self, run: str, number: int, terms: Terms | SumTerms) -> RoundStatus:
+        """Open a round, of mixed records or of a sum; once more with equal terms changes nothing.
 
         Raises:
             RelayRefused: the terms are not allowed or differ from those that the round has.
@@ -129,9 +149,12 @@ class RelayAggregator(Caller):
         Raises:
             RelayRefused: the round is not over yet (status 425), or gone.
             RelayUnreachable: no answer.
-            ProtocolError: what came is not what the terms and the number of uploads promise.
+            ProtocolError: what came is not what the terms and the number of uploads promise, or the round is a sum.
         """
-        terms = terms or self._round_status(run, number).terms
+        asked = terms or self._round_status(run, number).terms
+        if not isinstance(asked, Terms):
+            raise ProtocolError(f"round {number} of {run} is a sum: take it by pull_sum")
+        terms = asked
         size = terms.record_bytes
         part, parts, records, expected = 0, 1, 0, 0
         while part < parts:
@@ -148,11 +171,49 @@ class RelayAggregator(Caller):
             records += len(data) // size
             if records > expected:
                 break
-            for start in range(0, len(data), size):
-                yield data[start : start + size]
+            yield from _records_in(data, size)
             part += 1
         if records != expected:
             raise ProtocolError(f"round {number} of {run} brought {records} records, not what its uploads hold; nothing was acknowledged")
+
+    def pull_sum(self, run: str, number: int, terms: SumTerms) -> tuple[NDArray[np.unsignedinteger], list[bytes]]:
+        """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of exactly those, in mixed order.
+
+        May be called again until :meth:`acknowledge`: it returns the same. No more is read than ``terms`` allow, those that the round
+        was opened with.
+
+        Raises:
+            RelayRefused: the round is not over yet (status 425), or gone.
+            RelayUnreachable: no answer.
+            ProtocolError: what came is not what the terms and the number of uploads promise.
+        """
+        total, places, parts = zeros(terms.dimension, terms.bits), terms.sum_parts(), 0
+        for part, place in enumerate(places):
+            data, parts = self._sum_part(run, number, part, place.stop - place.start, terms)
+            if len(data) != place.stop - place.start:
+                raise _wrong_length(run, number, part)
+            total.view(np.uint8)[place] = np.frombuffer(data, np.uint8)
+        return total, self._envelopes(run, number, range(len(places), parts), terms)
+
+    def _sum_part(self, run: str, number: int, part: int, most: int, terms: SumTerms) -> tuple[bytes, int]:
+        """Return a part of up to ``most`` bytes, and how many parts there are."""
+        response = self._call("GET", f"{path_of(run, number)}/records", most=most, params={"part": part})
+        return response.content, number_in(response, PARTS, len(terms.sum_parts()) + part_count(terms.max_uploads * ENVELOPE_BYTES))
+
+    def _envelopes(self, run: str, number: int, parts: range, terms: SumTerms) -> list[bytes]:
+        envelopes, most = list[bytes](), min(terms.max_uploads * ENVELOPE_BYTES, _longest_part(ENVELOPE_BYTES))
+        for part in parts:
+            data, _ = self._sum_part(run, number, part, most, terms)
+            if len(data) % ENVELOPE_BYTES:
+                raise _wrong_length(run, number, part)
+            envelopes += _records_in(data, ENVELOPE_BYTES)
+            if len(envelopes) > terms.max_uploads:
+                break
+        uploads = self._round_status(run, number).uploads or 0  # of the released round
+        if len(envelopes) != uploads or not terms.min_clients <= uploads <= terms.max_uploads:
+            brought = f"round {number} of {run} brought {len(envelopes)} envelopes for {uploads} uploads"
+            raise ProtocolError(f"{brought}, of which its terms want {terms.min_clients} to {terms.max_uploads}; nothing was acknowledged")
+        return envelopes
 
     def acknowledge(self, run: str, number: int) -> None:
         """Tell the relay that the records were taken: it deletes them. Once more changes nothing.
@@ -171,6 +232,14 @@ class RelayAggregator(Caller):
             RelayUnreachable: no answer.
         """
         self._call("DELETE", path_of(run, number))
+
+
+def _wrong_length(run: str, number: int, part: int) -> ProtocolError:
+    return ProtocolError(f"part {part} of round {number} of {run} has another length than the terms promise; nothing was acknowledged")
+
+
+def _records_in(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[start : start + size] for start in range(0, len(data), size))
 
 
 def _longest_part(record_bytes: int) -> int:

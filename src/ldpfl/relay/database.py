@@ -210,6 +210,20 @@ def store_errors() -> Iterator[None]:
         raise StoreFull("the relay's disk is full; nothing was stored") from None
 
 
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction; what goes wrong in it is a refusal, as :func:`store_errors` has it."""
+    with store_errors(), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction that only reads."""
+    with store_errors(), engine.connect().execution_options(**READ_ONLY) as connection:
+        yield connection
+
+
 def busy() -> StoreUnavailable:
     """Return the refusal of what has waited for too long."""
     return StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"})

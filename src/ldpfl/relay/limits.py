@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ldpfl.relay.errors import TooMany
+from ldpfl.relay.errors import StoreUnavailable, TooMany
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Limits:
     """``requests_per_s`` a token, of which ``burst`` may come at once; ``block_s`` seconds for each block of a body.
 
     ``parts_at_once`` are those that an aggregator is being sent: each is some MiB, and in memory until it has been read.
+    ``sum_bytes`` are those of all uploads to sum rounds that are under way: in memory, or the longer ones in files.
     """
 
     requests_per_s: float = 50.0
     burst: float = 200.0
     block_s: float = 60.0
     parts_at_once: int = 4
+    sum_bytes: int = 384 * 2**20
 
 
 class RateLimit:
@@ -73,3 +76,30 @@ class RateLimit:
             wait = math.ceil((1 - left) / self._limits.requests_per_s)
             raise TooMany("too many requests with this token; slow down", {"Retry-After": str(wait)})
         self._buckets[name] = (left - 1, now)
+
+
+class UnderWay:
+    """Uploads that are taken whole, of ``most`` bytes together, and one at a time of each client."""
+
+    def __init__(self, most: int) -> None:
+        self._left, self._clients = most, set[str]()
+
+    @contextmanager
+    def held(self, client: str, size: int) -> Iterator[None]:
+        """Count an upload for as long as the block takes.
+
+        Raises:
+            TooMany: another one of the client is under way.
+            StoreUnavailable: all together would be too long.
+        """
+        if client in self._clients:
+            raise TooMany("an upload with this token is under way already; send one at a time", {"Retry-After": "1"})
+        if size > self._left:
+            raise StoreUnavailable("the relay is taking as many uploads as it has room for; try again later", {"Retry-After": "1"})
+        self._clients.add(client)
+        self._left -= size
+        try:
+            yield
+        finally:
+            self._clients.discard(client)
+            self._left += size

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from ldpfl.errors import ConfigError
 from ldpfl.relay.errors import Unknown
+from ldpfl.summing.envelopes import ENVELOPE_BYTES
+from ldpfl.summing.masks import Bits
 
 OFFSET = "Upload-Offset"
 """How many bytes of an upload the relay has, or after how many these bytes come."""
@@ -35,31 +37,45 @@ MAX_UPLOAD_BYTES = 256 * 2**20
 MAX_ROUND_BYTES = 16 * 2**30
 MAX_OPEN_S = 7 * 24 * 3600.0
 
+SUM_PART_BYTES = 4 * 2**20
+"""A sum is stored and handed out in parts of this length, of which the last one may be shorter. A multiple of what a number takes."""
+
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ROUND = re.compile(r"[1-9][0-9]{0,8}")  # one name for each round: 01 is none
 _UPLOAD = re.compile(r"[A-Za-z0-9_-]{16,64}")
+_SHARE = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 State = Literal["open", "waiting", "released", "gone"]
 
 
-class Terms(BaseModel):
-    """What a round takes: sizes in bytes, counts, and for how many seconds it is open.
+class _Terms(BaseModel):
+    """What the terms of both kinds of rounds have: counts, and for how many seconds a round is open.
 
-    An upload is exactly ``records_per_upload`` records of ``record_bytes`` bytes. The round is held for ``closes_in_s``
-    seconds and until ``min_clients`` clients have uploaded, whichever is later. ``agreement`` is a SHA-256, in hex, over
-    all that clients are asked for. The relay does not know what it stands for, and tells every client the same: so clients
-    that are asked for different things, by which they could be told apart, find out.
+    The round is held for ``closes_in_s`` seconds and until ``min_clients`` clients have uploaded, whichever is later.
+    ``agreement`` is a SHA-256, in hex, over all that clients are asked for. The relay does not know what it stands for, and tells
+    every client the same: so clients that are asked for different things, by which they could be told apart, find out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES, le=MAX_RECORD_BYTES)]
-    records_per_upload: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)]
     closes_in_s: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
     max_uploads: Annotated[int, Field(ge=1, le=1_000_000)]
     agreement: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    @model_validator(mode="after")
+    def _can_be_released(self) -> Self:
+        if self.max_uploads < self.min_clients:
+            raise ValueError("max_uploads is less than min_clients: the round could never be released")
+        return self
+
+
+class Terms(_Terms):
+    """What a round of mixed records takes: an upload is exactly ``records_per_upload`` records of ``record_bytes`` bytes."""
+
+    record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES, le=MAX_RECORD_BYTES)]
+    records_per_upload: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
 
     @property
     def upload_bytes(self) -> int:
@@ -68,13 +84,51 @@ class Terms(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.max_uploads < self.min_clients:
-            raise ValueError("max_uploads is less than min_clients: the round could never be released")
         if self.upload_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"record_bytes * records_per_upload is more than {MAX_UPLOAD_BYTES:,}")
         if self.upload_bytes * self.max_uploads > MAX_ROUND_BYTES:
             raise ValueError(f"record_bytes * records_per_upload * max_uploads is more than {MAX_ROUND_BYTES:,}")
         return self
+
+
+class SumTerms(_Terms):
+    """What a sum round takes: ``dimension`` numbers of ``bits`` bits from each client, and the envelope of the mask that is on them.
+
+    The relay hands out the sum of the masked numbers and all envelopes, never the numbers of one client.
+    """
+
+    dimension: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
+    bits: Bits
+
+    @property
+    def sum_bytes(self) -> int:
+        """Length of the masked numbers of one client, and of their sum."""
+        return self.dimension * self.bits // 8
+
+    @property
+    def upload_bytes(self) -> int:
+        """Length of one upload: the masked numbers, then the envelope."""
+        return self.sum_bytes + ENVELOPE_BYTES
+
+    def sum_parts(self) -> list[slice]:
+        """Return which bytes of the sum are in which part."""
+        return [slice(start, min(start + SUM_PART_BYTES, self.sum_bytes)) for start in range(0, self.sum_bytes, SUM_PART_BYTES)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.sum_bytes > MAX_UPLOAD_BYTES:
+            raise ValueError(f"dimension * bits / 8 is more than {MAX_UPLOAD_BYTES:,}")
+        return self
+
+
+def _kind(terms: Any) -> str:
+    return "sum" if isinstance(terms, SumTerms) or (isinstance(terms, dict) and "dimension" in terms) else "records"
+
+
+AnyTerms = Annotated[Annotated[Terms, Tag("records")] | Annotated[SumTerms, Tag("sum")], Discriminator(_kind)]
+"""Terms of either kind of round, which their fields tell."""
+
+ANY_TERMS: TypeAdapter[Terms | SumTerms] = TypeAdapter(AnyTerms)
 
 
 class RoundStatus(BaseModel):
@@ -90,7 +144,7 @@ class RoundStatus(BaseModel):
     round: int
     state: State
     seconds_left: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
-    terms: Terms
+    terms: AnyTerms
     uploads: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
@@ -118,6 +172,13 @@ def upload_of(text: str) -> str:
     """Return ``text`` if it can name an upload, else refuse."""
     if not _UPLOAD.fullmatch(text):
         raise Unknown("there is no such upload: an id is 16 to 64 letters, digits, dashes and underscores")
+    return text
+
+
+def share_of(text: str) -> str:
+    """Return ``text`` if it can name an upload of a sum round, else refuse."""
+    if not _SHARE.fullmatch(text):
+        raise Unknown("there is no such share: an id is the SHA-256 of the upload's envelope, in 64 small letters and digits")
     return text
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, delete, func, select, text
 
 from ldpfl.relay.errors import Conflict, Forbidden, Unknown
-from ldpfl.relay.protocol import Terms
+from ldpfl.relay.protocol import BLOCK_BYTES, SumTerms, Terms
 from ldpfl.relay.schema import blocks, is_sqlite, rounds, uploads
+from ldpfl.summing.envelopes import ENVELOPE_BYTES
 
 HELD = ("open", "released")
 """States of rounds that are not gone, as the store has them: all the others are worked out from these."""
@@ -19,6 +20,10 @@ ROUNDS_HELD = 1000
 """Rounds of one aggregator at once that are not gone."""
 
 _ROWS_AT_A_TIME = 4
+_BYTES_AT_A_TIME = _ROWS_AT_A_TIME * BLOCK_BYTES
+_UPLOADS_AT_A_TIME = 1000  # fewer than a statement may have parameters
+
+AnyKind = TypeVar("AnyKind", Terms, SumTerms)
 
 _DELETED_BYTES, _DELETED_UPLOADS = 64 * 2**20, 1000
 """How much one statement deletes: it has to end within the time that PostgreSQL gives a statement."""
@@ -104,9 +109,33 @@ def check_few_rounds(connection: Connection, owner: str) -> None:
         raise Conflict(f"this aggregator has {ROUNDS_HELD} rounds that are not gone; acknowledge or cancel some first")
 
 
-def terms_of(row: Row[Any]) -> Terms:
+def columns_of(terms: Terms | SumTerms) -> dict[str, object]:
+    """Return terms as a round's columns. What is kept of each upload to a sum round is one record, its envelope."""
+    return terms.model_dump() | ({"record_bytes": ENVELOPE_BYTES, "records_per_upload": 1} if isinstance(terms, SumTerms) else {})
+
+
+def terms_of(row: Row[Any]) -> Terms | SumTerms:
     """Return a round's terms."""
-    return Terms.model_validate({name: getattr(row, name) for name in Terms.model_fields})
+    kind: type[Terms | SumTerms] = Terms if row.bits is None else SumTerms
+    return kind.model_validate({name: getattr(row, name) for name in kind.model_fields})
+
+
+def terms_as(row: Row[Any], kind: type[AnyKind]) -> AnyKind:
+    """Return the terms of a round that is of one ``kind``.
+
+    Raises:
+        Conflict: it is of the other one.
+    """
+    terms = terms_of(row)
+    if not isinstance(terms, kind):
+        takes = "shares of a sum" if isinstance(terms, SumTerms) else "sealed records"
+        raise Conflict(f"round {row.round} of {row.run} takes {takes} and nothing else")
+    return terms
+
+
+def kept_bytes(row: Row[Any]) -> int:
+    """Return how many bytes are kept of each upload to a round until it is released."""
+    return int(row.record_bytes * row.records_per_upload)
 
 
 def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Row[Any]:
@@ -124,13 +153,14 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
 
 def progress_of(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
     """Return how far an upload is; errors as for :func:`upload_row`."""
-    return Progress(upload_row(connection, row, client, upload_id).received, terms_of(row).upload_bytes)
+    return Progress(upload_row(connection, row, client, upload_id).received, kept_bytes(row))
 
 
 def complete_uploads(connection: Connection, row: Row[Any]) -> int:
     """Return how many uploads of a round are complete."""
-    expected = row.record_bytes * row.records_per_upload
-    query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == expected)
+    if row.bits is not None:
+        return int(row.uploads)  # of a sum, counted as they come: to count up to a million anew for each batch would take long
+    query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == kept_bytes(row))
     return count_of(connection, query)
 
 
@@ -141,23 +171,34 @@ def count_of(connection: Connection, query: Select[int]) -> int:
 
 def stream_of(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
     """Yield the bytes of all complete uploads of a round, one after the other, a few blocks in memory at a time."""
-    expected = row.record_bytes * row.records_per_upload
-    complete = select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)
-    for upload in connection.scalars(complete).all():
-        received = 0
-        while received < expected:
-            query = select(blocks.c.data).where(blocks.c.upload == upload, blocks.c.start >= received).order_by(blocks.c.start)
-            some = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
-            if not some:
-                break  # the caller counts the records
-            yield from some
-            received += sum(map(len, some))
+    expected = kept_bytes(row)
+    complete = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)).all()
+    at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // expected))
+    for first in range(0, len(complete), at_once):
+        some = complete[first : first + at_once]
+        yield from _all_blocks(connection, some) if at_once > 1 else _blocks_of(connection, some[0], expected)
+
+
+def _all_blocks(connection: Connection, of: Sequence[int]) -> Sequence[bytes]:
+    """Return the blocks of short uploads, in order."""
+    return connection.scalars(select(blocks.c.data).where(blocks.c.upload.in_(of)).order_by(blocks.c.upload, blocks.c.start)).all()
+
+
+def _blocks_of(connection: Connection, upload: int, expected: int) -> Iterator[bytes]:
+    received = 0
+    while received < expected:
+        query = select(blocks.c.data).where(blocks.c.upload == upload, blocks.c.start >= received).order_by(blocks.c.start)
+        some = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
+        if not some:
+            break  # the caller of stream_of counts the records
+        yield from some
+        received += sum(map(len, some))
 
 
 def delete_uploads(connection: Connection, row: Row[Any]) -> None:
     """Delete all uploads of a round, and so who has uploaded."""
     here = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id)).all()
-    at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // terms_of(row).upload_bytes))
+    at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // kept_bytes(row)))
     for start in range(0, len(here), at_once):
         connection.execute(delete(blocks).where(blocks.c.upload.in_(here[start : start + at_once])))
     connection.execute(delete(uploads).where(uploads.c.round_id == row.id))

@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 2
+VERSION = 3
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 SQLITE = "sqlite"
 SCHEMA = "ldpfl_relay"
@@ -52,13 +52,15 @@ rounds = Table(
     Column("owner", String(64), nullable=False),
     Column("record_bytes", Integer, nullable=False),
     Column("records_per_upload", Integer, nullable=False),
+    Column("dimension", Integer),  # it and bits are those of a sum round; its records are the envelopes
+    Column("bits", Integer),
     Column("min_clients", Integer, nullable=False),
     Column("closes_in_s", Float(53), nullable=False),
     Column("max_uploads", Integer, nullable=False),
     Column("agreement", String(64), nullable=False),
     Column("closes_at", Float(53), nullable=False),
     Column("state", String(16), nullable=False),
-    Column("uploads", Integer, nullable=False, default=0),
+    Column("uploads", Integer, nullable=False, default=0),  # of a record round, once it is released
     Column("parts", Integer, nullable=False, default=0),
     UniqueConstraint("run", "round"),
     Index("relay_rounds_of_owner", "owner", "state"),  # those that are over are kept, and may be millions

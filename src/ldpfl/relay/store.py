@@ -1,4 +1,4 @@
-"""The relay's store: rounds, uploads as they arrive, and the one release of each round.
+"""The relay's store: rounds, uploads as they arrive, and the one release of each round. ``sum_store`` has the uploads of sum rounds.
 
 Every method is one transaction, or nothing: a process that is killed leaves the store as it was before the call. To end a
 round takes several: see ``leftovers``. Any number of threads and processes may share a store. On PostgreSQL the round's row is
@@ -7,37 +7,40 @@ the lock: begin and release take it alone, appends share it. On SQLite each tran
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from sqlalchemy import Connection, Engine, Row, func, insert, select, text, update
+from sqlalchemy import Connection, Engine, Row, func, insert, select, update
 
 from ldpfl.entropy import Words, secure_words
-from ldpfl.relay.database import store_errors
-from ldpfl.relay.errors import Conflict, RoundOver, StoreUnavailable, TooEarly, TooLong, Unknown, WrongLength
+from ldpfl.relay.database import reading, store_errors, writing
+from ldpfl.relay.deadlines import Deadlines, over
+from ldpfl.relay.errors import Conflict, RoundOver, StoreUnavailable, TooLong, Unknown, WrongLength
 from ldpfl.relay.leftovers import Leftovers
-from ldpfl.relay.protocol import OFFSET, RoundStatus, State, Terms
+from ldpfl.relay.protocol import OFFSET, RoundStatus, SumTerms, Terms
 from ldpfl.relay.queries import (
     Progress,
     check_few_rounds,
     check_own_run,
+    columns_of,
     complete_uploads,
     count_of,
     delete_uploads,
     has_round,
+    kept_bytes,
     owned,
     progress_of,
     round_row,
     stream_of,
+    terms_as,
     terms_of,
     upload_row,
 )
-from ldpfl.relay.schema import READ_ONLY, blocks, is_sqlite, parts, rounds, uploads
+from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
+from ldpfl.relay.sum_store import Sums
 from ldpfl.relay.telemetry import log_fault, log_round
 from ldpfl.relay.uniform_order import part_count, scatter
 
@@ -79,9 +82,10 @@ class Store:
     ) -> None:
         self.engine = engine
         self._words = words
-        self._clock = clock or (steady_clock() if is_sqlite(engine) else None)
+        self._deadlines = Deadlines(clock or (steady_clock() if is_sqlite(engine) else None))
         self._open_spool = spool
         self._leftovers = Leftovers(engine)
+        self.sums = Sums(engine, self._deadlines, self._leftovers)
 
     def check(self) -> None:
         """Ask the store whether it answers.
@@ -89,23 +93,23 @@ class Store:
         Raises:
             StoreUnavailable: it does not.
         """
-        with self._reading() as connection:
+        with reading(self.engine) as connection:
             connection.execute(select(rounds.c.id).limit(1))
 
-    def open_round(self, owner: str, run: str, number: int, terms: Terms) -> RoundStatus:
+    def open_round(self, owner: str, run: str, number: int, terms: Terms | SumTerms) -> RoundStatus:
         """Open a round for the aggregator ``owner``; once more with equal terms changes nothing.
 
         Raises:
             Conflict: the round has other terms, or the aggregator has too many rounds.
             Forbidden: the round, or another one of its run, belongs to another aggregator.
         """
-        with self._writing() as connection:
+        with writing(self.engine) as connection:
             check_own_run(connection, owner, run)
             missing = not has_round(connection, run, number)
             if missing:
                 check_few_rounds(connection, owner)
-                closes_at = self._now(connection) + terms.closes_in_s
-                values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **terms.model_dump()}
+                closes_at = self._deadlines.now(connection) + terms.closes_in_s
+                values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **columns_of(terms)}
                 connection.execute(insert(rounds).values(values))
             row = owned(round_row(connection, run, number), owner)
             if terms_of(row) != terms:
@@ -121,7 +125,7 @@ class Store:
         Raises:
             Unknown: there is no such round.
         """
-        with self._reading() as connection:
+        with reading(self.engine) as connection:
             return self._status(connection, round_row(connection, run, number), owner)
 
     def begin(self, client: str, run: str, number: int, upload_id: str, length: int) -> Progress:
@@ -131,17 +135,17 @@ class Store:
             Unknown: there is no such round.
             RoundOver: it takes no uploads any more.
             WrongLength: the upload would not have the length of the round's terms.
-            Conflict: the client has another upload in this round, another client has this id, or the round is full.
+            Conflict: it is a sum round, the client has another upload in this round, another client has this id, or the round is full.
         """
         self._leftovers.check_room()
-        with self._writing() as connection:
+        with writing(self.engine) as connection:
             row = round_row(connection, run, number, lock="exclusive")
-            expected = terms_of(row).upload_bytes
+            expected = terms_as(row, Terms).upload_bytes
             if length != expected:
                 raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
             mine = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
             if mine is None:
-                self._check_open(connection, row)
+                self._deadlines.check_open(connection, row)
                 _create_upload(connection, row, client, upload_id)
                 return Progress(0, expected)
             if mine.upload_id != upload_id:
@@ -155,10 +159,11 @@ class Store:
             Unknown: there is no such round, or the client has no such upload in it.
             RoundOver: it takes no uploads any more.
         """
-        with self._reading() as connection:
+        with reading(self.engine) as connection:
             row = round_row(connection, run, number)
             if row.state != "open":
-                raise _over(row)
+                raise over(row)
+            terms_as(row, Terms)
             return self._still_wanted(connection, row, progress_of(connection, row, client, upload_id))
 
     def append(self, client: str, run: str, number: int, upload_id: str, offset: int, data: bytes) -> Progress:
@@ -171,11 +176,11 @@ class Store:
             TooLong: more bytes than the upload has room for.
         """
         self._leftovers.check_room()
-        with self._writing() as connection:
+        with writing(self.engine) as connection:
             row = round_row(connection, run, number, lock="shared")
-            self._check_open(connection, row)
+            self._deadlines.check_open(connection, row)
             mine = upload_row(connection, row, client, upload_id)
-            expected = terms_of(row).upload_bytes
+            expected = terms_as(row, Terms).upload_bytes
             if offset + len(data) > expected:
                 raise TooLong(f"an upload has exactly {expected} bytes in this round")
             # Comparing inside the UPDATE settles a race of two requests for the same bytes: one row changes, or none.
@@ -196,11 +201,11 @@ class Store:
             RoundOver: the records were acknowledged and deleted.
             StoreFull: mixing found no room; the round is as it was.
         """
-        with self._reading() as connection:
+        with reading(self.engine) as connection:
             row = owned(round_row(connection, run, number), owner)
         if row.state == "open":
             self._release(owner, run, number, index)
-        with self._reading() as connection:
+        with reading(self.engine) as connection:
             row = round_row(connection, run, number)
             if row.state == "gone":
                 raise RoundOver(f"the records of round {number} of {run} were acknowledged and deleted")
@@ -250,14 +255,14 @@ class Store:
 
     def _shorten(self) -> None:
         """Let no round be open for longer than its window from now on, as it would be where the clock was set back meanwhile."""
-        with self._writing() as connection:
-            latest = self._now(connection) + rounds.c.closes_in_s
+        with writing(self.engine) as connection:
+            latest = self._deadlines.now(connection) + rounds.c.closes_in_s
             connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
 
     def now(self) -> float:
         """Return the time that deadlines are judged by, in seconds."""
-        with self._reading() as connection:
-            return self._now(connection)
+        with reading(self.engine) as connection:
+            return self._deadlines.now(connection)
 
     def end_hung(self) -> None:
         """End connections of other relays that hang and would hold their rounds for ever; on SQLite the system does when they end."""
@@ -272,36 +277,38 @@ class Store:
             log_fault("hung_not_ended", error)
 
     def close(self) -> None:
-        """Close the connections to the store."""
+        """Add up what waits for that, and close the connections to the store."""
+        self.sums.close()
         self.engine.dispose()
 
     def _release(self, owner: str, run: str, number: int, index: int) -> None:
         """Mix the round: the uploads go and the parts come in one transaction, by one of the workers that are asked."""
         began = time.monotonic()
-        with self._writing() as connection:
+        with writing(self.engine) as connection:
             row = owned(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state != "open":
                 return  # another worker was first
-            self._check_due(connection, row)
+            self._deadlines.check_due(connection, row)
             begun = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
             complete = complete_uploads(connection, row)
-            count = part_count(complete * terms_of(row).upload_bytes)
+            first = _first_part(row)
+            count = first + part_count(complete * kept_bytes(row))
             if index >= count:
                 raise _no_part(row, count)
-            self._mix(connection, row, complete, count)
+            self._mix(connection, row, complete, range(first, count))
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=count))
         self._leftovers.scrub()
         seconds = round(time.monotonic() - began, 3)
         log_round("round_released", run, number, uploads=complete, incomplete=begun - complete, parts=count, seconds=seconds)
 
-    def _mix(self, connection: Connection, row: Row[Any], complete: int, count: int) -> None:
+    def _mix(self, connection: Connection, row: Row[Any], complete: int, numbers: range) -> None:
         with self._open_spool() as spool:
-            scattered = scatter(stream_of(connection, row), row.record_bytes, count, self._words, spool)
+            scattered = scatter(stream_of(connection, row), row.record_bytes, len(numbers), self._words, spool)
             if scattered.records != complete * row.records_per_upload:
                 raise RuntimeError("the store holds another number of records than its uploads say")
             delete_uploads(connection, row)
-            for index in range(count):
-                connection.execute(insert(parts).values(round_id=row.id, number=index, data=scattered.part(index)))
+            for index, number in enumerate(numbers):
+                connection.execute(insert(parts).values(round_id=row.id, number=number, data=scattered.part(index)))
 
     def _end(self, owner: str, run: str, number: int, event: str, *, only_released: bool) -> None:
         if self._leftovers.with_room(lambda: self._mark_gone(owner, run, number, only_released=only_released)):
@@ -310,7 +317,7 @@ class Store:
 
     def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
         """Return whether it was not yet."""
-        with self._writing() as connection:
+        with writing(self.engine) as connection:
             row = owned(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state == "gone":
                 return False
@@ -320,51 +327,15 @@ class Store:
             return True
 
     def _status(self, connection: Connection, row: Row[Any], asker: str) -> RoundStatus:
-        state, left = self._state(connection, row)
+        state, left = self._deadlines.state(connection, row)
         complete = (complete_uploads(connection, row) if row.state == "open" else row.uploads) if asker == row.owner else None
         return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=left, terms=terms_of(row), uploads=complete)
-
-    def _state(self, connection: Connection, row: Row[Any]) -> tuple[State, float]:
-        """Return the state and the seconds to the deadline. A round that is due is released to all but the bookkeeping."""
-        if row.state != "open":
-            return row.state, 0.0
-        left = min(row.closes_at - self._now(connection), row.closes_in_s)  # never longer, were the clock behind since a restart
-        if left > 0:
-            return "open", left
-        return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
-
-    def _check_open(self, connection: Connection, row: Row[Any]) -> None:
-        if self._state(connection, row)[0] not in ("open", "waiting"):
-            raise _over(row)
 
     def _still_wanted(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
         """Return ``progress``; a complete upload is told so even when the round is over, an incomplete one came too late."""
         if not progress.complete:
-            self._check_open(connection, row)
+            self._deadlines.check_open(connection, row)
         return progress
-
-    def _check_due(self, connection: Connection, row: Row[Any]) -> None:
-        state, left = self._state(connection, row)
-        if state == "open":
-            raise TooEarly(f"round {row.round} of {row.run} is open for {left:.1f} seconds more", {"Retry-After": str(math.ceil(left))})
-        if state == "waiting":
-            lacking = f"round {row.round} of {row.run} waits for {row.min_clients} clients: too few have uploaded"
-            raise TooEarly(lacking, {"Retry-After": "1"})
-
-    def _now(self, connection: Connection) -> float:
-        if self._clock is not None:
-            return self._clock()
-        return float(connection.scalars(text("SELECT extract(epoch FROM pg_catalog.clock_timestamp())")).one())
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with store_errors(), self.engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with store_errors(), self.engine.connect().execution_options(**READ_ONLY) as connection:
-            yield connection
 
 
 def wrong_offset(progress: Progress) -> Conflict:
@@ -372,8 +343,10 @@ def wrong_offset(progress: Progress) -> Conflict:
     return Conflict(f"the next byte of this upload is number {progress.received}", {OFFSET: str(progress.received)})
 
 
-def _over(row: Row[Any]) -> RoundOver:
-    return RoundOver(f"round {row.round} of {row.run} takes no uploads any more")
+def _first_part(row: Row[Any]) -> int:
+    """Return the number of the part that mixed records begin with: those before it are the sum, which is there already."""
+    terms = terms_of(row)
+    return len(terms.sum_parts()) if isinstance(terms, SumTerms) else 0
 
 
 def _no_part(row: Row[Any], count: int) -> Unknown:

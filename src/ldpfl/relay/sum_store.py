@@ -1,0 +1,212 @@
+"""The uploads of sum rounds: added up as they come, many in one transaction, and of each one only the envelope is kept.
+
+The running sum lies where mixed records will lie, as the round's first parts, and envelopes lie where uploads do, one block each. So
+release, acknowledgement and deletion are those of all rounds. One row of sums a round is enough for any number of relay processes: a
+batch holds the round's lock alone, and who waits for the lock has a longer batch next time. The same transaction changes the sum and
+the list of who is in it, so a process that is killed leaves each upload in both or in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, BinaryIO, cast
+
+from sqlalchemy import Connection, Engine, Row, and_, insert, select, union, update
+
+from ldpfl.relay.database import reading, store_errors, writing
+from ldpfl.relay.deadlines import Deadlines
+from ldpfl.relay.errors import Conflict, Refusal, RoundOver, WrongLength
+from ldpfl.relay.leftovers import Leftovers
+from ldpfl.relay.protocol import SumTerms
+from ldpfl.relay.queries import round_row, terms_as
+from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
+from ldpfl.summing.envelopes import ENVELOPE_BYTES
+from ldpfl.summing.masks import fold, zeros
+
+_IN_MEMORY_BYTES = 4 * 2**20
+"""Longer bodies wait in a file."""
+
+_VACUUMED_BYTES = 64 * 2**20
+"""How much of outdated sums PostgreSQL may keep before the relay has it freed."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Share:
+    """A whole upload: the masked vector, at the beginning of ``body``, and its envelope."""
+
+    client: str
+    upload_id: str
+    envelope: bytes
+    body: BinaryIO
+
+
+Batch = list[tuple[Share, Future[None]]]
+
+
+class Sums:
+    """Takes shares into the running sums behind ``engine``; one thread of this process adds up all that wait for it."""
+
+    def __init__(self, engine: Engine, deadlines: Deadlines, leftovers: Leftovers) -> None:
+        self._engine, self._deadlines, self._leftovers = engine, deadlines, leftovers
+        self._thread = ThreadPoolExecutor(1, "folding")
+        self._waiting: dict[tuple[str, int], Batch] = {}
+        self._lock = threading.Lock()
+        self._outdated_bytes = 0
+
+    def check(self, client: str, run: str, number: int, upload_id: str, length: int) -> None:
+        """Return if an upload of so many bytes would be taken, or is in the sum already.
+
+        Raises:
+            Unknown: there is no such round.
+            RoundOver: it takes no uploads any more.
+            WrongLength: the upload would not have the length of the round's terms.
+            Conflict: it is no sum round, the client has another upload in it, the envelope is another client's, or the round is full.
+        """
+        self._leftovers.check_room()
+        with reading(self._engine) as connection:
+            row = round_row(connection, run, number)
+            expected = terms_as(row, SumTerms).upload_bytes
+            if length != expected:
+                raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
+            (outcome,) = self._admit(connection, row, [(client, upload_id)])
+        if isinstance(outcome, Refusal):
+            raise outcome
+
+    def add(self, client: str, run: str, number: int, upload_id: str, body: BinaryIO) -> Future[None]:
+        """Have a whole body of the right length added to the sum; the future ends when it is on disk, or refused as by :meth:`check`.
+
+        The body must not be closed before.
+
+        Raises:
+            Refusal: the id is not that of the body's envelope.
+        """
+        with store_errors():
+            body.seek(-ENVELOPE_BYTES, 2)
+            envelope = body.read()
+        if hashlib.sha256(envelope).hexdigest() != upload_id:
+            raise Refusal("the upload's id is not the SHA-256 of the envelope at the body's end; nothing was stored")
+        done = Future[None]()
+        done.set_running_or_notify_cancel()  # from now on nobody can call it off
+        with self._lock:
+            waiting = self._waiting.setdefault((run, number), [])
+            waiting.append((Share(client, upload_id, envelope, body), done))
+        if len(waiting) == 1:
+            self._thread.submit(self._fold_waiting, run, number)
+        return done
+
+    def close(self) -> None:
+        """Add up what waits for it."""
+        self._thread.shutdown()
+
+    def _fold_waiting(self, run: str, number: int) -> None:
+        with self._lock:
+            batch = self._waiting.pop((run, number))
+        try:
+            outcomes: Sequence[BaseException | bool] = self._fold(run, number, [share for share, _ in batch])
+        except BaseException as error:  # nobody is left waiting, whatever it is
+            outcomes = [error] * len(batch)
+        for (_, done), outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                done.set_exception(outcome)
+            else:
+                done.set_result(None)
+        if not is_sqlite(self._engine) and self._outdated_bytes >= _VACUUMED_BYTES:
+            self._outdated_bytes = 0
+            self._leftovers.scrub()
+
+    def _fold(self, run: str, number: int, shares: list[Share]) -> list[Refusal | bool]:
+        """Add those of ``shares`` that the round takes, all in one transaction; return what :meth:`_admit` says of each."""
+        with writing(self._engine) as connection:
+            row = round_row(connection, run, number, lock="exclusive")
+            outcomes = self._admit(connection, row, [(share.client, share.upload_id) for share in shares])
+            new = [share for share, outcome in zip(shares, outcomes, strict=True) if outcome is True]
+            if new:
+                _keep_envelopes(connection, row, new)
+                self._outdated_bytes += _add_up(connection, row, new)
+                connection.execute(update(rounds).where(rounds.c.id == row.id).values(uploads=row.uploads + len(new)))
+        return outcomes
+
+    def _admit(self, connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> list[Refusal | bool]:
+        """Return for each client with its upload id whether it is to be added, False if it is in the sum already, or why not."""
+        closed = self._closed(connection, row)
+        has, taken = _present(connection, row, askers)
+        left, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
+        for client, upload_id in askers:
+            if has.get(client) == upload_id:
+                outcomes.append(False)
+            elif client in has:
+                outcomes.append(Conflict("this client has another upload in this round; one a round is allowed"))
+            elif closed is not None:
+                outcomes.append(closed)
+            elif upload_id in taken:
+                outcomes.append(Conflict("this envelope is in this round already, of another client; make another one"))
+            elif left <= 0:
+                outcomes.append(Conflict(f"the round is full: it takes {row.max_uploads} uploads"))
+            else:
+                has[client], left = upload_id, left - 1
+                taken.add(upload_id)
+                outcomes.append(True)
+        return outcomes
+
+    def _closed(self, connection: Connection, row: Row[Any]) -> RoundOver | None:
+        try:
+            self._deadlines.check_open(connection, row)
+        except RoundOver as error:
+            return error
+        return None
+
+
+def body_of(length: int) -> BinaryIO:
+    """Return an empty place for a body of so many bytes: memory, or a file without a name, of which a process that ends leaves nothing."""
+    return BytesIO() if length <= _IN_MEMORY_BYTES else cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
+
+
+def writer_of(body: BinaryIO) -> Callable[[bytes], None]:
+    """Return what appends to a body; a full disk is a refusal."""
+
+    def write(data: bytes) -> None:
+        with store_errors():
+            body.write(data)
+
+    return write
+
+
+def _present(connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
+    """Return which of the clients are in the round, with their upload ids, and which of the ids are."""
+    found = select(uploads.c.client, uploads.c.upload_id).where(uploads.c.round_id == row.id)
+    clients, ids = zip(*askers, strict=True)
+    there = connection.execute(union(found.where(uploads.c.client.in_(clients)), found.where(uploads.c.upload_id.in_(ids)))).all()
+    return {row.client: row.upload_id for row in there}, {row.upload_id for row in there}
+
+
+def _keep_envelopes(connection: Connection, row: Row[Any], new: list[Share]) -> None:
+    rows = [{"round_id": row.id, "client": share.client, "upload_id": share.upload_id, "received": ENVELOPE_BYTES} for share in new]
+    made = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
+    kept = [{"upload": upload, "start": 0, "data": share.envelope} for upload, share in zip(made, new, strict=True)]
+    connection.execute(insert(blocks), kept)
+
+
+def _add_up(connection: Connection, row: Row[Any], new: list[Share]) -> int:
+    """Add the masked vectors of ``new`` to the round's sum, a part at a time; return how many bytes were written over."""
+    terms, outdated = terms_as(row, SumTerms), 0
+    for number, place in enumerate(terms.sum_parts()):
+        here = and_(parts.c.round_id == row.id, parts.c.number == number)
+        held = connection.scalar(select(parts.c.data).where(here))
+        length = place.stop - place.start
+        total = zeros(length * 8 // terms.bits, terms.bits)
+        for share in new:
+            share.body.seek(place.start)
+            fold(total, share.body.read(length))
+        if held is None:
+            connection.execute(insert(parts).values(round_id=row.id, number=number, data=total.tobytes()))
+        else:
+            fold(total, held)
+            connection.execute(update(parts).where(here).values(data=total.tobytes()))
+            outdated += length
+    return outdated
