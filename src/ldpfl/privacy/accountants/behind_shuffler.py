@@ -88,8 +88,8 @@ class CountedBits(ShuffledAccountant):
 class SummedNoise(ShuffledAccountant):
     """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
 
-    Integers are what mechanisms send that protect records. Others round their reports to floats one by one: the low digits of such a
-    sum tell more than its noise hides (decision 0023).
+    Integers are what mechanisms send that protect records, and others that say so. The rest round their reports to floats one by one:
+    the low digits of such a sum tell more than its noise hides (decision 0023).
     """
 
     @classmethod
@@ -111,7 +111,7 @@ class SummedNoise(ShuffledAccountant):
 
 
 def _adds_up(release: Release) -> bool:
-    return isinstance(release, GaussianRelease) and release.of_part
+    return isinstance(release, GaussianRelease) and release.adds_up
 
 
 class ShuffledVectors(ShuffledAccountant):
