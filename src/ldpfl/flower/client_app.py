@@ -262,7 +262,8 @@ class LdpClientApp(ClientApp):
             raise PrivacyError("the trained values are not finite")
         source = self._source(ask, context)
         if ask.terms.transport == "sum":
-            return adding_up(ask.mechanism).points(values, ask.ranges, source)[0].numpy().tobytes()
+            points: bytes = adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
+            return points
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
         if len(payload) != packed_size(ask.mechanism.payload_bits(ask.ranges)):
             raise PrivacyError("the mechanism's payload is not as long as it says: its length would tell of the data")

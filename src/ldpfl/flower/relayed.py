@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import MessageType, RecordDict
@@ -250,8 +249,7 @@ class SumCollector(RelayedRounds):
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, broken=str(error))
-        points = torch.from_numpy(unshard(total, seeds))
-        return Received(ReportPool(mechanism.summed_reports(points, len(seeds))), total.nbytes + ENVELOPE_BYTES)
+        return Received(ReportPool(mechanism.sum_of(unshard(total, seeds), len(seeds))), total.nbytes + ENVELOPE_BYTES)
 
 
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:

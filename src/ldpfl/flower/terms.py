@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
@@ -296,14 +298,14 @@ class AddingUp(Protocol):
 
     @property
     def bits(self) -> Bits:
-        """How many bits a coordinate has, modulo 2 to which the points are added up."""
+        """Number of bits of a coordinate: points are added up modulo 2 to the power of it."""
         ...
 
-    def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource) -> Tensor:
-        """Return the (K, d) int64 points of the clients, noise included."""
+    def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource) -> NDArray[np.int64]:
+        """Return the (K, d) points of the clients, noise included."""
         ...
 
-    def summed_reports(self, total: Tensor, clients: int) -> Any:
+    def sum_of(self, total: NDArray[np.int64], clients: int) -> Any:
         """Return the reports of ``clients`` of whose points only the ``total`` (d,) is known."""
         ...
 

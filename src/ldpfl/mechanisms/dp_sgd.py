@@ -106,7 +106,7 @@ class DpSgd(LatticeMechanism):
     @property
     def deployable(self) -> bool:
         # A node's batches would have to be drawn from its own secret bits, not from the run's seed, as the simulator's are.
-        return super().deployable and self.sample_rate == 1
+        return self.sample_rate == 1
 
 
 class DpSgdSettings(MechanismSettings):

@@ -135,10 +135,6 @@ class LatticeMechanism(VectorMechanism):
         """Lattice points to the norm C."""
         return self.clip.steps
 
-    @property
-    def deployable(self) -> bool:
-        return not self.summed
-
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NDArray[np.int64]:
         """Return what each client adds to a sum: its lattice points with its own noise in them, (K, d). Exact.
 
